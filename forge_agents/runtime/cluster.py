@@ -123,43 +123,35 @@ class Cluster(Allocator):
             writer.close()
             return
         self._num_strangers += 1
-        try:
-            await self._authenticate(reader, writer)
-        finally:
-            self._num_strangers -= 1
-
-    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = None
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             secret = (await asyncio.wait_for(reader.readline(), _SECRET_TIMEOUT_S)).decode(errors="replace").strip()
             connection = self._expected.pop(secret, None)
-            if connection is not None and not connection.done():
-                self._connections.append(writer)
-                connection.set_result(reader)
-                return
-        writer.close()
+        self._num_strangers -= 1
+        if connection is None or connection.done():
+            writer.close()
+        else:
+            self._connections.append(writer)
+            connection.set_result(reader)
 
     async def _watch(self, host: Host, reader: asyncio.StreamReader) -> None:
         """Read a host's heartbeats. The host is lost when they stop or the connection ends."""
-        received = False
-
-        async def read() -> None:
-            nonlocal received
-            while await reader.read(64):
-                received = True
-
-        reading, silent_s = asyncio.ensure_future(read()), 0.0
+        reason, silent_s = f"it sent no heartbeat for {self.config.heartbeat_timeout_s:g} s", 0.0
+        reading = asyncio.ensure_future(reader.read(64))
         try:
             # Count turns of this loop instead of wall-clock time: while the controller's own thread is blocked, it
             # reads no heartbeats, and then no host must count as lost.
             while silent_s < self.config.heartbeat_timeout_s:
                 await asyncio.wait({reading}, timeout=_TICK_S)
+                silent_s += _TICK_S
                 if reading.done():
-                    break
-                silent_s, received = (0.0 if received else silent_s + _TICK_S), False
+                    if reading.exception() is not None or not reading.result():
+                        reason = "its connection ended"
+                        break
+                    silent_s, reading = 0.0, asyncio.ensure_future(reader.read(64))
         finally:
             reading.cancel()
-        timed_out = f"it sent no heartbeat for {self.config.heartbeat_timeout_s:g} s"
-        self.lose(host, f"host {host} is lost: {'its connection ended' if reading.done() else timed_out}")
+        self.lose(host, f"host {host} is lost: {reason}")
 
     def lose(self, host: Host, why: str) -> None:
         """Exclude a host from further use and notify all listeners with processes there."""

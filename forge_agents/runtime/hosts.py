@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from forge_agents.errors import HostError, did_you_mean
 from forge_agents.settings import settings_class
 
 Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 
-KINDS = ("local", "process", "slurm", "kubernetes", "attach")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 ENVS = "envs"
 """Role of the worker processes of isolated environments. They use no GPUs."""
 HERE = "this host"
@@ -23,9 +23,8 @@ ROLES = ("learner", "engines", "store", "judges", ENVS, "spare")
 ON_GPUS = ("learner", "engines", "judges")
 """Roles whose processes use GPUs."""
 
-_SLURM_ONLY: Mapping[str, Any] = {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()}
 _FIELDS_BY_KIND: Mapping[str, Mapping[str, Any]] = {
-    "slurm": _SLURM_ONLY,
+    "slurm": {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()},
     "kubernetes": {"namespace": "default"},
     "attach": {"workers": {}, "certificate": ""},
 }

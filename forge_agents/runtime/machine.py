@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 HOST_VARIABLE = "FORGE_AGENTS_HOST"
 """Environment variable of processes on hosts other than the controller's: name of the host in the run."""
 _QUERY_TIMEOUT_S = 20.0
@@ -107,7 +109,7 @@ def _output(command: Sequence[str]) -> str:
 
 def available_bytes() -> int:
     """Return the memory that this process may still allocate: the kernel's estimate, bounded by its control groups."""
-    available = _meminfo_bytes("MemAvailable")
+    available: int = psutil.virtual_memory().available
     for limit, used in _memory_limits():
         with contextlib.suppress(OSError, ValueError):
             available = min(available, limit - int(used.read_text()) + _inactive_bytes(used.parent / "memory.stat"))
@@ -116,12 +118,8 @@ def available_bytes() -> int:
 
 def total_bytes() -> int:
     """Return the memory of this host, or of the tightest control group of this process."""
-    return min([_meminfo_bytes("MemTotal"), *(limit for limit, _ in _memory_limits())])
-
-
-def _meminfo_bytes(name: str) -> int:
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(meminfo[name].split()[0]) * 1024
+    total: int = psutil.virtual_memory().total
+    return min([total, *(limit for limit, _ in _memory_limits())])
 
 
 def _memory_limits() -> Iterator[tuple[int, Path]]:

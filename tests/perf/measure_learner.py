@@ -1,10 +1,7 @@
 """Tokens per second of a learner's step, over a bare TorchTitan forward and backward pass on the same tokens.
 
-Two bare passes of a model of TorchTitan's own modules, weights and gradients in bfloat16, without FSDP around one rank:
-``bare`` is TorchTitan as it comes (its SDPA attention on unpadded rectangles of equally long samples, its chunked
-cross-entropy over all positions); ``bare_packed`` has the learner's packed attention and the loss tokens' logits only:
-what remains of the learner's step without sharing, the GRPO terms, the optimiser and float32 gradients. ``products`` is
-less than any pass can take: the matrix products of the step itself, one after the other.
+The bare pass has TorchTitan's own modules (SDPA attention on unpadded rectangles of equally long samples, chunked
+cross-entropy over all positions), with weights and gradients in bfloat16 and without FSDP around one rank.
 """
 
 from __future__ import annotations
@@ -21,10 +18,8 @@ from perf_common import Options, goal, in_child
 from forge_agents.runtime import processes
 from forge_trainers.learner.plan import LearnerPlan
 
-TURNS = ("shared", "unshared", "bare", "shared", "bare_packed", "products", "bare", "shared")
-"""What is measured one after the other. The median counts: most goals are about the step with shared prompts."""
-RANKS = (1, 2, 4, 8)
-"""Data-parallel ranks for which the share of idle positions is planned."""
+TURNS = ("shared", "unshared", "bare", "shared", "bare", "shared")
+"""What is measured one after the other. The median counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +37,7 @@ class Work:
     """Tokens of the later prompts."""
     answer: int
     timed: int | None = None
-    """Groups that are computed, where all of them take minutes; ranks are planned for all. None: all."""
+    """Groups that are computed, where all of them take minutes. None: all."""
 
     def quick(self) -> Work:
         """The same shape in small."""
@@ -67,19 +62,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
     rate = found["tokens_per_s"]
-    ratios = {
-        f"{ours}_over_{peer}": round(rate[ours] / rate[peer], 4)
-        for ours in ("unshared", "shared")
-        for peer in ("bare", "bare_packed")
-    }
-    # against the lean pass only the default, sharing, is held to the goal: the step has an optimiser, the pass has none
-    wanted = {"unshared_over_bare": 0.95, "shared_over_bare": 1.3, "shared_over_bare_packed": 0.95}
-    goals = {ratio: goal(ratios[ratio], least, at_most=False) for ratio, least in wanted.items()}
-    goals["waste_of_2_ranks"] = goal(found["waste"]["2"], 0.02, at_most=True)
-    alone = {f"shared_over_products{kind}": round(found[f"shared{kind}_s"] / found[f"products{kind}_s"], 4)
-             for kind in ("", "_cpu")}  # fmt: skip
-    ratios |= alone
-    goals["shared_over_products"] = goal(alone["shared_over_products"], 1.5, at_most=True)
+    ratios = {f"{ours}_over_bare": round(rate[ours] / rate["bare"], 4) for ours in ("unshared", "shared")}
+    least = {"unshared_over_bare": 0.95, "shared_over_bare": 1.3}
+    goals = {name: goal(ratio, least[name], at_most=False) for name, ratio in ratios.items()}
     peer = "bare TorchTitan forward and backward pass, no optimiser"
     return {"measure": "learner", "work": name, **found, "peer": peer, "ratio": ratios, "goals": goals}
 
@@ -119,8 +104,6 @@ def _run(core: Any, model: Any, work: Work) -> dict[str, Any]:
         "unshared": lambda: _alone(core, unshared),
         "shared": lambda: core.train_step(shared),
         "bare": lambda: _bare(core, model, unshared),
-        "bare_packed": lambda: _bare_packed(core, model, unshared),
-        "products": _products(lambda: core.train_step(shared)),
     }
     for each in passes.values():
         each()  # the first of a size asks the system for memory, which the process keeps
@@ -132,9 +115,8 @@ def _run(core: Any, model: Any, work: Work) -> dict[str, Any]:
         found.setdefault(f"{name}_cpu_s", []).append(time.process_time() - cpu)
     numbers = {name: round(median(each), 4) for name, each in found.items()}
     tokens = int(shared["tokens"]["ids"].numel())
-    rates = {name: round(tokens / numbers[f"{name}_s"], 1) for name in passes if name != "products"}
-    waste = _waste(core, batch_of(work, core, share=True))
-    return {"tokens": tokens, **numbers, "tokens_per_s": rates, "waste": waste}
+    rates = {name: round(tokens / numbers[f"{name}_s"], 1) for name in passes}
+    return {"tokens": tokens, **numbers, "tokens_per_s": rates}
 
 
 def _alone(core: Any, batch: Any) -> None:
@@ -145,54 +127,6 @@ def _alone(core: Any, batch: Any) -> None:
         core.train_step(batch)
     finally:
         core.config = before
-
-
-def _products(step: Callable[[], object]) -> Callable[[], None]:
-    """The matrix products that `step` makes, of numbers without meaning: the same shapes, strides, types and order."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    aten = torch.ops.aten
-    made: list[tuple[Any, list[Any]]] = []
-    operands: dict[Any, torch.Tensor] = {}
-
-    class Notes(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in {aten.mm.default, aten.addmm.default, aten.bmm.default}:
-                made.append((func, [operand(value) for value in args]))
-            return func(*args, **(kwargs or {}))
-
-    def operand(value: torch.Tensor) -> torch.Tensor:
-        like = (value.shape, value.stride(), value.dtype)
-        if like not in operands:
-            operands[like] = torch.empty_strided(*like[:2], dtype=value.dtype).normal_()
-        return operands[like]
-
-    with Notes():
-        step()
-
-    def again() -> None:
-        for func, given in made:
-            func(*given)
-
-    return again
-
-
-def _waste(core: Any, batch: Any) -> dict[str, float]:
-    """Share of positions that ranks would wait for, by the number of data-parallel ranks."""
-    from forge_trainers.batch.layout import lay_out
-
-    def waste(ranks: int) -> float:
-        return lay_out(
-            batch,
-            max_tokens=core.config.max_tokens_per_microbatch,
-            chunk_tokens=core.config.loss_chunk_tokens,
-            share_prefixes=True,
-            hidden_size=core.model.tok_embeddings.weight.shape[1],
-            ranks=ranks,
-        ).waste
-
-    return {str(ranks): round(waste(ranks), 4) for ranks in RANKS}
 
 
 def batch_of(work: Work, core: Any, *, share: bool) -> Any:
@@ -253,27 +187,3 @@ def _bare(core: Any, model: Any, batch: Any) -> None:
         for attention, inner in zip(attentions, ours, strict=True):
             attention.inner_attention = inner
         model.zero_grad(set_to_none=True)
-
-
-def _bare_packed(core: Any, model: Any, batch: Any) -> None:
-    """The learner's rows and attention, cross-entropy of the loss tokens."""
-    from forge_trainers.batch.layout import blocks_of, build_row, plan_rows
-    from forge_trainers.learner import titan
-    from forge_trainers.learner.attention import plan_attention
-
-    from torchtitan.components.loss import CrossEntropyLoss  # isort: skip  (after _titan)
-
-    room = core.config.max_tokens_per_microbatch
-    blocks = blocks_of(batch, max_tokens=room, share_prefixes=False)
-    planned, _ = plan_rows([block.num_tokens for block in blocks], max_tokens=room)
-    rows = [build_row(batch, [blocks[i] for i in pieces[0]], multiple_of=1) for pieces in planned]
-    num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
-    loss = titan.ChunkedLossWrapper.Config(num_chunks=4, loss_fn=CrossEntropyLoss.Config()).build()
-    loss.set_lm_head(model.lm_head)
-    for row in rows:
-        with core._ranks.context():
-            hidden_1LD = model(row.token_ids_1L, attention_masks=plan_attention(row.spans), positions=row.positions_1L)
-            hidden_1SD = hidden_1LD.index_select(1, row.source_S)
-            labels_1S = batch["tokens"]["ids"][row.token_S][None]
-            loss(hidden_1SD, labels_1S, num_loss_tokens)[0].backward()
-    model.zero_grad(set_to_none=True)

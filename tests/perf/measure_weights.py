@@ -1,14 +1,13 @@
-"""Publishing and fetching all weights, over a warm plain copy of the same bytes; and the whole way to the engine."""
+"""Publishing and fetching all weights, compared with a warm plain copy of the same bytes."""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from perf_common import POLICY, THREADS, Options, goal, in_child, median, policy
+from perf_common import THREADS, Options, goal, in_child, median
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 
@@ -21,7 +20,6 @@ CALL_S = 120
 def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``weights``."""
     moves = in_child(run_moves, options, timeout_s=600)
-    way = in_child(run_whole_way, options, timeout_s=900)
     ratios = {
         "publisher_memory_over_weights": round(moves["publisher_shared"] + moves["publisher_transient"], 3),
         "subscriber_memory_over_weights": round(moves["subscriber_private"] + moves["subscriber_transient"], 3),
@@ -32,7 +30,6 @@ def measure(options: Options) -> list[dict[str, Any]]:
         {
             "measure": "weights",
             **moves,
-            "whole_way": way,
             "peer": "warm plain copy of the same bytes in the same process",
             "ratio": ratios,
             "goals": {
@@ -40,7 +37,6 @@ def measure(options: Options) -> list[dict[str, Any]]:
                 "fetch_apply_over_memcpy": goal(ratios["fetch_apply_over_memcpy"], 7, at_most=True),
                 "publisher_memory": goal(ratios["publisher_memory_over_weights"], 1.2, at_most=True),
                 "subscriber_memory": goal(ratios["subscriber_memory_over_weights"], 1.2, at_most=True),
-                "whole_way_s": goal(way["whole_way_s"], 0.8, at_most=True),
             },
         }
     ]
@@ -144,63 +140,5 @@ async def _run_moves(options: Options) -> dict[str, float]:
     return median(rows[_warm_ups(options) :]) | memory | {"bytes": size, "first_publish_s": rows[0]["publish_s"]}
 
 
-def run_whole_way(options: Options) -> dict[str, float]:
-    return asyncio.run(_run_whole_way(options))
-
-
-async def _run_whole_way(options: Options) -> dict[str, float]:
-    from forge_agents.runtime import mesh
-    from forge_agents.serving import EngineConfig
-    from forge_trainers.rl.config import GRPOConfig
-    from forge_trainers.run.processes import Processes
-
-    engine = EngineConfig(max_model_len=512, kv_cache_gb=0.5, threads=THREADS, enforce_eager=options.quick)
-    async with mesh.session():
-        with tempfile.TemporaryDirectory() as folder:
-            policies, config = {POLICY: policy(options, 8)}, GRPOConfig(engine=engine)
-            processes = await Processes.start(policies, config, folder=Path(folder))
-            await processes.start_learners()
-            learner = processes.learners[POLICY]
-            rows = []
-            for _ in range(_warm_ups(options) + (1 if options.quick else ROUNDS)):
-                await learner.train_step(_small_batch(), timeout_s=CALL_S)
-                started = time.perf_counter()
-                await processes.sync()
-                whole_way_s = time.perf_counter() - started
-                loaded = (await processes.engines[POLICY].infos())[POLICY].last_update
-                if loaded["version"] != learner.version:
-                    raise AssertionError(f"the engine has version {loaded['version']}, the learner {learner.version}")
-                put = learner.last_publish
-                rows.append(
-                    {
-                        "whole_way_s": whole_way_s,
-                        "cast_s": whole_way_s - put["pack_s"] - put["put_s"] - loaded["seconds"],
-                        "pack_s": put["pack_s"],
-                        "put_s": put["put_s"],
-                        "fetch_s": loaded["fetch_s"],
-                        "load_s": loaded["load_s"],
-                    }
-                )
-            await processes.stop()
-    return median(rows[_warm_ups(options) :]) | {"first_whole_way_s": round(rows[0]["whole_way_s"], 4)}
-
-
 def _warm_ups(options: Options) -> int:
     return 1 if options.quick else WARM_UPS
-
-
-def _small_batch() -> Any:
-    """Just enough to learn from, so that the version rises."""
-    from forge_trainers.batch.packing import Sample, pack
-
-    def sample(advantage: float) -> Sample:
-        return Sample(
-            token_ids=(1, 2, 3, 4),
-            loss_mask=(False, False, True, True),
-            logprobs=(0.0, 0.0, -5.0, -5.0),
-            advantage=advantage,
-            versions=(-1, -1, 0, 0),
-            group=0,
-        )
-
-    return pack([sample(1.0), sample(-1.0)])

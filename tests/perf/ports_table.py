@@ -233,7 +233,7 @@ def main() -> int:
         listening: dict[str, set[Listener]] = {}
         for kind in chosen.kinds:
             listening[kind] = measured(kind, Path(folder))
-            print(table({kind: listening[kind]}), file=sys.stderr, flush=True)
+            sys.stderr.write(table({kind: listening[kind]}))
     sys.stdout.write(table(listening))
     return 0 if all(one.is_local for sockets in listening.values() for one in sockets) else 1
 
