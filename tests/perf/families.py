@@ -51,11 +51,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--lora", action="store_true", help="an adapter learns instead of all weights")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     sys.stdout.write(HEAD)
-    for name in asked.only:
-        row = measure(name, lora=fa.LoRA(rank=8) if asked.lora else None)
+    for name in arguments.only:
+        row = measure(name, lora=fa.LoRA(rank=8) if arguments.lora else None)
         sys.stdout.write("| " + " | ".join(row) + " |\n")
         sys.stdout.flush()
     return 0

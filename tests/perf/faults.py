@@ -176,19 +176,19 @@ def main() -> int:
     parser.add_argument("sessions", nargs="*", help=f"of {', '.join(SESSIONS)}; default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="a JSON file per session")
     parser.add_argument("--table", type=Path, help="write the table of all results in --out there")
-    asked = parser.parse_args()
-    if unknown := [name for name in asked.sessions if name not in SESSIONS]:
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.sessions if name not in SESSIONS]:
         parser.error(f"no session {unknown[0]!r}; known are {', '.join(SESSIONS)}")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for name in asked.sessions or SESSIONS:
-        result = asked.out / f"{name}.json"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in arguments.sessions or SESSIONS:
+        result = arguments.out / f"{name}.json"
         if not result.exists():
-            found = run_session(name, asked.out / "runs" / name)
+            found = run_session(name, arguments.out / "runs" / name)
             result.write_text(json.dumps(found, indent=1) + "\n")
             sys.stdout.write(f"{name}: {json.dumps({k: v for k, v in found.items() if k != 'rows'})}\n")
             sys.stdout.flush()
-    if asked.table:
-        asked.table.write_text(table(asked.out))
+    if arguments.table:
+        arguments.table.write_text(table(arguments.out))
     return 0
 
 

@@ -56,13 +56,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6, help="Optimiser steps of a run.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
     parser.add_argument("--out", type=Path, help="Write the table there as well.")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = kills(Path(folder), runs=asked.runs, steps=asked.steps, seed=asked.seed)
+        outcomes = kills(Path(folder), runs=arguments.runs, steps=arguments.steps, seed=arguments.seed)
     text = table(outcomes)
     sys.stdout.write(text)
-    if asked.out:
-        asked.out.write_text(text)
+    if arguments.out:
+        arguments.out.write_text(text)
     return 1 if any(outcome.differing or outcome.orphans for outcome in outcomes) else 0
 
 

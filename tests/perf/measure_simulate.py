@@ -102,20 +102,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6, help="optimiser steps of a run")
     parser.add_argument("--runs", type=Path, help="keep the runs there; those that are there are not run again")
     parser.add_argument("--out", type=Path, help="write the table there as well")
-    asked = parser.parse_args()
-    if asked.steps < SKIP + 2:
-        parser.error(f"--steps {asked.steps}: at least {SKIP + 2}, of which the first {SKIP} do not count")
+    arguments = parser.parse_args()
+    if arguments.steps < SKIP + 2:
+        parser.error(f"--steps {arguments.steps}: at least {SKIP + 2}, of which the first {SKIP} do not count")
     with tempfile.TemporaryDirectory(prefix="forge-simulate-") as scratch:
-        folder = asked.runs or Path(scratch)
+        folder = arguments.runs or Path(scratch)
         for number, one in enumerate(CONFIGURATIONS, 1):
             began = time.perf_counter()
-            _train(one, folder, asked.model, asked.steps)
+            _train(one, folder, arguments.model, arguments.steps)
             sys.stderr.write(f"{number}/{len(CONFIGURATIONS)} {one.name}: {time.perf_counter() - began:.0f} s\n")
         rows = compare(folder)
     text = table(rows)
     sys.stdout.write(text)
-    if asked.out:
-        asked.out.write_text(text)
+    if arguments.out:
+        arguments.out.write_text(text)
     return 0 if sum(row["within"] for row in rows if not row["fitted"]) >= WANTED else 1
 
 

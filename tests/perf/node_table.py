@@ -31,14 +31,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=30, help="Optimiser steps of each run.")
     parser.add_argument("--out", type=Path, default=Path("runs/node"), help="Folder of the runs and their results.")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     found = []
-    for seed in asked.seeds:
+    for seed in arguments.seeds:
         for number, layout in enumerate(LAYOUTS):
-            folder = asked.out / f"seed-{seed}-layout-{number}-steps-{asked.steps}"
+            folder = arguments.out / f"seed-{seed}-layout-{number}-steps-{arguments.steps}"
             result = folder / "result.json"
             if not result.exists():
-                result.write_text(json.dumps(train(folder, LAYOUTS[layout], seed, asked.steps)) + "\n")
+                result.write_text(json.dumps(train(folder, LAYOUTS[layout], seed, arguments.steps)) + "\n")
             found.append({"seed": seed, "layout": layout, **json.loads(result.read_text())})
     sys.stdout.write(table(found))
     return 0

@@ -84,9 +84,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", action="store_true", help="print the numbers instead of the table")
     parser.add_argument("--steps", type=int, default=5, help="how many; a checkpoint is saved after half of them")
-    asked = parser.parse_args()
-    rows = measure(asked.steps)
-    sys.stdout.write(json.dumps(rows) if asked.json else table(rows))
+    arguments = parser.parse_args()
+    rows = measure(arguments.steps)
+    sys.stdout.write(json.dumps(rows) if arguments.json else table(rows))
     return 0
 
 

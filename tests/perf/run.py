@@ -29,25 +29,25 @@ _CHILD = "--child"
 
 
 def main() -> int:
-    """Run the measures that were asked for."""
+    """Run the measures that were arguments for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MEASURES)}; default: all")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
     parser.add_argument("--quick", action="store_true", help="small sizes; shows that the scripts run")
     parser.add_argument("--peer", action="append", default=[], choices=["trl", "llm-threads"],
                         help="also run a peer that takes minutes")  # fmt: skip
-    asked = parser.parse_args()
-    wanted = asked.measures or list(MEASURES)
+    arguments = parser.parse_args()
+    wanted = arguments.measures or list(MEASURES)
     if unknown := [name for name in wanted if name not in MEASURES]:
         parser.error(f"no measure {unknown[0]!r}; known are {', '.join(MEASURES)}")
     from forge_agents.models import resolve as models
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a measure's processes are ended as well
-    options = Options(model=str(models.resolve(asked.model)), quick=asked.quick, peers=tuple(asked.peer))
+    options = Options(model=str(models.resolve(arguments.model)), quick=arguments.quick, peers=tuple(arguments.peer))
     failed = False
     for module in dict.fromkeys(MODULES[name] for name in wanted):
         names = [name for name in wanted if MODULES[name] == module]
-        failed |= not _measure(module, names, options, asked.model)
+        failed |= not _measure(module, names, options, arguments.model)
     return 1 if failed else 0
 
 

@@ -38,15 +38,15 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="as a policy names one")
     parser.add_argument("--tp", type=int, default=3, help="ranks of the second engine")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
-    asked = parser.parse_args()
-    folder = models.resolve(asked.model)
-    one, several = (asyncio.run(greedy(folder, tp, asked.tokens)) for tp in (1, asked.tp))
+    arguments = parser.parse_args()
+    folder = models.resolve(arguments.model)
+    one, several = (asyncio.run(greedy(folder, tp, arguments.tokens)) for tp in (1, arguments.tp))
     pairs = list(zip(one, several, strict=True))
     equal = sum(a.token_ids == b.token_ids for a, b in pairs)
     gaps = [abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs, strict=False)]
     sys.stdout.write(
-        f"{asked.model}, float32: {equal} of {len(pairs)} greedy answers, {sum(len(a.token_ids) for a in one)} tokens, "
-        f"are equal with {asked.tp} ranks and with one; log-probabilities differ by {max(gaps):.1e} at most\n"
+        f"{arguments.model}, float32: {equal} of {len(pairs)} greedy answers, "
+        f"{sum(len(a.token_ids) for a in one)} tokens, are equal with {arguments.tp} ranks and with one; log-probabilities differ by {max(gaps):.1e} at most\n"
     )
     return 0 if equal == len(pairs) else 1
 
