@@ -46,7 +46,8 @@ def main() -> int:
     gaps = [abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs, strict=False)]
     sys.stdout.write(
         f"{arguments.model}, float32: {equal} of {len(pairs)} greedy answers, "
-        f"{sum(len(a.token_ids) for a in one)} tokens, are equal with {arguments.tp} ranks and with one; log-probabilities differ by {max(gaps):.1e} at most\n"
+        f"{sum(len(a.token_ids) for a in one)} tokens, are equal with {arguments.tp} ranks and with one; "
+        f"log-probabilities differ by {max(gaps):.1e} at most\n"
     )
     return 0 if equal == len(pairs) else 1
 
