@@ -20,7 +20,7 @@ from forge_agents.runtime.private_folder import log_suffix, private_folder
 from forge_agents.runtime.private_sockets import use_private_sockets
 
 os.environ.setdefault("MONARCH_LOG_SUFFIX", log_suffix())
-os.environ.setdefault("MONARCH_FILE_LOG", "error")  # with its default, "info", the file grows with every call
+os.environ.setdefault("MONARCH_FILE_LOG", "error")  # with its default, "info", the file grows with each call
 # Monarch reads these files, which `use_certificate` writes, at each TLS connection.
 _CERTIFICATE, _KEY = "tls.crt", "tls.key"
 for _part, _file in (("CA", _CERTIFICATE), ("CERT", _CERTIFICATE), ("KEY", _KEY)):

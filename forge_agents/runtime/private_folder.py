@@ -8,8 +8,10 @@ import fcntl
 import functools
 import os
 import pwd
+import shutil
 import stat
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +25,9 @@ _LOCK = "lock"
 _LOG_NAME = "monarch"
 _LOGS_OF_MONARCH = Path("/tmp")  # noqa: S108  # Monarch's choice
 """Parent of the folder, named after the user, in which Monarch 0.7 opens its log."""
+_LOG_BYTES = 8 << 20
+"""Size at which the log is moved to ``monarch.log.1``, replacing the previous one."""
+_LOG_CHECK_S = 20.0
 _YOUNG_S = 60.0
 """A folder that changed within this time may belong to a process that is about to lock it."""
 _UP = "/.." * 16
@@ -49,6 +54,7 @@ def private_folder() -> Path:
     os.environ[FOLDER_VARIABLE] = str(folder)
     owner = os.getpid()
     atexit.register(lambda: _remove(folder) if os.getpid() == owner else None)
+    threading.Thread(target=_rotate, args=(folder / f"{_LOG_NAME}.log",), name="monarch-log", daemon=True).start()
     return folder
 
 
@@ -121,3 +127,18 @@ def _remove(folder: Path) -> None:
             if not entry.is_dir() or entry.is_symlink():
                 entry.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _rotate(log: Path) -> None:
+    """Keep the log small. Its writers append to an open file, so the contents are moved instead of the file."""
+    while True:
+        time.sleep(_LOG_CHECK_S)
+        with contextlib.suppress(OSError):
+            rotate(log)
+
+
+def rotate(log: Path) -> None:
+    """Move the contents of a log of 8 MiB or more to ``FILE.1``."""
+    if log.stat().st_size >= _LOG_BYTES:
+        shutil.copyfile(log, f"{log}.1")
+        os.truncate(log, 0)

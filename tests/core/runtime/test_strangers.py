@@ -157,6 +157,21 @@ def test_log_folder_of_another_user_is_not_used(trap: str, logs_of_monarch: Path
         opened(logs_of_monarch).open("a")
 
 
+def test_large_log_is_rotated(tmp_path: Path) -> None:
+    log = tmp_path / "monarch.log"
+    with log.open("a") as writer:
+        writer.write("x" * 1000)
+        writer.flush()
+        private_folder.rotate(log)
+        assert log.stat().st_size == 1000
+        writer.write("x" * (8 << 20))
+        writer.flush()
+        private_folder.rotate(log)
+        assert (log.stat().st_size, Path(f"{log}.1").stat().st_size) == (0, 1000 + (8 << 20))
+        writer.write("next")
+    assert log.read_text() == "next"
+
+
 # ---- the private folder
 
 OWNER = """
