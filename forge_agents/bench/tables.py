@@ -16,8 +16,10 @@ from forge_agents.display import printable, standalone_page
 
 _WIDEST = 160
 _STYLE = """
-td.text { min-width: 6rem; max-width: 22rem; white-space: normal; overflow-wrap: break-word; }
-li { font-size: .86rem; }
+th, td { text-align: left; }
+td:not([style]) { min-width: 6rem; max-width: 22rem; white-space: normal; overflow-wrap: break-word; }
+li, table ~ p { font-size: .86rem; }
+blockquote { margin: 1rem 0 0; padding: .1rem .9rem; border-left: 4px solid #c2410c; background: #fff4ed; }
 svg { display: block; width: 100%; max-width: 52rem; height: auto; margin: 1rem 0; }
 svg text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1f2933; }
 """
@@ -140,32 +142,13 @@ def _md(text: str, longest: int = 400) -> str:
 
 
 def as_html(document: Document) -> str:
-    """Return the document as one HTML file."""
-    title = _safe(document.title)
-    alarms = "".join(f"<section class=alarm>{_safe(warning)}</section>" for warning in document.warnings)
-    tables = "\n".join(map(_html_table, document.sections))
-    facts = "".join(f"<li>{_safe(fact)}</li>" for fact in document.facts)
-    body = (
-        f"<h1>{title}</h1>\n<p class=lead>{_safe(document.headline)}</p>\n{alarms}\n{_bars(document.bars)}\n{tables}\n"
-        f"<h2>Provenance</h2>\n<ul>{facts}</ul>"
-    )
-    return standalone_page(title, body, style=_STYLE)
+    """Return the document as one HTML file, with its rates as bars."""
+    from markdown_it import MarkdownIt
 
-
-def _html_table(section: Section) -> str:
-    def row(tag: str, values: tuple[str, ...]) -> str:
-        cells = (
-            f"<{tag}{' class=text' if column < section.names else ''}>{_safe(value)}</{tag}>"
-            for column, value in enumerate(values)
-        )
-        return f"<tr>{''.join(cells)}</tr>"
-
-    body = "\n".join(row("td", values) for values in section.rows)
-    note = f"\n<p class=note>{_safe(section.note)}</p>" if section.note else ""
-    return (
-        f"<h2>{_safe(section.title)}</h2>\n<div class=scroll><table><thead>{row('th', section.heads)}</thead>\n"
-        f"<tbody>{body}</tbody></table></div>{note}"
-    )
+    page = MarkdownIt("commonmark", {"html": False}).enable("table").render(as_markdown(document))
+    page = page.replace("<table>", "<div class=scroll><table>").replace("</table>", "</table></div>")
+    head, heading, tables = page.partition("<h2>")
+    return standalone_page(_safe(document.title), f"{head}{_bars(document.bars)}\n{heading}{tables}", style=_STYLE)
 
 
 def _bars(rates: Mapping[str, Interval]) -> str:
