@@ -18,7 +18,7 @@ _WIDEST = 160
 _STYLE = """
 th, td { text-align: left; }
 td:not([style]) { min-width: 6rem; max-width: 22rem; white-space: normal; overflow-wrap: break-word; }
-li, table ~ p { font-size: .86rem; }
+li, .scroll + p { font-size: .86rem; }
 blockquote { margin: 1rem 0 0; padding: .1rem .9rem; border-left: 4px solid #c2410c; background: #fff4ed; }
 svg { display: block; width: 100%; max-width: 52rem; height: auto; margin: 1rem 0; }
 svg text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1f2933; }
