@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -80,6 +81,10 @@ def _data(run: Run, episodes: int) -> dict[str, Any]:
         "settings": run.settings(),
         "verifiers": run.verifiers(),
         "tables": run.tables(),
+        "facets": {
+            "envs": Counter(row["env"] for row in rows).most_common(),
+            "errors": Counter(row["error"] for row in rows if row["error"]).most_common(),
+        },
         "rows": rows,
         "episodes": {row["n"]: _episode(run, row["n"]) for row in rows},
     }

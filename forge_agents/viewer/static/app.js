@@ -1,6 +1,6 @@
 // The page: runs, views, state in the address, and keys. It polls the source every two seconds.
 
-import { choice, colourOf, h, note, number } from "./dom.js";
+import { colourOf, h, note, number } from "./dom.js";
 import { openSource } from "./source.js";
 import { repaint } from "./chart.js";
 import { curvesView } from "./curves.js";
@@ -141,27 +141,9 @@ function typed(event) {
   act();
 }
 
-const THEMES = { auto: "auto", light: "light", dark: "dark" };
-const theme = h("span", {});
-
-function setTheme(chosen) {
-  document.documentElement.style.setProperty("color-scheme", chosen === "auto" ? "light dark" : chosen);
-  theme.replaceChildren(choice("theme", THEMES, chosen, (picked) => { remember(picked); setTheme(picked); }));
-  repaint();
-}
-
-function remember(chosen) {
-  try { localStorage.setItem("theme", chosen); } catch { /* a file opened from disk may have no storage */ }
-}
-
-function remembered() {
-  try { return localStorage.getItem("theme") ?? "auto"; } catch { return "auto"; }
-}
-
 document.getElementById("app").replaceChildren(
-  h("header", { class: "top" }, h("strong", {}, "forge_agents"), tabs, theme, h("button", { type: "button", click: () => keysHelp.showModal(), "aria-label": "keys" }, "?")),
+  h("header", { class: "top" }, h("strong", {}, "forge_agents"), tabs, h("button", { type: "button", click: () => keysHelp.showModal(), "aria-label": "keys" }, "?")),
   h("div", { class: "body" }, side, h("div", {}, alarm, main)), keysHelp);
-setTheme(Object.hasOwn(THEMES, remembered()) ? remembered() : "auto");
 readAddress();
 document.addEventListener("keydown", typed);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

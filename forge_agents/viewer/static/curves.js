@@ -28,7 +28,7 @@ export function curvesView(page) {
     const runs = page.shown().filter((run) => run.has.metrics);
     await Promise.all(runs.map(async (run) => {
       if (loaded.get(run.id)?.stamp === run.stamp) return;
-      loaded.set(run.id, { stamp: run.stamp, ...(await page.source.metrics(run.id)) });
+      loaded.set(run.id, { stamp: run.stamp, ...(await page.source.view(run.id, "metrics")) });
     }));
     const names = new Set(runs.flatMap((run) => Object.keys(loaded.get(run.id).series)));
     const wanted = [...names].filter((name) => !name.endsWith("/ci") && name.includes(page.state.metric ?? ""));

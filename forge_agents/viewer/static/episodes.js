@@ -37,7 +37,7 @@ export function episodesView(page) {
     const mine = (turn += 1);
     const [found, facets] = await Promise.all([
       page.source.episodes(run.id, { ...query(), offset: offset(), limit: PER_PAGE }),
-      why === "state" && filters.children.length && filters.dataset.run === String(run.id) ? null : page.source.facets(run.id),
+      why === "state" && filters.children.length && filters.dataset.run === String(run.id) ? null : page.source.view(run.id, "facets"),
     ]);
     if (mine !== turn) return;
     [rows, total, asked] = [found.rows, found.total, wanted];

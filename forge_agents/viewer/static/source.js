@@ -18,11 +18,7 @@ class Server {
   }
 
   runs() { return this.get("runs"); }
-  metrics(run) { return this.get(`runs/${run}/metrics`); }
-  settings(run) { return this.get(`runs/${run}/settings`); }
-  verifiers(run) { return this.get(`runs/${run}/verifiers`); }
-  tables(run) { return this.get(`runs/${run}/tables`); }
-  facets(run) { return this.get(`runs/${run}/facets`); }
+  view(run, name) { return this.get(`runs/${run}/${name}`); }  // metrics, settings, verifiers, tables or facets
   episodes(run, asked) { return this.get(`runs/${run}/episodes`, asked); }
   episode(run, n) { return this.get(`runs/${run}/episodes/${n}`); }
 }
@@ -43,15 +39,7 @@ class Inside {
   constructor(data) { this.data = data; }
 
   async runs() { return { runs: this.data.runs.map((run) => run.status), sorts: this.data.sorts }; }
-  async metrics(run) { return this.data.runs[run].metrics; }
-  async settings(run) { return this.data.runs[run].settings; }
-  async verifiers(run) { return this.data.runs[run].verifiers; }
-  async tables(run) { return this.data.runs[run].tables; }
-
-  async facets(run) {
-    const rows = this.data.runs[run].rows;
-    return { envs: counted(rows.map((row) => row.env)), errors: counted(rows.map((row) => row.error).filter(Boolean)) };
-  }
+  async view(run, name) { return this.data.runs[run][name]; }
 
   async episodes(run, asked) {
     const { rows, episodes } = this.data.runs[run];
@@ -85,8 +73,3 @@ function said(episode) {
   return [episode.env, ...turns, ...agents, ...error].join("\n").toLowerCase();
 }
 
-function counted(values) {
-  const counts = new Map();
-  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
-  return [...counts].sort((a, b) => b[1] - a[1]);
-}

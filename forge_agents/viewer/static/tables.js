@@ -9,7 +9,7 @@ export function tablesView(page) {
     node,
     async update() {
       const run = page.run();
-      const found = run?.has.tables ? await page.source.tables(run.id) : [];
+      const found = run?.has.tables ? await page.source.view(run.id, "tables") : [];
       node.replaceChildren(...(found.length ? found.map(tableNode) : [note("This run has no league and no benchmark.")]));
     },
   };
@@ -36,7 +36,7 @@ export function verifiersView(page) {
     node,
     async update() {
       const run = page.run();
-      const found = run?.has.verifiers ? await page.source.verifiers(run.id) : null;
+      const found = run?.has.verifiers ? await page.source.view(run.id, "verifiers") : null;
       if (!found?.latest) {
         node.replaceChildren(note("The reward of this run is no ensemble of verifiers, or no step is finished yet."));
         return;
@@ -68,7 +68,7 @@ export function settingsView(page) {
     node,
     async update() {
       const runs = page.shown().filter((run) => run.has.settings);
-      const settings = await Promise.all(runs.map(async (run) => flat(await page.source.settings(run.id))));
+      const settings = await Promise.all(runs.map(async (run) => flat(await page.source.view(run.id, "settings"))));
       const keys = [...new Set(settings.flatMap((one) => Object.keys(one)))];
       const differs = (key) => new Set(settings.map((one) => one[key])).size > 1;
       const chosen = runs.length < 2 || all.checked ? keys : keys.filter(differs);

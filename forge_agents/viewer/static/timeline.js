@@ -16,7 +16,7 @@ export function timelineView(page) {
 
   async function update() {
     const run = page.run();
-    const found = run?.has.metrics ? await page.source.metrics(run.id) : null;
+    const found = run?.has.metrics ? await page.source.view(run.id, "metrics") : null;
     const total = found?.series["time/step_s"];
     if (!total) {
       summary.replaceChildren(note("This run has logged no times: they come with each step of GRPO training."));
@@ -24,7 +24,7 @@ export function timelineView(page) {
       drawn = "";
       return;
     }
-    const settings = await page.source.settings(run.id);
+    const settings = await page.source.view(run.id, "settings");
     const ahead = Number(settings.trainer?.max_staleness ?? 0);
     const stages = Object.keys(found.series).filter((name) => /^time\/.+_s$/.test(name) && name !== "time/step_s").map((name) => name.slice(5, -2));
     const between = ["save", "evaluate"];  // not in every step, and first in those

@@ -1,9 +1,10 @@
-"""Players beside partners that are not themselves."""
+"""Players with partners that are not themselves."""
 
 import json
 from dataclasses import replace
 
 import pytest
+from bench_helpers import KUHN, WordGame, play
 
 import forge_agents as fa
 from forge_agents.bench import BenchLimits, Report
@@ -19,26 +20,11 @@ SIDES = "bench/Sides-v0"
 
 
 @fa.register(SIDES, max_turns=2, tags=("2p", "cooperative"))
-class Sides(fa.TurnEnv):
-    """Two say where they walk at the same time: all is well if they say the same, better on the right."""
+class Sides(WordGame):
+    """Both get more if they say the same side, most on the right."""
 
-    possible_agents = ("ann", "ben")
-
-    def setup(self, rng):
-        self.said = []
-
-    def instructions(self, agent):
-        return "Say left or right."
-
-    def observe_text(self, agent):
-        return "Which side?"
-
-    def act(self, agent, action):
-        self.said.append(action)
-        if len(self.said) < 2:
-            return fa.Outcome()
-        reward = {("left", "left"): 0.5, ("right", "right"): 1.0}.get(tuple(self.said), 0.0)
-        return fa.Outcome(rewards=dict.fromkeys(self.agents, reward), done=True)
+    def reward(self, words):
+        return {("left", "left"): 0.5, ("right", "right"): 1.0}.get(words, 0.0)
 
 
 def left(observation):
@@ -53,9 +39,9 @@ def first_left(observation, agent):
     return "left" if agent == "ann" else "right"
 
 
-def meet(folder, *functions, episodes=8, **more):
+def meet(folder, *functions, **options):
     players = {f"{function.__name__}{n}": fa.Scripted(function) for n, function in enumerate(functions)}
-    return fa.benchmark(players, SIDES, episodes=episodes, out_dir=folder, progress=False, **more)
+    return play(folder, players, SIDES, **{"episodes": 8, **options})
 
 
 def matrix(report):
@@ -104,8 +90,7 @@ def test_partners_measure_the_others_and_do_not_meet_each_other(tmp_path):
 
 
 def test_competitive_games_have_no_partners(tmp_path):
-    players = {"one": fa.Random(), "two": fa.Random(seed=1)}
-    report = fa.benchmark(players, "forge/KuhnPoker-v0", episodes=2, out_dir=tmp_path, progress=False)
+    report = play(tmp_path, {"one": fa.Random(), "two": fa.Random(seed=1)}, episodes=2)
     assert report.summary.teamwork == [] and "With partners" not in report.markdown()
 
 
@@ -133,16 +118,15 @@ def test_failed_seed_is_not_compared(tmp_path):
     assert second.share.value == 1 and second.share.n == 7
 
 
-@pytest.mark.parametrize("players", [("left", "right"), ("right", "left")])
+@pytest.mark.parametrize("players", [(left, right), (right, left)])
 def test_first_agent_gives_no_advantage(tmp_path, players):
-    chosen = {name: fa.Scripted({"left": left, "right": right}[name]) for name in players}
-    report = fa.benchmark(chosen, SIDES, episodes=4, swap_agents=False, out_dir=tmp_path, progress=False)
+    report = meet(tmp_path, *players, episodes=4, swap_agents=False)
     assert report.summary.teamwork == [] and len(report.records) == 4 * 3
     assert any(f"AGENTS ARE NOT SWAPPED in {SIDES}" in line for line in report.document().warnings)
 
 
 def test_teamwork_uses_common_seeds(tmp_path):
-    """What is paid follows the seed, so that a mean over other seeds is another."""
+    """Rewards depend on the seed, so that a mean over other seeds differs."""
 
     def fails(observation):
         raise ValueError("never")
@@ -158,8 +142,8 @@ def test_teamwork_uses_common_seeds(tmp_path):
     assert row.alone == row.crossed and row.alone.value == sum(seeds[3:]) / 5 and (row.gap.value, row.gap.n) == (0, 5)
     assert row.share.value == 1
 
-    one_seat = [r for r in report.records if r.lineup != {"ann": "left0", "ben": "right1"}]
-    lacking = replace(report, records=tuple(one_seat), planned=len(one_seat))
+    one_agent = [r for r in report.records if r.lineup != {"ann": "left0", "ben": "right1"}]
+    lacking = replace(report, records=tuple(one_agent), planned=len(one_agent))
     assert lacking.summary.teamwork == []
     assert any("no common seed" in line and "left0 with right1" in line for line in lacking.document().warnings)
 
@@ -167,56 +151,48 @@ def test_teamwork_uses_common_seeds(tmp_path):
     rows = third.summary.teamwork
     assert [(row.player, row.partners) for row in rows] == [("left0", ("right1",)), ("right1", ("left0",))]
     assert rows[0].crossed.value == 0 and rows[0].alone.value == 0.5
-    (told,) = [line for line in third.document().warnings if "WITH PARTNERS" in line]
-    assert "left0 with fails2; right1 with fails2; fails2 with left0, right1" in told
+    (warning,) = [line for line in third.document().warnings if "WITH PARTNERS" in line]
+    assert "left0 with fails2; right1 with fails2; fails2 with left0, right1" in warning
 
 
 @fa.register("bench/Three-v0", max_turns=3, tags=("cooperative",))
-class Three(Sides):
-    """All is well where two of three say "left"."""
+class Three(WordGame):
+    """All get 1 if two of three say "left"."""
 
     possible_agents = ("ann", "ben", "cleo")
 
-    def act(self, agent, action):
-        self.said.append(action)
-        reward = float(self.said.count("left") >= 2)
-        done = len(self.said) == 3
-        return fa.Outcome(rewards=dict.fromkeys(self.agents, reward) if done else {}, done=done)
+    def reward(self, words):
+        return float(words.count("left") >= 2)
 
 
 def test_player_has_one_agent_among_several_partners(tmp_path):
     players = {"hero": fa.Scripted(left), "other": fa.Scripted(right)}
-    report = fa.benchmark(
-        players, "bench/Three-v0", episodes=4, partners=["other"], out_dir=tmp_path, progress=False
-    )  # fmt: skip
-    (row,) = report.summary.teamwork
+    (row,) = play(tmp_path, players, "bench/Three-v0", episodes=4, partners=["other"]).summary.teamwork
     assert (row.alone.value, row.crossed.value) == (1, 0)
 
 
 def test_partners_do_not_reduce_competitive_games(tmp_path):
     players = {"seed": fa.Scripted(left), "seed-0": fa.Scripted(right), "x": fa.Scripted(left)}
-    report = fa.benchmark(players, SIDES, episodes=2, partners="seed-0", out_dir=tmp_path, progress=False)
+    report = play(tmp_path, players, SIDES, episodes=2, partners="seed-0")
     assert [row.player for row in report.summary.teamwork] == ["seed", "x"]
     assert {(m.player, m.other) for m in report.summary.meetings} >= {("seed", "seed-0"), ("x", "seed")}
-    drawn = {name: fa.Random(seed=n) for n, name in enumerate("abc")}
-    rivals = fa.benchmark(
-        drawn, "forge/KuhnPoker-v0", episodes=2, partners=["b", "c"], out_dir=tmp_path / "r", progress=False
-    )
-    assert {met.other for met in rivals.summary.meetings if met.player == "b"} == {"a", "b", "c"}
+    randoms = {name: fa.Random(seed=n) for n, name in enumerate("abc")}
+    poker = play(tmp_path / "r", randoms, KUHN, episodes=2, partners=["b", "c"])
+    assert {meeting.other for meeting in poker.summary.meetings if meeting.player == "b"} == {"a", "b", "c"}
 
 
 def test_ratio_has_the_interval_of_its_expansion():
-    own, partners = {1: 1.0, 2: 0.0, 3: 2.0, 9: 7.0}, {1: 2.0, 2: 1.0, 3: 3.0, 8: 9.0}
-    found = ratio(own, partners)
-    around = difference({s: own[s] / 2 for s in (1, 2, 3)}, {s: partners[s] / 4 for s in (1, 2, 3)}).interval
-    assert (found.value, found.n) == (0.5, 3) and found.low == pytest.approx(0.5 + around.low)
+    rewards, partners = {1: 1.0, 2: 0.0, 3: 2.0, 9: 7.0}, {1: 2.0, 2: 1.0, 3: 3.0, 8: 9.0}
+    share = ratio(rewards, partners)
+    around = difference({s: rewards[s] / 2 for s in (1, 2, 3)}, {s: partners[s] / 4 for s in (1, 2, 3)}).interval
+    assert (share.value, share.n) == (0.5, 3) and share.low == pytest.approx(0.5 + around.low)
     same = ratio({1: 0.2, 2: 0.4}, {1: 0.1, 2: 0.2})
     assert same.low == same.high == same.value == pytest.approx(2)
     for nothing in ({1: 0.0, 2: 0.0}, {1: -1.0, 2: 0.5}, {}):
-        assert str(ratio(own, nothing).value) == "nan"
+        assert str(ratio(rewards, nothing).value) == "nan"
     seeds = range(40)
     once, often = (ratio(dict.fromkeys(seeds, 0.5), {n: float(n < won) for n in seeds}) for won in (1, 20))
-    assert str(once.value) == "nan" and often.value == 1.0  # one tells not how small the share is
+    assert str(once.value) == "nan" and often.value == 1.0
 
 
 def test_run_folder_is_its_exported_players(tmp_path):

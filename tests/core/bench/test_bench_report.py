@@ -5,37 +5,42 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 
+import bench_helpers
 import pytest
+from bench_helpers import FIRST_FREE, KUHN, PASSIVE, SORT, TOE
 
 import forge_agents as fa
 from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench.fingerprints import _commit, code_of, player_facts, provenance
 from forge_agents.bench.merge import board, leaderboard
-from forge_agents.bench.records import EpisodeLog, Record
+from forge_agents.bench.records import EpisodeLog
 from forge_agents.bench.report import ReportError
 from forge_agents.bench.tables import as_markdown
 from forge_agents.cli import main as cli
 
-KUHN, SORT, TOE = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0", "forge/TicTacToe-v0"
 HOSTILE = "<script>alert(1)</script>|`*[x](http://evil)\n\u202e"
 
 
-def passive(observation):
-    return "call" if "call" in observation else "check"
-
-
-def first_free(observation):
-    return observation.split("Free: ")[1][0]
-
-
-def play(folder, players, suite=(KUHN, SORT), **more):
-    return fa.benchmark(players, list(suite), out_dir=folder, progress=False, **{"episodes": 4, **more})
+def play(folder, players, suite=(KUHN, SORT), **options):
+    return bench_helpers.play(folder, players, list(suite), **{"episodes": 4, **options})
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    players = {"random": fa.Random(), "passive": fa.Scripted(passive)}
-    return play(tmp_path_factory.mktemp("bench"), players, samples=2)
+    return play(tmp_path_factory.mktemp("bench"), {"random": fa.Random(), "passive": PASSIVE}, samples=2)
+
+
+def change(report, *place, value):
+    """Return the report's JSON with another value at one place; None removes it."""
+    facts = json.loads(json.dumps(report.as_json()))
+    inner = facts
+    for name in place[:-1]:
+        inner = inner[name]
+    assert isinstance(inner, list) or place[-1] in inner or place[0] == "settings"
+    inner[place[-1]] = value
+    if value is None:
+        del inner[place[-1]]
+    return facts
 
 
 def test_saved_report_is_loaded_unchanged(report, tmp_path):
@@ -59,8 +64,7 @@ def test_report_of_the_previous_format_is_read(report, tmp_path):
 
 
 def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_path):
-    players = {"random": fa.Random(), "first": fa.Scripted(first_free)}
-    report = play(tmp_path, players, suite=[TOE], episodes=6, samples=2)
+    report = play(tmp_path, {"random": fa.Random(), "first": FIRST_FREE}, suite=[TOE], episodes=6, samples=2)
     cell = report.summary.cells[0]
     by_seed = {}
     for record in report.records:
@@ -80,27 +84,28 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("place", "value", "message"),
     [
-        (("planned",), []),
-        (("environments", 0, "kwargs"), 3),
-        (("environments", 0, "id"), []),
-        (("episodes", 0, "seats", "player_0", "reward"), 10**400),
-        (("settings", "episodes"), {}),
-        (("timing",), 3),
-        (("provenance", "packages"), 3),
+        (("planned",), [], ""),
+        (("environments", 0, "kwargs"), 3, ""),
+        (("environments", 0, "id"), [], ""),
+        (("episodes", 0, "seats", "player_0", "reward"), 10**400, ""),
+        (("episodes", 0, "env"), "forge/Other-v0", "forge/Other-v0, which is not in its suite"),
+        (("settings", "episodes"), {}, "settings.episodes must be a int, got a dict"),
+        (("settings", "suite"), None, "KeyError: 'suite'"),
+        (("settings", "partners"), 5, "settings.partners must be a list, got a int"),
+        (("settings", "partners"), [5], "must be a str"),
+        (("timing",), 3, "timing must be a dict"),
+        (("provenance", "packages"), 3, "provenance.packages must be a dict"),
+        (("provenance", "packages"), None, "KeyError: 'packages'"),
+        (("players", "random"), {"type": "Random"}, "KeyError: 'fingerprint'"),
+        (("players", "random"), None, "episodes of random, but no such player"),
     ],
 )
-def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value):
-    facts = json.loads(json.dumps(report.as_json()))
-    inner = facts
-    for name in place[:-1]:
-        inner = inner[name]
-    assert place[-1] in inner or isinstance(inner, list)
-    inner[place[-1]] = value
-    (tmp_path / "board.json").write_text(json.dumps(facts))
-    with pytest.raises(ReportError, match="damaged report"):
-        Report.load(tmp_path / "board.json")
+def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value, message):
+    (tmp_path / "board.json").write_text(json.dumps(change(report, *place, value=value)))
+    with pytest.raises(ReportError, match=f"damaged report: .*{re.escape(message)}"):
+        board(tmp_path / "board.json")
 
 
 @pytest.mark.parametrize(
@@ -123,52 +128,18 @@ def test_incomplete_report_is_refused(text, match, tmp_path):
 
 
 def test_missing_binary_and_log_files_are_explained(report, tmp_path):
-    with pytest.raises(ReportError, match="cannot be read"):
-        Report.load(tmp_path / "nothing.json")
     (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ReportError, match="cannot be read"):
-        Report.load(tmp_path / "b.json")
     (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n{"a"')
-    with pytest.raises(ReportError, match="log of episodes"):
-        Report.load(tmp_path / "episodes.jsonl")
-
-
-def test_report_with_an_unknown_environment_is_refused(report, tmp_path):
-    facts = report.as_json()
-    facts["episodes"][0]["env"] = "forge/Other-v0"
-    (tmp_path / "a.json").write_text(json.dumps(facts))
-    with pytest.raises(ReportError, match="not in its suite"):
-        Report.load(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize(
-    ("broken", "match"),
-    [
-        (("settings", "suite", None), "KeyError: 'suite'"),
-        (("settings", "partners", 5), "settings.partners must be a list, got a int"),
-        (("settings", "partners", [5]), "must be a str"),
-        (("settings", "episodes", "4"), "settings.episodes must be a int, got a str"),
-        (("provenance", "packages", None), "KeyError: 'packages'"),
-        (("players", "random", {"type": "Random"}), "KeyError: 'fingerprint'"),
-        (("players", "random", None), "episodes of random, but no such player"),
-    ],
-)
-def test_report_with_a_missing_part_is_refused(report, tmp_path, broken, match):
-    part, name, value = broken
-    facts = json.loads(json.dumps(report.as_json()))
-    facts[part][name] = value
-    if value is None:
-        del facts[part][name]
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(facts))
-    with pytest.raises(ReportError, match=f"damaged report: .*{re.escape(match)}"):
-        board(path)
+    names = {"nothing.json": "cannot be read", "b.json": "cannot be read", "episodes.jsonl": "log of episodes"}
+    for name, message in names.items():
+        with pytest.raises(ReportError, match=message):
+            Report.load(tmp_path / name)
 
 
 def test_environment_without_rewards_is_named(tmp_path):
     def program(task, client):
-        asked = [{"role": "user", "content": str(task)}]
-        return client.chat.completions.create(model="agent", messages=asked).choices[0].message.content
+        messages = [{"role": "user", "content": str(task)}]
+        return client.chat.completions.create(model="agent", messages=messages).choices[0].message.content
 
     rewards = {"Unpaid": None, "Paid": lambda task, result: float(result == "yes")}
     for name, reward in rewards.items():
@@ -222,11 +193,9 @@ class Page(HTMLParser):
 
 def test_hostile_texts_are_escaped(report, tmp_path):
     row = report.as_json()
-    row["settings"]["suite"] = HOSTILE
-    row["stopped"] = HOSTILE
+    row["settings"]["suite"] = row["stopped"] = row["provenance"]["commit"] = row["timing"]["date"] = HOSTILE
     row["planned"] += 1
-    row["players"]["random"]["model"] = HOSTILE
-    row["episodes"][0]["error"] = HOSTILE
+    row["players"]["random"]["model"] = row["episodes"][0]["error"] = HOSTILE
     row["environments"][0]["kwargs"] = {"x": HOSTILE}
     (tmp_path / "h.json").write_text(json.dumps(row))
     hostile = Report.load(tmp_path / "h.json")
@@ -235,8 +204,8 @@ def test_hostile_texts_are_escaped(report, tmp_path):
     page.feed(text)
     assert not page.links and not page.tags & {"script", "img", "iframe", "a", "link"}
     assert "default-src 'none'" in text and "\u202e" not in text
-    markdown = hostile.markdown()
-    assert "<script" not in markdown and "](http" not in markdown.replace("\\]", "") and "\u202e" not in markdown
+    for text in (markdown := hostile.markdown(), as_markdown(board(tmp_path / "h.json"))):
+        assert "<script" not in text and "](http" not in text.replace("\\]", "") and "\u202e" not in text
     row = re.search(r"^\| random .*$", markdown, re.MULTILINE).group()
     assert row.count("|") - row.count("\\|") == 6, "five columns"
     assert "\u202e" not in hostile.table() and not hostile.complete
@@ -247,8 +216,7 @@ def test_hostile_texts_are_escaped(report, tmp_path):
 
 def test_best_opponent_bounds_exploitability_from_below(tmp_path):
     last = fa.Scripted(lambda seen: re.findall(r"\d", seen.split("Free: ")[1].splitlines()[0])[-1])
-    players = {"first": fa.Scripted(first_free), "random": fa.Random(), "last": last}
-    report = play(tmp_path, players, suite=[TOE], episodes=6)
+    report = play(tmp_path, {"first": FIRST_FREE, "random": fa.Random(), "last": last}, suite=[TOE], episodes=6)
     bounds = {bound.player: bound for bound in report.summary.bounds}
     for name, bound in bounds.items():
         earned = {}
@@ -270,17 +238,17 @@ def test_best_opponent_bounds_exploitability_from_below(tmp_path):
 def test_invalid_or_exact_bounds_are_omitted(report, tmp_path):
     assert report.summary.bounds and "lower bounds" not in report.markdown(), "exact of both players of Kuhn poker"
     players = {"a": fa.Random(), "b": fa.Random(seed=1)}
-    one_seat = play(tmp_path, players, suite=[TOE], swap_agents=False)
+    fixed = play(tmp_path, players, suite=[TOE], swap_agents=False)
     team = play(tmp_path, players, suite=["forge/Relay-v0"])
     alone = play(tmp_path, {"a": fa.Random()}, suite=[TOE])
-    assert [found.summary.bounds for found in (one_seat, team, alone)] == [[], [], []]
+    assert [other.summary.bounds for other in (fixed, team, alone)] == [[], [], []]
 
 
 # ---- leaderboards
 
 
 def test_leaderboard_has_the_players_of_all_reports(tmp_path):
-    one = play(tmp_path, {"random": fa.Random(), "passive": fa.Scripted(passive)})
+    one = play(tmp_path, {"random": fa.Random(), "passive": PASSIVE})
     two = play(tmp_path, {"random": fa.Random(), "other": fa.Random(seed=7)})
     board = leaderboard(one.save(tmp_path / "a.json"), two)
     assert list(board.players) == ["random", "passive", "other"] and board.complete
@@ -319,7 +287,6 @@ def test_reports_may_differ_in_exploitability_samples(report):
 
     board = leaderboard(drawn(90, passive=0.4, random=0.5), drawn(0, random=0.7), drawn(50, passive=0.3))
     assert board.exploitability == {KUHN: {"random": 0.5, "passive": 0.4}}, "from the most answers"
-    assert list(board.exploitability[KUHN]) == list(board.players)
     assert board.settings["exploitability_samples"] == 50 and "from at least 50 answers" in board.markdown()
 
 
@@ -361,14 +328,6 @@ def test_model_fingerprint_covers_weights_and_sampling_only(tiny_llama, tmp_path
     assert player_facts(fa.Policy(str(copy)))["weights"] != mine["weights"], "one bit of one weight"
 
 
-def test_scripted_fingerprint_covers_its_state():
-    def maker(word):
-        return fa.Scripted(lambda observation: word)
-
-    prints = [player_facts(maker(word))["fingerprint"] for word in ("a", "a", "b")]
-    assert prints[0] == prints[1] != prints[2]
-
-
 def test_endpoint_keys_are_not_in_reports(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "hush-hush")
     facts = player_facts(fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY"))
@@ -380,17 +339,10 @@ def test_environment_code_changes_its_hash():
     assert code_of(fa.spec("forge/Relay-v0")) != code_of(fa.spec("forge/ToolRelay-v0")), "other arguments"
 
 
-def test_record_round_trips_through_json(report):
-    record = report.records[0]
-    assert Record.from_json(json.loads(json.dumps(record.as_json()))) == record
-
-
 # ---- command line
 
 
 def test_the_commands_write_reports_and_merge_them(tmp_path, capsys):
-    from forge_agents.cli import main as cli
-
     common = ["--suite", SORT, "--episodes", "3"]
     for name, seed in (("a", "random"), ("b", "textwrap:dedent")):
         words = ["bench", f"--players.{name}", seed, *common, "--out_dir", str(tmp_path / name)]
@@ -413,9 +365,9 @@ def test_suites_of_other_libraries_name_games_that_exist():
 
 
 def test_board_lists_suites_with_the_best_player_first(report, tmp_path, capsys):
-    other = play(tmp_path, {"random": fa.Random(), "first": fa.Scripted(first_free)}, suite=[TOE])
-    part = play(tmp_path, {"first": fa.Scripted(first_free), "late": fa.Random(seed=3)}, suite=[TOE],
-                limits=BenchLimits(max_episodes=1))  # fmt: skip
+    other = play(tmp_path, {"random": fa.Random(), "first": FIRST_FREE}, suite=[TOE])
+    late = {"first": FIRST_FREE, "late": fa.Random(seed=3)}
+    part = play(tmp_path, late, suite=[TOE], limits=BenchLimits(max_episodes=1))
     page = board(other, report, part)
     assert [section.title for section in page.sections] == [f"{KUHN}+{SORT}", TOE]
     rows = {row[0]: row for row in page.sections[1].rows}
@@ -434,15 +386,6 @@ def test_incomparable_report_has_a_separate_table(report):
     page = board(report, other, report)
     assert [section.title for section in page.sections] == [f"{KUHN}+{SORT}", f"{KUHN}+{SORT} (2)"]
     assert page.headline.endswith("cannot be compared") and page.sections[0].rows == page.sections[1].rows
-
-
-def test_facts_of_a_report_are_escaped(report, tmp_path):
-    facts = report.as_json()
-    facts["provenance"]["commit"] = facts["timing"]["date"] = facts["settings"]["suite"] = HOSTILE
-    path = tmp_path / "hostile.json"
-    path.write_text(json.dumps(facts))
-    for text in (as_markdown(board(path)), Report.load(path).markdown()):
-        assert "<script" not in text and "](http" not in text.replace("\\]", "") and "\u202e" not in text
 
 
 def test_only_our_checkout_is_named(monkeypatch, tmp_path):

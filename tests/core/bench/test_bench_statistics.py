@@ -125,20 +125,6 @@ def test_pass_at_k_counts_all_choices(case):
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-def test_intervals_of_rates_hold_the_truth_where_episodes_of_a_seed_are_alike():
-    rng = np.random.default_rng(0)
-    held = {"each alone": 0, "by seed": 0}
-    for _ in range(200):
-        of_seed = rng.random(64) < 0.3
-        alike = rng.random((64, 4)) < 0.9
-        hits = np.where(alike, of_seed[:, None], rng.random((64, 4)) < 0.3).sum(1)
-        low, high = wilson(hits.sum(), 256)
-        held["each alone"] += low <= 0.3 <= high
-        found = rate(hits, [4] * 64)
-        held["by seed"] += found.low <= 0.3 <= found.high
-    assert held["each alone"] < 160 and held["by seed"] >= 182
-
-
 def test_a_mean_of_rates_counts_every_seed_of_every_environment():
     """One success of 112, 8 seeds of 14 environments: the seeds are not 8 trials."""
     nothing, once = ([0.0] * 8, [1.0] * 8), ([1.0] + [0.0] * 7, [1.0] * 8)

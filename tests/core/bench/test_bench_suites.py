@@ -1,6 +1,8 @@
 import json
 
+import bench_helpers
 import pytest
+from bench_helpers import KUHN, SORT
 
 import forge_agents as fa
 from forge_agents.bench import Report
@@ -10,30 +12,28 @@ from forge_agents.envs import registry
 from forge_agents.envs.registry import SuiteDefaults
 from forge_agents.errors import ForgeError
 
-SORT, KUHN = "forge/AlphabetSort-v0", "forge/KuhnPoker-v0"
-
 
 @pytest.fixture
 def short(monkeypatch):
-    """A suite of one environment that is played its own way."""
+    """A suite of one environment with its own defaults."""
     fa.list_suites()  # loads those that come with the package
     monkeypatch.setattr(registry, "_suites", dict(registry._suites))
     fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_agents=False, max_tokens=9)
     return "short-v0"
 
 
-def play(folder, suite, players=None, **more):
-    return fa.benchmark(players or {"random": fa.Random()}, suite, out_dir=folder, progress=False, **more)
+def play(folder, suite, players=None, **options):
+    options = {"episodes": None, **options}
+    return bench_helpers.play(folder, players or {"random": fa.Random()}, suite, **options)
 
 
 def test_suite_defaults_apply(short, tmp_path):
     report = play(tmp_path, short)
-    own = {"episodes": 2, "seed": 5, "swap_agents": False}
-    assert {name: report.settings[name] for name in own} == own and report.planned == 2
-    assert report.settings["suite_defaults"] == {**own, "max_tokens": 9}
+    defaults = {"episodes": 2, "seed": 5, "swap_agents": False}
+    assert {name: report.settings[name] for name in defaults} == defaults and report.planned == 2
+    assert report.settings["suite_defaults"] == {**defaults, "max_tokens": 9}
     assert "Differs from the suite" not in report.markdown()
-    again = Report.load(report.save(tmp_path / "board.json"))
-    assert again.settings == report.settings
+    assert Report.load(report.save(tmp_path / "board.json")).settings == report.settings
 
 
 def test_headline_names_every_departure_from_the_suite(short, tmp_path, serve_chat):
@@ -86,13 +86,10 @@ def test_suites_and_ids_mix_in_one_list(short, tmp_path):
     assert both == SuiteDefaults(episodes=64, seed=5, swap_agents=True, max_tokens=64)
     assert registry.suite_defaults(f"{short}+reasoning-v1") == SuiteDefaults(episodes=16, seed=5, max_tokens=256)
     once = play(tmp_path, [short, SORT], episodes=1)
-    assert [environment.id for environment in once.environments] == [SORT], (
-        "what a suite holds already is not played twice"
-    )
-    told = play(tmp_path, {"duel-v0": {}, KUHN: {"max_turns": 2}}, episodes=1)
-    assert {environment.id: dict(environment.kwargs) for environment in told.environments}[KUHN] == {
-        "max_turns": 2
-    } and len(told.environments) == 4
+    assert [environment.id for environment in once.environments] == [SORT], "each environment counts once"
+    changed = play(tmp_path, {"duel-v0": {}, KUHN: {"max_turns": 2}}, episodes=1)
+    arguments = {environment.id: dict(environment.kwargs) for environment in changed.environments}
+    assert arguments[KUHN] == {"max_turns": 2} and len(arguments) == 4
     alone = play(tmp_path, [short])
     assert alone.settings["suite"] == short and alone.settings["suite_defaults"]["episodes"] == 2
     with pytest.raises(ValueError, match="needs one or more different ids or suites"):

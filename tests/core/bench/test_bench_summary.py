@@ -1,18 +1,13 @@
 from dataclasses import replace
 
 import pytest
+from bench_helpers import FIRST_FREE, TOE, play
 
 import forge_agents as fa
 from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import Record, SeatRecord, reported_success
 from forge_agents.bench.summary import summarize
 from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
-
-TOE = "forge/TicTacToe-v0"
-
-
-def first_free(observation):
-    return observation.split("Free: ")[1][0]
 
 
 def record(seed, lineup, rewards, *, env="bench/Two-v0", forfeit=None, success=False):
@@ -39,7 +34,7 @@ HERE, THERE = {"x": "one", "y": "two"}, {"x": "two", "y": "one"}
 
 
 def test_game_is_a_deal_played_as_both_agents():
-    """The hand in seat x is worth 5; "one" makes 6 of it and loses 4 without it, in every deal."""
+    """The hand of agent x is worth 5; "one" makes 6 of it and loses 4 without it, in every deal."""
     records = []
     for seed in range(10):
         records += [record(seed, HERE, {"x": 6.0, "y": -6.0}), record(seed, THERE, {"x": 4.0, "y": -4.0})]
@@ -79,12 +74,12 @@ def test_forfeit_of_an_opponent_is_no_success():
 
 
 def test_report_warns_if_no_pair_can_differ(tmp_path):
-    players = {"random": fa.Random(), "first": fa.Scripted(first_free), "other": fa.Random(seed=9)}
-    few = fa.benchmark(players, TOE, episodes=4, out_dir=tmp_path, progress=False)
-    said = "NO PAIR CAN DIFFER: with 4 seeds none of 3 can have an adjusted p below 0.38; 7 would suffice"
+    players = {"random": fa.Random(), "first": FIRST_FREE, "other": fa.Random(seed=9)}
+    few = play(tmp_path, players, TOE, episodes=4)
+    warning = "NO PAIR CAN DIFFER: with 4 seeds none of 3 can have an adjusted p below 0.38; 7 would suffice"
     assert all(pair.p_adjusted >= 0.375 for pair in few.summary.pairs)
-    assert few.markdown().index(said) < few.markdown().index("## Players") and said in few.table()
-    many = fa.benchmark(players, TOE, episodes=7, out_dir=tmp_path, progress=False)
+    assert few.markdown().index(warning) < few.markdown().index("## Players") and warning in few.table()
+    many = play(tmp_path, players, TOE, episodes=7)
     assert "NO PAIR" not in many.markdown() and "in 80% of cases if it is at least 1.2 standard" in many.markdown()
 
 
@@ -105,9 +100,9 @@ def test_suite_distinguishes_players_that_environments_do_not():
 
 def test_no_ratings_without_swapped_agents(tmp_path):
     players = {"one": fa.Random(), "two": fa.Random(seed=1)}
-    fixed = fa.benchmark(players, TOE, episodes=8, swap_agents=False, out_dir=tmp_path, progress=False)
+    fixed = play(tmp_path, players, TOE, episodes=8, swap_agents=False)
     assert not fixed.summary.ratings and f"AGENTS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
-    both = fa.benchmark(players, TOE, episodes=8, out_dir=tmp_path, progress=False)
+    both = play(tmp_path, players, TOE, episodes=8)
     assert both.summary.ratings and "NOT SWAPPED" not in both.markdown()
 
 
@@ -132,7 +127,7 @@ def test_agent_that_left_early_has_not_won():
 
 
 def paid(*pairs, kind="competitive", **environment):
-    """Records of the two seats' rewards, from both line-ups in turn, and their environment."""
+    """Records of both agents' rewards, from both line-ups in turn, and their environment."""
     records = [
         record(seed, (HERE, THERE)[seed % 2], {"x": x, "y": y}, success=None) for seed, (x, y) in enumerate(pairs)
     ]
@@ -178,15 +173,14 @@ def test_won_or_lost_games_have_success_and_ratings(rewards, zero_sum):
 
 def test_zero_sum_tag_and_reported_success_are_kept():
     draws, environment = paid(*[(0.0, 0.0)] * 4, zero_sum=True)
-    assert (
-        is_zero_sum(draws, environment) and summarize(draws, [environment], ("one", "two")).cells[0].success.value == 0
-    )
+    assert is_zero_sum(draws, environment)
+    assert summarize(draws, [environment], ("one", "two")).cells[0].success.value == 0
     records, environment = paid(*DILEMMA)
-    said = [
+    reported = [
         replace(row, seats={name: replace(seat, success=seat.reward >= 3) for name, seat in row.seats.items()})
         for row in records
     ]
-    assert summarize(said, [environment], ("one", "two")).undefined == ()
+    assert summarize(reported, [environment], ("one", "two")).undefined == ()
 
 
 def test_forfeits_are_excluded_from_reward_rules():

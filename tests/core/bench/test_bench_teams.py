@@ -5,6 +5,7 @@ import json
 
 import pytest
 import yaml
+from bench_helpers import KUHN, PASSIVE, play
 
 import forge_agents as fa
 from forge_agents.bench import Report
@@ -12,8 +13,6 @@ from forge_agents.bench import play as playing
 from forge_agents.bench.entrants import Team, named_players
 from forge_agents.bench.plan import BenchConfig, suite_envs
 from forge_agents.cli import main as cli
-
-KUHN = "forge/KuhnPoker-v0"
 
 
 @fa.register("bench/Signal-v0", max_turns=2, tags=("2p", "cooperative"))
@@ -67,14 +66,10 @@ def echo(observation):
     return observation
 
 
-def bench(folder, players, suite, **more):
-    return fa.benchmark(players, suite, out_dir=folder, progress=False, **{"episodes": 6, **more})
-
-
 def test_a_mapping_from_agent_to_policy_is_one_player(tmp_path):
     deaf = {"sender": fa.Scripted(echo), "receiver": fa.Scripted(lambda seen: "x")}
-    report = bench(tmp_path, {"team": {"sender": fa.Scripted(echo), "receiver": fa.Scripted(echo)}, "deaf": deaf},
-                   "bench/Signal-v0")  # fmt: skip
+    team = {"sender": fa.Scripted(echo), "receiver": fa.Scripted(echo)}
+    report = play(tmp_path, {"team": team, "deaf": deaf}, "bench/Signal-v0")
     success = {cell.player: cell.success.value for cell in report.summary.cells}
     assert success == {"team": 1.0, "deaf": 0.0}
     assert report.players["deaf"]["type"] == "Team" and set(report.players["deaf"]["agents"]) == {"sender", "receiver"}
@@ -84,22 +79,15 @@ def test_a_mapping_from_agent_to_policy_is_one_player(tmp_path):
 
 def test_a_team_takes_every_agent_of_a_game_of_rivals(tmp_path):
     bold = {"player_0": fa.Scripted(lambda seen: "bet"), "player_1": fa.Scripted(lambda seen: "fold")}
-    report = bench(tmp_path, {"bold": bold, "random": "random"}, KUHN)
-    played = {tuple(record.lineup.items()) for record in report.records}
-    assert (("player_0", "bold"), ("player_1", "random")) in played and (
-        ("player_0", "random"),
-        ("player_1", "bold"),
-    ) in played
+    report = play(tmp_path, {"bold": bold, "random": "random"})
+    assert {("bold", "random"), ("random", "bold")} <= {tuple(record.lineup.values()) for record in report.records}
     assert set(report.exploitability[KUHN]) == {"random"}  # its strategy writes illegal moves, and a warning says so
 
 
 def test_exploitability_of_a_scripted_team_follows_its_agents(tmp_path):
-    def passive(observation):
-        return "call" if "call" in observation else "check"
-
-    same = {"player_0": fa.Scripted(passive), "player_1": fa.Scripted(passive)}
-    found = bench(tmp_path, {"team": same, "one": fa.Scripted(passive)}, KUHN).exploitability[KUHN]
-    assert found["team"] == pytest.approx(found["one"]) and found["one"] > 0
+    team = {"player_0": PASSIVE, "player_1": PASSIVE}
+    values = play(tmp_path, {"team": team, "one": PASSIVE}).exploitability[KUHN]
+    assert values["team"] == pytest.approx(values["one"]) and values["one"] > 0
 
 
 def test_policies_of_a_team_have_engines_of_their_own_and_equal_ones_share(tmp_path, monkeypatch, tiny_llama):
@@ -112,9 +100,8 @@ def test_policies_of_a_team_have_engines_of_their_own_and_equal_ones_share(tmp_p
     }
     named = named_players(players)
     assert [policy.name for policy in named["mixed"].policies.values()] == ["mixed-player_0", "mixed-player_1"]
-    assert {policy.name for policy in named["twin"].policies.values()} == {"twin-player_0"} and named[
-        "one"
-    ].name == "one"
+    assert {policy.name for policy in named["twin"].policies.values()} == {"twin-player_0"}
+    assert named["one"].name == "one"
     started = []
 
     @contextlib.asynccontextmanager
@@ -125,7 +112,7 @@ def test_policies_of_a_team_have_engines_of_their_own_and_equal_ones_share(tmp_p
 
     monkeypatch.setattr(playing, "_fleet", fleet)
     with pytest.raises(InterruptedError):
-        bench(tmp_path, players, KUHN)
+        play(tmp_path, players)
     assert sorted(started) == ["mixed-player_0", "mixed-player_1", "one", "twin-player_0"]
 
 
@@ -161,7 +148,7 @@ def test_a_run_with_a_policy_for_each_agent_is_one_player(tmp_path):
 )
 def test_a_mapping_that_makes_no_player_is_refused(tmp_path, player, error, said):
     with pytest.raises(error, match=said):
-        bench(tmp_path, {"crew": player}, "bench/Signal-v0")
+        play(tmp_path, {"crew": player}, "bench/Signal-v0")
 
 
 def test_a_run_that_plays_other_agents_is_refused(tmp_path):
@@ -184,7 +171,7 @@ def test_a_command_line_gives_a_policy_for_each_agent(tmp_path, capsys):
 def test_agents_of_a_program_are_partners_unless_it_says_otherwise(tmp_path):
     kinds = {id_: suite_envs({id_: {}})[0].kind for id_ in ("bench/RelayTeam-v0", "bench/RelayRivals-v0")}
     assert kinds == {"bench/RelayTeam-v0": "cooperative", "bench/RelayRivals-v0": "competitive"}
-    report = bench(tmp_path, {"script": fa.Scripted(echo), "random": fa.Random()}, "bench/RelayTeam-v0")
+    report = play(tmp_path, {"script": fa.Scripted(echo), "random": fa.Random()}, "bench/RelayTeam-v0")
     script, random = report.summary.cells
     assert (script.success.value, random.success.value) == (1.0, 0.0)
     assert not report.summary.ratings and not report.summary.bounds and not report.exploitability

@@ -1,12 +1,12 @@
-"""Strategies of a model, with the tokenizer of a tiny one and an engine that plays as it is told."""
+"""Strategies of a model, with the tokenizer of a tiny one and an engine with given probabilities."""
 
 import asyncio
-import contextlib
 import itertools
 import math
 from dataclasses import replace
 
 import pytest
+from bench_helpers import KUHN, WordGame, fake_fleet, play
 
 import forge_agents as fa
 from forge_agents.bench import play as playing
@@ -23,7 +23,6 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion
 
-KUHN = "forge/KuhnPoker-v0"
 POLICY = fa.Policy("some-model", name="hero", sampling=fa.Sampling(temperature=0.5, max_tokens=16))
 
 
@@ -38,13 +37,13 @@ def kuhn():
 
 
 class Engine:
-    """Writes one character a token. `chance(prompt, text)` is how likely it writes a text; `wording` dresses it up."""
+    """Writes one character a token, each text with ``chance(prompt, text)``, in the form `wording`."""
 
     max_model_len = 4096
 
     def __init__(self, renderer, chance, wording="{}"):
         self.renderer, self.chance, self.wording = renderer, chance, wording
-        self.prompts, self.asked = [], itertools.count()
+        self.prompts, self.requests = [], itertools.count()
 
     async def generate(self, prompt_ids, sampling, *, choices=(), top_logprobs=0, seed=None):
         prompt = self.renderer.text(prompt_ids)
@@ -70,38 +69,41 @@ class Engine:
         return Completion(token_ids=token_ids, logprobs=logprobs, finish_reason="stop", versions=(), top_logprobs=top)
 
 
-def last_question(prompt):
-    return prompt.rsplit("Your card", 1)[1]
-
-
 def equilibrium(prompt, text):
     """player_0 never bets, calls with King and a third of the Queens; player_1 bluffs and calls a third of the time."""
-    asked = last_question(prompt)
-    card = next(name for name in ("Jack", "Queen", "King") if name in asked)
-    first = "Moves: none" in asked
-    bet = 0.0 if first else {"Jack": 1 / 3, "Queen": 0.0, "King": 1.0}[card]
+    question = prompt.rsplit("Your card", 1)[1]
+    card = next(name for name in ("Jack", "Queen", "King") if name in question)
+    bet = 0.0 if "Moves: none" in question else {"Jack": 1 / 3, "Queen": 0.0, "King": 1.0}[card]
     call = {"Jack": 0.0, "Queen": 1 / 3, "King": 1.0}[card]
-    chances = {"check": 1 - bet, "bet": bet} if "check or bet" in asked else {"call": call, "fold": 1 - call}
+    chances = {"check": 1 - bet, "bet": bet} if "check or bet" in question else {"call": call, "fold": 1 - call}
     return chances.get(text, 0.0)
 
 
-def test_exact_probabilities_cover_all_information_sets(kuhn, renderer):
-    served = PolicyEngine(Engine(renderer, equilibrium), renderer)
-    found = asyncio.run(model_strategy(kuhn, POLICY, served))
-    assert len(found.table) == 12 and found.illegal == 0
-    queen = InformationSet(
-        "player_1", (), "Your card: Queen. Moves: opponent bet. Your move: call or fold?", ("call", "fold")
-    )
-    assert found.table[queen] == pytest.approx({"call": 1 / 3, "fold": 2 / 3})
-    assert exploitability(kuhn, found.table) == pytest.approx(0, abs=1e-9)
+def mute(prompt, text):
+    return float(text == "umm")
 
 
-def test_earlier_actions_are_in_the_prompt(kuhn, renderer):
+@pytest.fixture
+def strategy(renderer):
+    """``strategy(game, engine, policy, samples=)``: the strategy of a model behind an engine."""
+
+    def measure(game, engine, policy=POLICY, **options):
+        return asyncio.run(model_strategy(game, policy, PolicyEngine(engine, renderer), **options))
+
+    return measure
+
+
+def test_exact_probabilities_cover_all_information_sets(kuhn, renderer, strategy):
     engine = Engine(renderer, equilibrium)
-    asyncio.run(model_strategy(kuhn, POLICY, PolicyEngine(engine, renderer)))
-    again = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
-    assert len(again) == 3
-    for prompt in again:
+    model = strategy(kuhn, engine)
+    assert len(model.table) == 12 and model.illegal == 0
+    observation = "Your card: Queen. Moves: opponent bet. Your move: call or fold?"
+    queen = InformationSet("player_1", (), observation, ("call", "fold"))
+    assert model.table[queen] == pytest.approx({"call": 1 / 3, "fold": 2 / 3})
+    assert exploitability(kuhn, model.table) == pytest.approx(0, abs=1e-9)
+    later = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
+    assert len(later) == 3
+    for prompt in later:
         before, _, after = prompt.partition("Moves: none. Your move: check or bet?")
         assert "You play Kuhn poker" in before and after.index("check") < after.index("opponent bet")
 
@@ -110,39 +112,31 @@ def test_game_interprets_free_answers(kuhn, renderer):
     engine = Engine(renderer, equilibrium, wording="I {}!")
     value, illegal = asyncio.run(model_exploitability(kuhn, POLICY, PolicyEngine(engine, renderer), samples=400))
     assert value == pytest.approx(0, abs=0.04) and illegal == 0
-    again = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
-    assert len(again) == 1200 and all("I check!" in prompt for prompt in again), "it goes on from its own words"
+    later = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
+    assert len(later) == 1200 and all("I check!" in prompt for prompt in later), "after the model's own words"
 
 
-def test_illegal_answers_are_counted_separately(kuhn, renderer):
+def test_illegal_answers_are_counted_separately(kuhn, renderer, strategy):
     def half(prompt, text):
         return 0.5 if text == "umm" else equilibrium(prompt, text) / 2
 
-    found = asyncio.run(model_strategy(kuhn, POLICY, PolicyEngine(Engine(renderer, half), renderer), samples=200))
-    assert found.illegal == pytest.approx(0.5, abs=0.05)
-    assert exploitability(kuhn, found.table) == pytest.approx(0, abs=0.06)
-    mute = PolicyEngine(Engine(renderer, lambda prompt, text: float(text == "umm")), renderer)
-    found = asyncio.run(model_strategy(kuhn, POLICY, mute, samples=4))
-    assert found.illegal == 1 and exploitability(kuhn, found.table) == pytest.approx(11 / 24), "nothing said: even play"
+    model = strategy(kuhn, Engine(renderer, half), samples=200)
+    assert model.illegal == pytest.approx(0.5, abs=0.05)
+    assert exploitability(kuhn, model.table) == pytest.approx(0, abs=0.06)
+    model = strategy(kuhn, Engine(renderer, mute), samples=4)
+    assert model.illegal == 1 and exploitability(kuhn, model.table) == pytest.approx(11 / 24), "uniform"
 
 
-def test_the_same_weights_give_the_same_samples(kuhn, renderer):
-    served = PolicyEngine(Engine(renderer, equilibrium), renderer)
-    first, second = (asyncio.run(model_strategy(kuhn, POLICY, served, samples=16)) for _ in range(2))
+def test_the_same_weights_give_the_same_samples(kuhn, renderer, strategy):
+    first, second = (strategy(kuhn, Engine(renderer, equilibrium), samples=16) for _ in range(2))
     assert first == second
 
 
-class Pennies(fa.TurnEnv):
+class Pennies(WordGame):
     """Both name a side unseen; player_0 wins where they agree."""
 
     possible_agents = ("player_0", "player_1")
     sides = ("heads", "help")
-
-    def setup(self, rng):
-        self.said = []
-
-    def instructions(self, agent):
-        return ""
 
     def legal_actions(self, agent):
         return self.sides
@@ -152,15 +146,10 @@ class Pennies(fa.TurnEnv):
         game.reset(seed=0)
         yield 1.0, game
 
-    def observe_text(self, agent):
-        return "Your side?"
-
     def act(self, agent, action):
-        self.said.append(action)
-        if len(self.said) < 2:
-            return fa.Outcome()
-        won = 1.0 if self.said[0] == self.said[1] else -1.0
-        return fa.Outcome(rewards={"player_0": won, "player_1": -won}, done=True)
+        outcome = super().act(agent, action)
+        lead = 1.0 if len(set(self.words)) == 1 else -1.0
+        return replace(outcome, rewards={"player_0": lead, "player_1": -lead}) if outcome.done else outcome
 
 
 class Beginning(Pennies):
@@ -174,37 +163,35 @@ def pennies():
     return GameTree("model-strategy-test/Pennies-v0")
 
 
-def test_actions_with_a_common_prefix_are_distinguished(pennies, renderer):
+def test_actions_with_a_common_prefix_are_distinguished(pennies, renderer, strategy):
     chances = {"heads": 0.3, "help": 0.7}
 
-    def chance(prompt, left):  # what is left of the two words
-        whole = next(word for word in chances if word.endswith(left))
-        return chances[whole]
+    def chance(prompt, rest):
+        return next(chances[word] for word in chances if word.endswith(rest))
 
-    found = asyncio.run(model_strategy(pennies, POLICY, PolicyEngine(Engine(renderer, chance), renderer)))
-    assert all(row == pytest.approx(chances) for row in found.table.values())
-    assert exploitability(pennies, found.table) == pytest.approx(0.4)
+    model = strategy(pennies, Engine(renderer, chance))
+    assert all(row == pytest.approx(chances) for row in model.table.values())
+    assert exploitability(pennies, model.table) == pytest.approx(0.4)
 
 
-def test_unsupported_strategies_are_refused(pennies, renderer):
-    served = PolicyEngine(Engine(renderer, lambda prompt, text: 0.5), renderer)
+def test_unsupported_strategies_are_refused(pennies, renderer, strategy):
+    engine = Engine(renderer, lambda prompt, text: 0.5)
     with pytest.raises(ForgeError, match="'heads' is a prefix of another"):
-        asyncio.run(model_strategy("model-strategy-test/Beginning-v0", POLICY, served))
+        strategy("model-strategy-test/Beginning-v0", engine)
     with pytest.raises(ValueError, match="samples=-1"):
-        asyncio.run(model_strategy(pennies, POLICY, served, samples=-1))
+        strategy(pennies, engine, samples=-1)
     with pytest.raises(ValueError, match="sum to 1 over heads, help"):
         exploitability(pennies, {})
 
 
-def test_exact_probabilities_exclude_penalties(kuhn, renderer):
-    served = PolicyEngine(Engine(renderer, equilibrium), renderer)
-    for shaping in ({"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}):
-        counting = fa.Policy("some-model", name="hero", sampling=fa.Sampling(**shaping))
-        with pytest.raises(ForgeError, match=f"{next(iter(shaping))} of policy 'hero' depend on .*; set samples="):
-            asyncio.run(model_strategy(kuhn, counting, served))
-        assert asyncio.run(model_strategy(kuhn, counting, served, samples=1)).table
+@pytest.mark.parametrize("setting", [{"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}])
+def test_exact_probabilities_exclude_penalties(kuhn, renderer, strategy, setting):
+    policy = fa.Policy("some-model", name="hero", sampling=fa.Sampling(**setting))
+    with pytest.raises(ForgeError, match=f"{next(iter(setting))} of policy 'hero' depend on .*; set samples="):
+        strategy(kuhn, Engine(renderer, equilibrium), policy)
+    assert strategy(kuhn, Engine(renderer, equilibrium), policy, samples=1).table
     sharp = fa.Policy("some-model", sampling=fa.Sampling(temperature=0.5, top_k=5, max_tokens=16))
-    assert asyncio.run(model_strategy(kuhn, sharp, served)).illegal == 0
+    assert strategy(kuhn, Engine(renderer, equilibrium), sharp).illegal == 0
 
 
 def test_training_metrics_name_several_policies(renderer):
@@ -231,67 +218,52 @@ class Playing(Engine):
 
 
 def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, renderer, tiny_llama, tmp_path):
-    started = []
-
-    @contextlib.asynccontextmanager
-    async def fleet(models, config):
-        started.append(set(models))
-        yield {name: PolicyEngine(Playing(renderer, equilibrium), renderer) for name in models}
-
-    def play(samples, **more):
-        return fa.benchmark(
-            {"free": free, "random": fa.Random(), "legal": replace(free, constrain_actions=True)}, [KUHN], episodes=1,
-            exploitability_samples=samples, out_dir=tmp_path, progress=False, **more,
-        )  # fmt: skip
-
+    starts = []
+    fleet = fake_fleet(lambda name: Playing(renderer, equilibrium), renderer, starts)
     monkeypatch.setattr(playing, "_fleet", fleet)
     free = fa.Policy(str(tiny_llama), sampling=POLICY.sampling)
-    assert play(0).exploitability == {KUHN: {"random": pytest.approx(11 / 24)}}
-    measured = play(200)
-    found = measured.exploitability[KUHN]
-    assert list(found) == ["free", "random", "legal"] and found["random"] == pytest.approx(11 / 24)
-    assert found["legal"] == pytest.approx(0, abs=1e-9) and 1e-6 < found["free"] < 0.05
-    assert "For models computed from at least 200 answers" in measured.markdown()
-    assert "For models" not in play(0).markdown()
-    assert started == [{"free", "legal"}] * 2
-    assert play(200).exploitability == measured.exploitability and len(started) == 2, "nothing is asked again"
-    assert play(8).exploitability[KUHN]["free"] != found["free"] and len(started) == 3
+    players = {"free": free, "random": fa.Random(), "legal": replace(free, constrain_actions=True)}
+
+    def measure(samples):
+        return play(tmp_path, players, episodes=1, exploitability_samples=samples)
+
+    assert measure(0).exploitability == {KUHN: {"random": pytest.approx(11 / 24)}}
+    report = measure(200)
+    values = report.exploitability[KUHN]
+    assert list(values) == ["free", "random", "legal"] and values["random"] == pytest.approx(11 / 24)
+    assert values["legal"] == pytest.approx(0, abs=1e-9) and 1e-6 < values["free"] < 0.05
+    assert "For models computed from at least 200 answers" in report.markdown()
+    assert "For models" not in measure(0).markdown()
+    assert starts == [{"free", "legal"}] * 2
+    assert measure(200).exploitability == report.exploitability and len(starts) == 2, "measured once"
+    assert measure(8).exploitability[KUHN]["free"] != values["free"] and len(starts) == 3
     (tmp_path / "exploitability.json").write_text('{"half a li')
-    assert play(200).exploitability == measured.exploitability and len(started) == 4
+    assert measure(200).exploitability == report.exploitability and len(starts) == 4
     with pytest.raises(ValueError, match="exploitability_samples=-1"):
-        play(-1)
+        measure(-1)
 
 
 def test_killed_benchmark_keeps_measured_exploitability(monkeypatch, renderer, tiny_llama, tmp_path):
-    started, alive = [], {"first"}
-
-    @contextlib.asynccontextmanager
-    async def fleet(models, config):
-        started.append(set(models))
-        yield {name: PolicyEngine(Mortal(name in alive, renderer, equilibrium), renderer) for name in models}
+    starts, alive = [], {"first"}
 
     class Mortal(Playing):
-        def __init__(self, lives, *more):
-            super().__init__(*more)
-            self.lives = lives
+        def __init__(self, name):
+            super().__init__(renderer, equilibrium)
+            self.name = name
 
-        async def generate(self, prompt_ids, sampling, *, choices=(), top_logprobs=0, seed=None):
-            if top_logprobs and not self.lives:
+        async def generate(self, prompt_ids, sampling, *, top_logprobs=0, **options):
+            if top_logprobs and self.name not in alive:
                 raise ForgeError("the engine died")
-            return await super().generate(prompt_ids, sampling, choices=choices, top_logprobs=top_logprobs, seed=seed)
+            return await super().generate(prompt_ids, sampling, top_logprobs=top_logprobs, **options)
 
-    monkeypatch.setattr(playing, "_fleet", fleet)
+    monkeypatch.setattr(playing, "_fleet", fake_fleet(Mortal, renderer, starts))
     policy = fa.Policy(str(tiny_llama), sampling=POLICY.sampling, constrain_actions=True)
     players = {"first": policy, "second": replace(policy, sampling=fa.Sampling(temperature=0.5, max_tokens=17))}
-
-    def play():
-        return fa.benchmark(players, [KUHN], episodes=1, exploitability_samples=1, out_dir=tmp_path, progress=False)
-
     with pytest.raises(ForgeError, match="the engine died"):
-        play()
+        play(tmp_path, players, episodes=1, exploitability_samples=1)
     alive.add("second")
-    report = play()
-    assert started == [{"first", "second"}, {"second"}] and report.timing["played"] == 0
+    report = play(tmp_path, players, episodes=1, exploitability_samples=1)
+    assert starts == [{"first", "second"}, {"second"}] and report.timing["played"] == 0
     assert set(report.exploitability[KUHN]) == {"first", "second"}
 
 
@@ -302,15 +274,14 @@ class Slow(Engine):
 
     async def generate(self, prompt_ids, sampling, **options):
         assert len(prompt_ids) + sampling.max_tokens <= self.max_model_len
-        if not next(self.asked) % self.nth:
+        if not next(self.requests) % self.nth:
             raise LateAnswerError("too late")
         return await super().generate(prompt_ids, sampling, **options)
 
 
-def test_late_answer_is_dropped_and_reported(kuhn, renderer, caplog):
-    served = PolicyEngine(Slow(renderer, equilibrium), renderer)
-    found = asyncio.run(model_strategy(kuhn, POLICY, served, samples=200))
-    assert found.illegal == 0 and exploitability(kuhn, found.table) == pytest.approx(0, abs=0.06)
+def test_late_answer_is_dropped_and_reported(kuhn, renderer, strategy, caplog):
+    model = strategy(kuhn, Slow(renderer, equilibrium), samples=200)
+    assert model.illegal == 0 and exploitability(kuhn, model.table) == pytest.approx(0, abs=0.06)
     assert "hero gave 600 of 2400 free answers too late" in caplog.text
 
 

@@ -85,7 +85,6 @@ def save_before_training():
 
 
 def serve_a_folder_without_a_model():
-
     EnginePlan(model="nowhere")
 
 

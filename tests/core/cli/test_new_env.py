@@ -89,14 +89,8 @@ def test_installed_plugins_are_found_and_a_broken_one_is_named(tmp_path):
         "env = fa.make('good_plugin/Kuhn'); env.reset(seed=0); print(env.last()[0]);"
         "cli.main(['check', 'bad_plugin/Game-v0'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    command, env = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert "KuhnPoker" in done.stdout and "Your card" in done.stdout
     warned = [line for line in done.stderr.splitlines() if "failed to load" in line]
     assert "plugin 'bad_plugin' (bad_plugin) failed to load: ImportError: no licence" in warned[0]

@@ -1,4 +1,6 @@
+import asyncio
 import importlib
+import json
 import sys
 
 import pytest
@@ -7,11 +9,17 @@ import yaml
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.cli import scaffold
+from forge_agents.cli.config import parse
 from forge_agents.envs.registry import UnknownIdError
 from forge_agents.errors import ForgeError
 from forge_agents.imports import add_user_folder
 from forge_agents.policy import Random
 from forge_agents.rollout.rollout import Rollout
+from forge_trainers.run_file import RunConfig
+
+
+def read(*words):
+    return parse(RunConfig, words, prog="forge-agents train", description="")
 
 
 @pytest.fixture(params=sorted(scaffold.TEMPLATES.keys() - {scaffold.ENV}))
@@ -24,14 +32,10 @@ def folder(request, tmp_path, monkeypatch):
 
 
 def test_template_has_matching_environment_reward_and_settings(folder):
-    import asyncio
-
-    from forge_agents.cli.config import parse
-    from forge_trainers.run_file import RunConfig
-
-    run = parse(RunConfig, ["train.yaml"], prog="forge-agents train", description="")
+    run = read("train.yaml")
+    assert set(yaml.safe_load((folder / "train.yaml").read_text())) >= {"env", "policies", "reward", "steps", "out_dir"}
     assert (folder / "README.md").read_text().count(run.env) >= 1
-    if folder.name != "sft":  # its world is the team's
+    if folder.name != "sft":  # it has the environment of "team"
         assert fa.check_env(run.env, episodes=1).ok
     mapping = run.policy_mapping
     assert set(run.policies) <= {mapping} if isinstance(mapping, str) else set(mapping.values())
@@ -44,68 +48,51 @@ def test_template_has_matching_environment_reward_and_settings(folder):
 
 
 def test_run_file_finds_modules_next_to_it_from_any_folder(folder, tmp_path, monkeypatch):
-    from forge_agents.cli.config import parse
-    from forge_trainers.run_file import RunConfig
-
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(folder)])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    add_user_folder(elsewhere)  # as the command line does; what lies there is not meant
+    add_user_folder(elsewhere)  # as the command line does
     for name in ("my_env", "my_reward"):
         (elsewhere / f"{name}.py").write_text("raise AssertionError('a namesake was imported')")
     (elsewhere / "chats.jsonl").write_text("")
 
     file = f"../{folder.name}/train.yaml"
-    run = parse(RunConfig, [file], prog="forge-agents train", description="")
+    run = read(file)
     assert fa.make(run.env).possible_agents and run.load_reward() is not None
-    assert run.out_dir.startswith("runs/")  # what is written stays in the folder that one is in
+    assert run.out_dir.startswith("runs/")  # output goes to the current folder
     assert [plan.data for plan in run.warm_start.values()] in ([], [str(folder / "chats.jsonl")])
     if run.warm_start:
-        words = [file, "--warm_start.team.data=mine.jsonl"]
-        mine = parse(RunConfig, words, prog="forge-agents train", description="")
+        mine = read(file, "--warm_start.team.data=mine.jsonl")
         assert mine.warm_start["team"].data == "mine.jsonl" and mine.warm_start["team"].epochs == 4
 
 
 def test_tasks_next_to_a_run_file_are_found(tmp_path, monkeypatch):
-    from forge_agents.cli.config import parse
-    from forge_trainers.run_file import RunConfig
-
     (tmp_path / "file").mkdir()
     (tmp_path / "file/rows.jsonl").write_text('{"question": "2 + 3?"}\n')
     (tmp_path / "file/train.yaml").write_text(
         "env: my/Crew-v0\nenv_args: {tasks: rows.jsonl, eval_tasks: elsewhere.jsonl}\npolicies: {own: {model: m}}\n"
     )
     monkeypatch.chdir(tmp_path)
-    run = parse(RunConfig, ["file/train.yaml"], prog="forge-agents train", description="")
-    assert run.env_args == {"tasks": str(tmp_path / "file/rows.jsonl"), "eval_tasks": "elsewhere.jsonl"}
+    assert read("file/train.yaml").env_args == {
+        "tasks": str(tmp_path / "file/rows.jsonl"), "eval_tasks": "elsewhere.jsonl"
+    }  # fmt: skip
     monkeypatch.chdir(tmp_path / "file")
-    run = parse(RunConfig, ["train.yaml"], prog="forge-agents train", description="")
-    assert run.env_args["tasks"] == "rows.jsonl"
+    assert read("train.yaml").env_args["tasks"] == "rows.jsonl"
 
 
 def test_model_next_to_a_run_file_is_found_and_hub_ids_are_kept(tmp_path, monkeypatch):
-    from forge_agents.cli.config import parse
-    from forge_trainers.run_file import RunConfig
-
     (tmp_path / "file/mine").mkdir(parents=True)
     (tmp_path / "file/train.yaml").write_text(
         "env: forge/Relay-v0\npolicy_mapping: {a: own, b: hub}\n"
         "policies: {own: {model: mine}, hub: {model: smollm2-135m-instruct}}\n"
     )
     monkeypatch.chdir(tmp_path)
-    run = parse(RunConfig, ["file/train.yaml"], prog="forge-agents train", description="")
-    models = {name: policy.model for name, policy in run.policies.items()}
+    models = {name: policy.model for name, policy in read("file/train.yaml").policies.items()}
     assert models == {"own": str(tmp_path / "file/mine"), "hub": "smollm2-135m-instruct"}
 
 
-def test_template_settings_have_the_main_keys(folder):
-    assert set(yaml.safe_load((folder / "train.yaml").read_text())) >= {"env", "policies", "reward", "steps", "out_dir"}
-
-
 def test_template_conversations_match_the_game(tmp_path):
-    import json
-
     root = scaffold.create(tmp_path, "sft")
     rows = [json.loads(line)["messages"] for line in (root / "chats.jsonl").read_text().splitlines()]
     assert len(rows) == 18 and all([m["role"] for m in row] == ["system", "user", "assistant"] for row in rows)

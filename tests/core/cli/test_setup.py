@@ -168,14 +168,8 @@ def test_install_commands_time_out(here: Environment, monkeypatch: pytest.Monkey
 def test_imports_are_tested_with_cpu_torch_only(tmp_path: Path, cuda: str, left: str):
     (tmp_path / "torch.py").write_text(f"class version:\n    cuda = {cuda}\n    hip = None\n")
     (tmp_path / "broken.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    done = subprocess.run(
-        [sys.executable, "-c", setup._IMPORT_ALL, "broken", "json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", setup._IMPORT_ALL, "broken", "json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == left
 
 

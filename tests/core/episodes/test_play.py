@@ -24,7 +24,7 @@ TEAM = fa.Policy("m", name="team")
 
 
 class Count(fa.TurnEnv):
-    """Two seats say what they like, five times together."""
+    """Two agents act five times together."""
 
     possible_agents = ["a", "b"]
     closed = 0
@@ -176,10 +176,8 @@ def test_policies_on_a_shared_engine_have_their_own_reasoning_setting(fleets):
 
         engines.run([team, quiet], game)
         assert served["team"] is not served["quiet"]
-    with (
-        fa.Engines(team) as engines,
-        pytest.raises(ValueError, match="'quiet' plays tiny with thinking off, and these engines serve tiny;"),
-    ):
+    message = "'quiet' plays tiny with thinking off, and these engines serve tiny;"
+    with fa.Engines(team) as engines, pytest.raises(ValueError, match=message):
         fa.play(Count, quiet, engines=engines)
 
 

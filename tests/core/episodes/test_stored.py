@@ -15,6 +15,7 @@ from forge_agents.errors import RunFolderError
 from forge_trainers.records.run_folder import RunFolder
 
 KUHN = "forge/KuhnPoker-v0"
+HERO = fa.Scripted(lambda seen: "bet", name="hero")
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,7 @@ def run(tmp_path_factory):
     kept = RunFolder(folder, {})
     for step in range(6):
         rival = fa.Random(name="late" if step > 3 else "rival")
-        episode = fa.play(
-            KUHN, {"player_0": fa.Scripted(lambda seen: "bet", name="hero"), "player_1": rival}, seed=step
-        )
+        episode = fa.play(KUHN, {"player_0": HERO, "player_1": rival}, seed=step)
         other = fa.play("forge/Relay-v0", fa.Scripted(lambda seen, said=1 if step == 3 else "7": said), seed=step)
         learned = {"player_0": [0.5] * len(episode.trajectories["player_0"].turns)}
         rewards = [{"player_0": 2.0, "player_1": math.nan}, {}]
@@ -37,17 +36,12 @@ def run(tmp_path_factory):
 
 def test_records_summarize_episodes(run):
     table = fa.load_episodes(run)
-    first = fa.play(
-        KUHN, {"player_0": fa.Scripted(lambda seen: "bet", name="hero"), "player_1": fa.Random(name="rival")}, seed=0
-    )
+    first = fa.play(KUHN, {"player_0": HERO, "player_1": fa.Random(name="rival")}, seed=0)
     assert len(table) == 12 and [row["episode"] for row in table] == list(range(12))
     row = table[0]
     assert (row["step"], row["env_id"], row["seed"], row["error"]) == (0, KUHN, 0, "")
     assert (row["agents"], row["policies"]) == (["player_0", "player_1"], ["hero", "rival"])
-    assert (
-        row["rewards"] == [first.rewards["player_0"], first.rewards["player_1"]]
-        and row["reward"] == first.rewards["player_0"]
-    )
+    assert row["rewards"] == [*first.rewards.values()] and row["reward"] == first.rewards["player_0"]
     assert row["trained_rewards"][0] == 2.0 and math.isnan(row["trained_rewards"][1])
     assert table[1]["trained_rewards"] == [None, None]
     assert (row["trained_reward"], row["turns"], row["end_reason"]) == (2.0, len(first.turns), "terminated")
@@ -72,9 +66,8 @@ def test_records_of_turns_have_branches(tmp_path):
     first, *_ = fa.play(KUHN, fa.Random(), seed=0).trajectories["player_0"].turns
     turns = tuple(dataclasses.replace(first, index=n, branch=n, forked_from=0 if n else None) for n in range(2))
     of = fa.Trajectory(agent="player_0", policy="hero", turns=turns)
-    RunFolder(tmp_path / "run", {}).keep_episodes(
-        0, [fa.Episode(env_id=KUHN, seed=0, trajectories={"player_0": of})], [{}], [{}], trained=["hero"]
-    )
+    episode = fa.Episode(env_id=KUHN, seed=0, trajectories={"player_0": of})
+    RunFolder(tmp_path / "run", {}).keep_episodes(0, [episode], [{}], [{}], trained=["hero"])
     table = fa.load_episodes(tmp_path / "run")
     assert [(row["branch"], row["forked_from"]) for row in table.turns()] == [(0, None), (1, 0)]
 

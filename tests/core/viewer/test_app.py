@@ -155,7 +155,7 @@ def test_port_in_use_is_reported(server, run_folder, capsys):
 
 
 def test_token_is_not_on_the_browser_command_line(run_folder, monkeypatch):
-    opened, said = [], []
+    opened, lines = [], []
 
     def look(address):
         file = Path(urlsplit(address).path)
@@ -163,9 +163,9 @@ def test_token_is_not_on_the_browser_command_line(run_folder, monkeypatch):
 
     monkeypatch.setattr("webbrowser.open", look)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
-    serve_page([run_folder], port=0, browser=True, say=said.append)
+    serve_page([run_folder], port=0, browser=True, say=lines.append)
     ((address, mode, folder_mode, page),) = opened
-    url = re.search(r"open +(\S+)", "\n".join(said))[1]
+    url = re.search(r"open +(\S+)", "\n".join(lines))[1]
     assert address.startswith("file://") and urlsplit(url).path.strip("/") not in address
     assert (mode, folder_mode) == (0o600, 0o700) and f"url={url}" in page
     assert not Path(urlsplit(address).path).exists()

@@ -21,21 +21,18 @@ HURRY = "const wait = setTimeout; window.setTimeout = (act, ms) => wait(act, ms 
 
 @pytest.fixture
 def open_page(browser):
-    """``open_page(url)``: a page, its requests in ``page.asked`` and what went wrong in ``page.complaints``."""
-    contexts = []
+    """``open_page(url)``: a page with its requests as ``page.asked``. The test fails if the console has errors."""
+    pages = []
 
     def start(url, hurry=False, **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
+        page = browser.new_context(**options).new_page()
+        pages.append(page)
         page.set_default_timeout(WAIT_MS)
         page.asked, page.complaints = [], []
         page.on("request", lambda request: page.asked.append(request.url))
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
         page.on("dialog", lambda dialog: (page.complaints.append(dialog.message), dialog.dismiss()))
-        page.on(
-            "console", lambda said: page.complaints.append(said.text) if said.type in ("error", "warning") else None
-        )
+        page.on("console", lambda line: page.complaints.extend([line.text] * (line.type in ("error", "warning"))))
         page.add_init_script("window.pwned = () => { window.harmed = true; }")
         if hurry:
             page.add_init_script(HURRY)
@@ -44,8 +41,10 @@ def open_page(browser):
         return page
 
     yield start
-    for context in contexts:
-        context.close()
+    complaints = [complaint for page in pages for complaint in page.complaints]
+    for page in pages:
+        page.context.close()
+    assert complaints == []
 
 
 def soon(page, check, what="in time"):
@@ -139,7 +138,6 @@ def test_curves_of_runs_lie_side_by_side(serve, open_page, run_folder, tmp_path)
     page.get_by_role("searchbox", name="filter metrics").fill("loss")
     until(page, "document.querySelectorAll('figure').length === 1")
     assert page.locator("figcaption > span").first.inner_text() == "learner/loss"
-    assert page.complaints == []
     assert all(url.startswith((server.url, "data:")) for url in page.asked)
 
 
@@ -168,7 +166,6 @@ def test_chart_zoom_works_by_mouse_and_keys_and_persists(serve, open_page, tmp_p
     assert whole.is_visible()
     page.keyboard.press("0")
     whole.wait_for(state="hidden")
-    assert page.complaints == []
 
 
 def test_axis_is_logarithmic_for_positive_values(serve, open_page, tmp_path):
@@ -186,12 +183,9 @@ def test_axis_is_logarithmic_for_positive_values(serve, open_page, tmp_path):
     assert loss.locator(".note").inner_text() == "no value is above 0"
     loss.get_by_role("button", name="logarithmic").click()
     loss.locator("canvas").wait_for()
-    assert page.complaints == []
 
 
-def test_charts_are_saved_as_png_and_csv_without_formulas(
-    serve, open_page, run_folder, tmp_path
-):
+def test_charts_are_saved_as_png_and_csv_without_formulas(serve, open_page, run_folder, tmp_path):
     evil = "=HYPERLINK(1)"
     write_lines(tmp_path / evil / "metrics.jsonl", metrics(2, start=2))
     page = open_page(save_page([run_folder, tmp_path / evil], tmp_path / "page.html").as_uri())
@@ -209,21 +203,15 @@ def test_charts_are_saved_as_png_and_csv_without_formulas(
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     assert name == "reward_mean.png" and image.width > 200
     assert {image.getpixel((1, 1)), (31, 111, 181), (194, 87, 12)} <= {colour for _, colour in image.getcolors(99999)}
-    assert page.complaints == []
 
 
 def test_charts_follow_the_theme(serve, open_page, run_folder):
     page = open_page(serve(run_folder).url, color_scheme="light")
     chart = page.locator("figure", has_text="reward/mean")
     light = page.evaluate("getComputedStyle(document.querySelector('aside .swatch')).backgroundColor")
-    page.get_by_role("button", name="dark", exact=True).click()
+    page.emulate_media(color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.querySelector('aside .swatch')).backgroundColor") != light
     soon(page, lambda: inked(chart, 0) > 50)
-    page.get_by_role("button", name="auto", exact=True).click()
-    soon(page, lambda: inked(chart, 0) > 50)
-    page.emulate_media(color_scheme="dark")
-    soon(page, lambda: inked(chart, 0) > 50)
-    assert page.complaints == []
 
 
 def test_stop_reason_of_a_run_is_shown(serve, open_page, run_folder):
@@ -234,7 +222,6 @@ def test_stop_reason_of_a_run_is_shown(serve, open_page, run_folder):
     assert ending.locator("summary").inner_text() == "ended after step 2: plateau"
     ending.locator("summary").click()
     assert ending.locator("p").inner_text() == said["reason"]
-    assert page.complaints == []
 
 
 def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder):
@@ -246,10 +233,7 @@ def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder)
     shows(page, "20")
     page.get_by_label("environment").select_option("")
     page.get_by_label("error").select_option("any error")
-    until(
-        page,
-        "document.querySelector('.episodes .bad') !== null && document.querySelectorAll('.episodes li').length === 1",
-    )
+    until(page, "document.querySelector('.episodes .bad') && document.querySelectorAll('.episodes li').length === 1")
     page.locator(".episodes a").click()
     page.locator(".detail .problem", has_text="no such square").wait_for()
     page.get_by_label("error").select_option("none")
@@ -261,7 +245,6 @@ def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder)
     lanes = page.eval_on_selector_all(".turn", "turns => turns.map(turn => getComputedStyle(turn).gridColumnStart)")
     assert lanes == ["1", "2", "1", "2"]
     assert page.locator(".turn .said .words").first.inner_text() == "zebra crossing a 0"
-    assert page.complaints == []
 
 
 def test_two_runs_are_compared_by_settings_and_texts(serve, open_page, run_folder, tmp_path):
@@ -282,7 +265,6 @@ def test_two_runs_are_compared_by_settings_and_texts(serve, open_page, run_folde
     page.locator(".episodes a").first.click()
     page.locator(".detail .turn").first.wait_for()
     assert "giraffe" in page.locator(".turn .said .words").first.inner_text()
-    assert page.complaints == []
 
 
 def test_tokens_are_colored_by_logprob_advantage_and_version(serve, open_page, run_folder):
@@ -295,10 +277,8 @@ def test_tokens_are_colored_by_logprob_advantage_and_version(serve, open_page, r
     page = open_page(serve(run_folder).url + "#view=episodes&n=6&colour=logprob")
     tokens = page.locator(".turn .token").first
     tokens.wait_for()
-    strengths = page.eval_on_selector_all(
-        ".turn .token", "all => all.slice(0, 3).map(one => one.style.getPropertyValue('--strength'))"
-    )
-    assert strengths == ["7%", "14%", "21%"]
+    strength = "all => all.slice(0, 3).map(one => one.style.getPropertyValue('--strength'))"
+    assert page.eval_on_selector_all(".turn .token", strength) == ["7%", "14%", "21%"]
     title = tokens.get_attribute("title").split("\n")
     assert title == ["token 104", "p 0.607, log-probability -0.5", "advantage -1", "weights 2"]
     assert page.locator(".turn .tokens").first.inner_text() == "zebra crossing!"
@@ -309,7 +289,6 @@ def test_tokens_are_colored_by_logprob_advantage_and_version(serve, open_page, r
     page.locator(".turn .token.v2").first.wait_for()
     assert page.locator(".turn .token.v3").count() == 8
     assert page.locator(".legend").inner_text().split("weights")[1:] != []
-    assert page.complaints == []
 
 
 def test_conversations_of_an_agent_form_a_tree(serve, open_page, tmp_path):
@@ -334,7 +313,6 @@ def test_conversations_of_an_agent_form_a_tree(serve, open_page, tmp_path):
     assert left[0] == left[2] == left[4] < left[1] == left[3]
     page.locator(".tree li li .jump").last.click()
     assert page.evaluate("document.activeElement.dataset.turn") == "3"
-    assert page.complaints == []
 
 
 def test_keys_navigate_the_list_and_its_pages(serve, open_page, tmp_path):
@@ -353,7 +331,6 @@ def test_keys_navigate_the_list_and_its_pages(serve, open_page, tmp_path):
     page.keyboard.press("?")
     assert page.locator("dialog[open]").is_visible()
     page.keyboard.press("Escape")
-    assert page.complaints == []
 
 
 def test_a_page_is_restored_from_its_address(serve, open_page, run_folder):
@@ -382,7 +359,6 @@ def test_timeline_shows_idle_times(serve, open_page, run_folder):
     point(page, stages, 0.1, "step 2,")
     _, table = saved(page, stages, "CSV")
     assert table.decode().splitlines()[1:] == [f"{step},5,3,0.5,1,0.5" for step in range(3)]
-    assert page.complaints == []
 
 
 def test_timeline_of_asynchronous_rollouts_counts_work(serve, open_page, tmp_path):
@@ -411,7 +387,6 @@ def test_new_data_appear_without_reload(serve, open_page, run_folder):
     assert seeds(page)[0] == "99"
     write_lines(run_folder / "episodes.jsonl", [episode(seed=100)])
     page.locator(".episodes li").nth(7).wait_for()
-    assert page.complaints == []
 
 
 def test_many_episodes_are_nearly_as_fast_as_few(serve, open_page, tmp_path):
@@ -448,30 +423,14 @@ def hostile_run(folder):
                 turn["info"] = {bad: [bad], "tool_calls": 1}
                 turn["reasoning"], turn["tool_calls"] = bad, [{"name": bad, "arguments": {bad: bad}}]
         write_lines(folder / "episodes.jsonl", [row])
-    verifier = [{"name": bad, "family": bad, "cost": bad, "weight": 0.5, "last_error": bad} for bad in PAYLOADS]
-    write_lines(
-        folder / "verifiers.jsonl",
-        [
-            {"step": s, "name": PAYLOADS[0], "alarms": list(PAYLOADS), "combiner": PAYLOADS[1], "verifiers": verifier}
-            for s in (0, 1)
-        ],
-    )
-    write_lines(
-        folder / "metrics.jsonl",
-        [
-            {
-                "step": s,
-                "time/step_s": 1.0,
-                **{f"{bad}/{bad}": 0.1 for bad in PAYLOADS},
-                **{f"time/{bad}_s": 0.1 for bad in PAYLOADS if "\n" not in bad},
-            }
-            for s in (0, 1)
-        ],
-    )
+    verifiers = [{"name": bad, "family": bad, "cost": bad, "weight": 0.5, "last_error": bad} for bad in PAYLOADS]
+    report = {"name": PAYLOADS[0], "alarms": list(PAYLOADS), "combiner": PAYLOADS[1], "verifiers": verifiers}
+    write_lines(folder / "verifiers.jsonl", [{"step": step, **report} for step in (0, 1)])
+    values = {f"{bad}/{bad}": 0.1 for bad in PAYLOADS} | {f"time/{bad}_s": 0.1 for bad in PAYLOADS if "\n" not in bad}
+    write_lines(folder / "metrics.jsonl", [{"step": step, "time/step_s": 1.0, **values} for step in (0, 1)])
     (folder / "config.yaml").write_text(json.dumps({bad: bad for bad in PAYLOADS}))
-    (folder / "league.json").write_text(
-        json.dumps({"policy": PAYLOADS[0], "opponents": [{"name": bad, bad: bad} for bad in PAYLOADS]})
-    )
+    league = {"policy": PAYLOADS[0], "opponents": [{"name": bad, bad: bad} for bad in PAYLOADS]}
+    (folder / "league.json").write_text(json.dumps(league))
     with (folder / "episodes.jsonl").open("a") as file:
         file.write("".join(f"{bad}\n" for bad in PAYLOADS))
 
@@ -484,7 +443,6 @@ def assert_unharmed(page, base):
     strange = f"{tags}, {scripts}, [onerror], [onload], [onfocus], [ontoggle], [onbegin]"
     assert page.locator(strange).count() == 0
     assert [url for url in page.asked if not url.startswith((base, "data:"))] == []
-    assert page.complaints == []
 
 
 def visit_everything(page, opened, run=0):
@@ -529,7 +487,6 @@ def test_saved_page_needs_no_request(open_page, run_folder, tmp_path):
     until(page, "document.querySelectorAll('.episodes li').length === 6")
     soon(page, lambda: page.locator(".episodes .reward").first.inner_text() == "-1", "not the lowest reward first")
     assert str(tmp_path) not in target.read_text()
-    assert page.complaints == []
 
 
 def test_saved_page_marks_episodes_of_another_version(open_page, run_folder, tmp_path):
@@ -539,7 +496,6 @@ def test_saved_page_marks_episodes_of_another_version(open_page, run_folder, tmp
     page.locator(".detail .problem", has_text="episode 7 of first was written by another version").wait_for()
     page.get_by_label("search in texts").fill("zebra")
     shows(page, "22")
-    assert page.complaints == []
 
 
 def test_without_the_token_a_browser_sees_only_a_refusal(serve, browser, run_folder):
@@ -564,7 +520,6 @@ def test_a_benchmark_and_an_empty_run_are_shown(serve, open_page, tmp_path):
     for view in ("timeline", "verifiers", "tables"):
         go(page, f"#view={view}")
         page.locator("main .note").first.wait_for()
-    assert page.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -576,10 +531,7 @@ def test_contrast_and_accessible_names(serve, open_page, run_folder, scheme):
     named = "one.labels?.length || one.getAttribute('aria-label') || one.textContent"
     unnamed = f"all => all.filter(one => !({named})).length"
     assert page.eval_on_selector_all("input, select, button", unnamed) == 0
-    assert (
-        page.eval_on_selector_all("[role=img]", "all => all.filter(one => !one.getAttribute('aria-label')).length")
-        == 0
-    )
+    assert page.locator("[role=img]:not([aria-label])").count() == 0
     assert page.locator("html").get_attribute("lang") == "en"
 
 

@@ -84,16 +84,12 @@ def test_damaged_metrics_are_reported_and_others_shown(run_folder):
 
 def test_appended_and_replaced_metrics_are_read(run_folder):
     run, log = only(run_folder), run_folder / "metrics.jsonl"
-    whole = json.dumps({"step": 3, "reward/mean": 0.3})
-    with log.open("a") as file:
-        file.write(whole[:9])
-    assert run.metrics()["step"] == [0, 1, 2]
-    with log.open("a") as file:
-        file.write(whole[9:])
-    assert run.metrics()["step"] == [0, 1, 2, 3]
-    with log.open("a") as file:
-        file.write("\n" + whole.replace("3,", "4,") + "\n")
-    assert run.metrics()["step"] == [0, 1, 2, 3, 4] and run.status()["problems"] == []
+    line = json.dumps({"step": 3, "reward/mean": 0.3})
+    for text, steps in ((line[:9], 3), (line[9:], 4), ("\n" + line.replace("3,", "4,") + "\n", 5)):
+        with log.open("a") as file:
+            file.write(text)
+        assert run.metrics()["step"] == [*range(steps)]
+    assert run.status()["problems"] == []
     write_lines(run_folder / "draft", metrics(2, start=5)).replace(log)  # as a resumed run does
     assert run.metrics()["step"] == [5, 6]
     log.unlink()
@@ -101,14 +97,13 @@ def test_appended_and_replaced_metrics_are_read(run_folder):
 
 
 def test_repeated_steps_replace_earlier_rows(tmp_path):
-    """A loop of one's own that was killed after its metrics and before its checkpoint; a curve cannot run backwards."""
-    again = [{"step": 3, "reward/mean": 0.9}, {"step": 4, "reward/mean": 0.8}]
-    write_lines(tmp_path / "metrics.jsonl", [*metrics(6), *again])
+    """As after a run that was killed between its metrics and its checkpoint."""
+    repeated = [{"step": 3, "reward/mean": 0.9}, {"step": 4, "reward/mean": 0.8}]
+    write_lines(tmp_path / "metrics.jsonl", [*metrics(6), *repeated])
     run = only(tmp_path)
     assert run.metrics()["step"] == [0, 1, 2, 3, 4] and run.status()["steps"] == 5
     assert run.metrics()["series"]["reward/mean"][2:] == [0.2, 0.9, 0.8]
-    told = "3 rows of metrics.jsonl are left out: later rows repeat their steps"
-    assert run.status()["problems"] == [told]
+    assert run.status()["problems"] == ["3 rows of metrics.jsonl are left out: later rows repeat their steps"]
 
 
 def test_new_run_is_shown_empty(tmp_path):
@@ -126,9 +121,8 @@ def test_folders_of_runs_are_searched_and_named(tmp_path):
         for child in ("trained", "control"):
             write_lines(tmp_path / parent / child / "metrics.jsonl", metrics(1))
     assert [run.name for run in find_runs([tmp_path / "x"])] == ["control", "trained"]
-    assert [run.name for run in find_runs([tmp_path / "x", tmp_path / "y"])] == [
-        "x/control", "x/trained", "y/control", "y/trained",
-    ]  # fmt: skip
+    names = [run.name for run in find_runs([tmp_path / "x", tmp_path / "y"])]
+    assert names == ["x/control", "x/trained", "y/control", "y/trained"]
     assert len(find_runs([tmp_path / "x" / "trained", tmp_path / "x" / "trained" / "metrics.jsonl"])) == 1
 
 

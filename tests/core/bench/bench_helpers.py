@@ -1,0 +1,77 @@
+"""Players, environments and short calls that the tests of benchmarks share."""
+
+import asyncio
+import contextlib
+
+import forge_agents as fa
+from forge_agents.rollout.players import PolicyEngine
+
+KUHN, SORT, TOE = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0", "forge/TicTacToe-v0"
+
+
+def passive(observation):
+    """Of Kuhn poker: never bets, always calls."""
+    return "call" if "call" in observation else "check"
+
+
+def bold(observation):
+    return "call" if "call" in observation else "bet"
+
+
+def first_free(observation):
+    """Of tic-tac-toe: the first free square."""
+    return observation.split("Free: ")[1][0]
+
+
+PASSIVE, BOLD, FIRST_FREE = map(fa.Scripted, (passive, bold, first_free))
+
+
+def play(folder, players=None, suite=KUHN, **options):
+    """Benchmark without a progress bar: six episodes of Kuhn poker by default."""
+    players = players or {"passive": PASSIVE, "bold": BOLD, "random": fa.Random()}
+    return fa.benchmark(players, suite, out_dir=folder, **{"episodes": 6, "progress": False, **options})
+
+
+def fake_fleet(make_engine, renderer, starts=None):
+    """Return a replacement of `_fleet` whose engines are ``make_engine(name)``; `starts` notes the models."""
+
+    @contextlib.asynccontextmanager
+    async def fleet(models, config):
+        if starts is not None:
+            starts.append(set(models))
+        yield {name: PolicyEngine(make_engine(name), renderer) for name in models}
+
+    return fleet
+
+
+class WordGame(fa.TurnEnv):
+    """Agents say a word each; ``reward(words)`` pays all of them."""
+
+    possible_agents = ("ann", "ben")
+
+    def setup(self, rng):
+        self.words = []
+
+    def instructions(self, agent):
+        return "Say left or right."
+
+    def observe_text(self, agent):
+        return "Which side?"
+
+    def reward(self, words):
+        return 0.0
+
+    def act(self, agent, action):
+        self.words.append(action)
+        if len(self.words) < len(self.possible_agents):
+            return fa.Outcome()
+        return fa.Outcome(rewards=dict.fromkeys(self.agents, self.reward(tuple(self.words))), done=True)
+
+
+def run_in_loop(function):
+    """Call a function inside a running event loop, as a notebook does."""
+
+    async def cell():
+        return function()
+
+    return asyncio.run(cell())
