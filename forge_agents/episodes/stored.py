@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,22 +183,18 @@ _TURN_FIELDS = (
 class EpisodeTable(Sequence[dict[str, Any]]):
     """The episodes of a run or a benchmark: one record each, oldest first.
 
-    ``pandas.DataFrame(table)`` and ``datasets.Dataset.from_list(table)`` accept it. The file is read lazily: a loop
-    that ends early reads no further, while ``len`` reads all. Records stay in memory, whole episodes are read again.
-    Threads and forked processes, such as those of a data loader, can share a table. Episodes that a run adds later
-    appear only in a new table. See `load_episodes` for the columns.
+    ``pandas.DataFrame(table)`` and ``datasets.Dataset.from_list(table)`` accept it. Records stay in memory, whole
+    episodes are read again. Threads and forked processes, such as those of a data loader, can share a table. Episodes
+    that a run adds later appear only in a new table. See `load_episodes` for the columns.
     """
 
-    def __init__(self, file: Path, select: Callable[[Mapping[str, Any]], bool], check_end: Callable[[], None]) -> None:
-        self._name, self._lock = file, threading.RLock()
-        self._file = file.open("rb")  # kept open, because a file that a resumed run replaces must be read as it was
-        self._select, self._check_end = select, check_end
-        self._records: list[tuple[int, dict[str, Any]]] = []
-        self._offset = self._lines = self._episodes = 0
-        self._complete = False
+    def __init__(self, name: Path, file: IO[bytes], records: Sequence[tuple[int, int, dict[str, Any]]]) -> None:
+        self._name = name
+        self._file = file  # kept open, because a file that a resumed run replaces must be read as it was
+        self._records = records
+        """Offset and length of the line, and record of each episode."""
 
     def __len__(self) -> int:
-        self._read()
         return len(self._records)
 
     @overload
@@ -210,30 +205,19 @@ class EpisodeTable(Sequence[dict[str, Any]]):
 
     def __getitem__(self, at: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(at, slice):
-            self._read()
-            return [record for _, record in self._records[at]]
-        self._read(at + 1 if at >= 0 else None)
-        return self._records[at][1]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self._records[at][1] for at in self._positions())
+            return [record for _, _, record in self._records[at]]
+        return self._records[at][2]
 
     def __repr__(self) -> str:
-        read = f", {len(self._records)} episodes read{'' if self._complete else ' so far'}" if self._records else ""
-        return f"EpisodeTable({str(self._name)!r}{read})"  # reads nothing, because debuggers call it
-
-    def __str__(self) -> str:
-        self._read()
-        return repr(self)
+        return f"EpisodeTable({str(self._name)!r}, {len(self)} episodes)"
 
     def episode(self, at: int) -> Episode:
         """Return the whole episode of record `at`. Raises RunFolderError for a benchmark, or another version."""
-        self[at]
         return self._episode(self._line(at))
 
     def episodes(self) -> Iterator[Episode]:
         """Iterate over the whole episodes; raises as `episode`."""
-        return (self._episode(self._line(at)) for at in self._positions())
+        return map(self.episode, range(len(self)))
 
     def turns(self) -> Iterator[dict[str, Any]]:
         """Iterate over all turns, one record each; raises as `episode`.
@@ -243,8 +227,8 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         ``truncated``, ``generate_s``, ``branch``, ``forked_from`` as in `Turn`; ``tokens``, the number of sampled
         tokens; and ``advantage``, None if the turn was not trained on.
         """
-        for at in self._positions():
-            row, record = self._line(at), self._records[at][1]
+        for at, record in enumerate(self):
+            row = self._line(at)
             advantages = row.get("advantages") or {}
             position: Counter[str] = Counter()
             for turn in self._episode(row).turns:
@@ -259,45 +243,10 @@ class EpisodeTable(Sequence[dict[str, Any]]):
                     "advantage": of_agent[number] if number < len(of_agent) else None,
                 }
 
-    def _positions(self) -> Iterator[int]:
-        at = 0
-        while at < len(self._records) or self._read(at + 1):
-            yield at
-            at += 1
-
-    def _read(self, count: int | None = None) -> bool:
-        """Read until there are `count` records, or to the end. Returns whether there are so many."""
-        with self._lock, self._reader(self._offset) as file:
-            while not self._complete and (count is None or len(self._records) < count):
-                raw, row, problem = next(whole_lines(file), (b"", None, ""))
-                if raw.strip():
-                    try:
-                        record = _record(self._episodes, row, problem)
-                    except ValueError as cause:
-                        raise RunFolderError(
-                            f"line {self._lines + 1} of {self._name} cannot be read: {cause}; remove it to read the "
-                            "others"
-                        ) from cause
-                    if self._select(record):
-                        self._records.append((self._offset, record))
-                    self._episodes += 1
-                elif not raw:
-                    self._check_end()
-                    self._complete = True
-                # after an error the line is read again, not skipped
-                self._offset, self._lines = self._offset + len(raw), self._lines + 1
-            return count is None or len(self._records) >= count
-
     def _line(self, at: int) -> Mapping[str, Any]:
-        with self._reader(self._records[at][0]) as file:
-            row: Mapping[str, Any] = json.loads(file.readline())
+        offset, length, _ = self._records[at]
+        row: Mapping[str, Any] = json.loads(os.pread(self._file.fileno(), length, offset))
         return row
-
-    def _reader(self, offset: int) -> IO[bytes]:
-        """Open the same file with a position of its own, which a duplicate would share with forked processes."""
-        file = Path(f"/proc/self/fd/{self._file.fileno()}").open("rb")  # noqa: SIM115
-        file.seek(offset)
-        return file
 
     def _episode(self, row: Mapping[str, Any]) -> Episode:
         if "trajectories" not in row:
@@ -344,8 +293,8 @@ def load_episodes(
         where: Keep only records for which this function is true, such as ``lambda row: row["reward"] > 0.5``.
 
     Raises:
-        RunFolderError: The file does not exist, or, while the table is read, a line is no episode.
-        ValueError: No episode is of that environment or policy, when the table has been read to its end.
+        RunFolderError: The file does not exist, or a line is no episode.
+        ValueError: No episode is of that environment or policy.
     """
     path = user_path(run)
     file = path if path.name == EPISODES else path / EPISODES
@@ -357,11 +306,8 @@ def load_episodes(
     if isinstance(step, int) and step < 1:
         raise ValueError(f"step={step}; steps count from 1, and table[-8:] is the newest of a table")
     steps = range(step, step + 1) if isinstance(step, int) else step
-    names: dict[str, set[str]] = {"env": set(), "policy": set()}
 
-    def select(row: Mapping[str, Any]) -> bool:
-        names["env"].add(row["env_id"])
-        names["policy"].update(row["policies"])
+    def is_selected(row: Mapping[str, Any]) -> bool:
         return (
             env in ("", row["env_id"], _bare(row["env_id"]))
             and (not policy or policy in row["policies"])
@@ -370,15 +316,28 @@ def load_episodes(
             and (where is None or bool(where(row)))
         )
 
-    def check_end() -> None:
-        for option, value in (("env", env), ("policy", policy)):
-            existing = names[option]
-            if value and existing and value not in existing | set(map(_bare, existing)):
-                listed = ", ".join(sorted(existing))
-                hint = did_you_mean(value, existing)
-                raise ValueError(f"{option}={value!r}: {file} has episodes of {visible(f'{listed}.{hint}')}")
-
-    return EpisodeTable(file, select, check_end)
+    stream = file.open("rb")
+    envs, policies, records, offset, count = set[str](), set[str](), [], 0, 0
+    for line, (raw, row, problem) in enumerate(whole_lines(stream), 1):
+        if raw.strip():
+            try:
+                record = _record(count, row, problem)
+            except ValueError as cause:
+                raise RunFolderError(
+                    f"line {line} of {file} cannot be read: {cause}; remove it to read the others"
+                ) from cause
+            count += 1
+            envs.add(record["env_id"])
+            policies.update(record["policies"])
+            if is_selected(record):
+                records.append((offset, len(raw), record))
+        offset += len(raw)
+    for option, value, existing in (("env", env, envs), ("policy", policy, policies)):
+        if value and existing and value not in existing | set(map(_bare, existing)):
+            listed = ", ".join(sorted(existing))
+            hint = did_you_mean(value, existing)
+            raise ValueError(f"{option}={value!r}: {file} has episodes of {visible(f'{listed}.{hint}')}")
+    return EpisodeTable(file, stream, records)
 
 
 def _bare(env_id: str) -> str:

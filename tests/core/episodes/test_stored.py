@@ -5,12 +5,10 @@ import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import pytest
 
 import forge_agents as fa
-from forge_agents.episodes import stored
 from forge_agents.errors import RunFolderError
 from forge_trainers.records.run_folder import RunFolder
 
@@ -120,19 +118,6 @@ def test_pandas_and_datasets_accept_a_table(run):
     assert datasets.Dataset.from_list(list(table.turns())).num_rows == sum(row["turns"] for row in table)
 
 
-def test_table_is_read_lazily(run, monkeypatch):
-    read = []
-    monkeypatch.setattr(stored, "digest", lambda row, real=stored.digest: read.append(1) or real(row))
-    table = fa.load_episodes(run)
-    name = str(run / "episodes.jsonl")
-    assert repr(table) == f"EpisodeTable({name!r})" and not read
-    assert len(list(islice(table, 3))) == 3 and len(read) == 3 and "3 episodes read so far" in repr(table)
-    assert table[1]["episode"] == 1 and table.episode(2).seed == 1 and len(read) == 3
-    assert len(list(islice(table.episodes(), 4))) == 4 and len(read) == 4
-    assert str(table) == f"EpisodeTable({name!r}, 12 episodes read)"
-    assert len(table) == 12 and len(list(table)) == 12 and len(read) == 12
-
-
 def test_table_of_a_growing_or_replaced_file_is_consistent(run, tmp_path):
     file = tmp_path / "episodes.jsonl"
     lines = (run / "episodes.jsonl").read_text().splitlines(keepends=True)
@@ -150,42 +135,36 @@ def test_threads_and_forked_processes_share_a_table(run, tmp_path):
     row = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
     with (tmp_path / "episodes.jsonl").open("w") as file:
         file.writelines(json.dumps({**row, "seed": seed}) + "\n" for seed in range(300))
-    read, unread = fa.load_episodes(tmp_path), fa.load_episodes(tmp_path)
+    table = fa.load_episodes(tmp_path)
 
-    def right(table, start):
+    def right(start):
         return all(table.episode(at).seed == table[at]["seed"] == at for at in range(start, 300, 4))
 
     with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(right, [read] * 16, range(16)))
-    for table in (read, unread):
-        children = []
-        for start in range(4):
-            if not (child := os.fork()):
-                good = False
-                try:
-                    good = all(right(table, start) for _ in range(5))
-                finally:
-                    os._exit(int(not good))
-            children.append(child)
-        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+        assert all(threads.map(right, range(16)))
+    children = []
+    for start in range(4):
+        if not (child := os.fork()):
+            good = False
+            try:
+                good = all(right(start) for _ in range(5))
+            finally:
+                os._exit(int(not good))
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
 
 
 def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
     line = (run / "episodes.jsonl").read_text().splitlines()[0]
     file = tmp_path / "episodes.jsonl"
-    for wrong, said in (("{bad", "it is not JSON"), ('{"step": 1}', "neither an episode"), ("[]", "damaged|neither")):
-        file.write_text(f"{line}\n\n{wrong}\n{line}\n")
-        table = fa.load_episodes(tmp_path)
-        assert table[0]["step"] == 0
-        for _ in range(2):  # whoever tries again gets no table that lacks a line
-            with pytest.raises(RunFolderError, match=f"line 3 of .*{said}"):
-                len(table)
-    broken = fa.load_episodes(run, where=lambda row: row["nothing"])
-    for _ in range(2):
-        with pytest.raises(KeyError, match="nothing"):
-            len(broken)
+    for text, message in (("{bad", "it is not JSON"), ('{"step": 1}', "neither an episode"), ("[]", "damaged|neither")):
+        file.write_text(f"{line}\n\n{text}\n{line}\n")
+        with pytest.raises(RunFolderError, match=f"line 3 of .*{message}"):
+            fa.load_episodes(tmp_path)
+    with pytest.raises(KeyError, match="nothing"):
+        fa.load_episodes(run, where=lambda row: row["nothing"])
     file.write_text(json.dumps({**json.loads(line), "trajectories": {}, "env_id": "a\x1b[2J"}) + "\n")
-    assert len(fa.load_episodes(tmp_path, where=lambda row: row["reward"] > 0.5)) == 0, "one that nobody sat in"
+    assert len(fa.load_episodes(tmp_path, where=lambda row: row["reward"] > 0.5)) == 0, "an episode without agents"
     with pytest.raises(ValueError, match=r"has episodes of a\\x1b\[2J"):
         len(fa.load_episodes(tmp_path, env="a"))
     record = {"lineup": {"a": "p"}, "seats": {"a": {}}, "env": "e", "seed": 1, "rewards": [1]}
