@@ -93,13 +93,14 @@ class WeightStore:
         volume_mesh = mesh.spawn_procs(name, role="store", threads=1)
         heartbeat = Heartbeat(volume_mesh, 1, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
+
+        async def within(work: Any, what: str) -> Any:
+            return await heartbeat.guard(mesh.with_deadline(work, timeout_s, who=name, what=what))
+
         try:
             details = f"TorchStore, weights go {_torchstore.transport(mesh.has_remote_hosts())}"
             with startup.track("store", name, details, on=mesh.hardware_of(volume_mesh)):
-                starting = _torchstore.initialize(store_name, volume_mesh)
-                index = await heartbeat.guard(
-                    mesh.with_deadline(starting, timeout_s, who=name, what="start of the store")
-                )
+                index = await within(_torchstore.initialize(store_name, volume_mesh), "start of the store")
             heartbeat.start_timeout()
             ref = WeightStoreRef(
                 name=name,
@@ -109,8 +110,7 @@ class WeightStore:
                 index=index,
             )
             client = await heartbeat.guard(ref.client())
-            putting = client.put(_PROBE_KEY, 0)
-            await heartbeat.guard(mesh.with_deadline(putting, timeout_s, who=name, what="first answer of the store"))
+            await within(client.put(_PROBE_KEY, 0), "first answer of the store")
         except BaseException:
             heartbeat.end()
             await mesh.stop(volume_mesh, at_once=True)

@@ -1,4 +1,4 @@
-"""Two sides that share devices, with fakes that count bytes: never both, in the order of who is asked."""
+"""Two sides that share devices, with fakes that count bytes: never both at the same time, in order of requests."""
 
 from __future__ import annotations
 

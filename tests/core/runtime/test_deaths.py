@@ -1,4 +1,4 @@
-"""What is said of a process's end: its signal, its place, its last words."""
+"""Descriptions of the end of a process: its signal, its place and the last lines of its log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_crash_reports_signal_place_and_last_lines(tmp_path: Path) -> None:
     place = f"{tmp_path.name}/dies.py"
     assert ill.how.startswith(f"was ended by SIGILL in attend ({place}:6) < step ({place}:8)"), ill.how
     assert ill.last_lines == "loading"
-    assert death(None, tmp_path / "0.log") == ill  # nobody saw the signal, and it has noted it
+    assert death(None, tmp_path / "0.log") == ill  # the signal is not known, but the dump names it
     again = death(*run("os.kill(os.getpid(), signal.SIGILL)", tmp_path))
     other = death(*run("os.abort()", tmp_path))
     assert ill.place == again.place != other.place != ""

@@ -1,4 +1,4 @@
-"""What a process may still take: of the machine, of a container, of a job's control group."""
+"""Memory that a process may allocate, limited by the machine, a container, or a job's control group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at processes that end meanwhile, as on a busy machine."""
+"""Queries of processes that end at the same moment, as on a busy machine."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How ranks meet: on one machine at a private file and on loopback, with nobody else; on several on one interface."""
+"""Rendezvous of ranks: at a private file and on loopback on one machine, on one interface on several."""
 
 from __future__ import annotations
 

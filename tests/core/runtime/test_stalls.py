@@ -1,4 +1,4 @@
-"""What a stall tells: who waited for whom, and where every task and thread stood."""
+"""Snapshots of stalls: current waits, and the place of every task and thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other users of the machine, and other machines, can reach of a run: its sockets, its log and its hosts."""
+"""Sockets, log and hosts of a run are out of reach for other users of the machine and for other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that try to break out, each beside proof that they would: unshut, or with its one limit lifted."""
+"""Programs that try to break out. Each succeeds without the sandbox, or with its one limit lifted."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What counts as used memory and processor time, and what does not."""
+"""Measurement of memory and processor time."""
 
 import sys
 import threading
