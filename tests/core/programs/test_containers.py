@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 import io
 import os
@@ -18,9 +17,11 @@ import forge_agents as fa
 from forge_agents.errors import NotReadyError
 from forge_agents.programs import Container, containers
 from forge_agents.programs.containers import Image
-from forge_agents.rollout.episode import play
 from forge_agents.sandbox import Sandbox
 
+from .helpers import played, result_of  # noqa: TID252 (tests are no installed package)
+
+WELL = {"tasks": [{"question": "Well?"}]}
 ASKS = """
 import json, os, sys, time, urllib.request
 def ask(text):
@@ -72,14 +73,6 @@ esac
     containers._find_host_address.cache_clear()
 
 
-def played(program, said="solved", **options):
-    env = fa.Program(program, tasks=[{"question": "Well?"}], **options)
-    try:
-        return asyncio.run(play(env, {"agent": fa.Scripted(lambda seen: said)}, seed=3))
-    finally:
-        env.close()
-
-
 def test_container_command_contains_variable_names_but_no_token(engines):
     asked = engines("docker", "my/crew:1")
     most = Container(memory_mb=512, cpus=1.5, processes=99, arguments=["--gpus=all"])
@@ -92,8 +85,8 @@ def test_container_command_contains_variable_names_but_no_token(engines):
     ]  # fmt: skip
     assert asked() == ["image inspect my/crew:1", "network inspect bridge --format {{(index .IPAM.Config 0).Gateway}}"]
     script = ASKS.replace("said =", "print(sys.argv[1:], os.getcwd() == os.environ.get('PWD'));")
-    episode = played([sys.executable, "-c", script, "an argument"], image="my/crew:1")
-    assert episode.error is None and episode.trajectories["agent"].info["result"]["stdout"] == "['an argument'] True\n"
+    episode = played([sys.executable, "-c", script, "an argument"], image="my/crew:1", **WELL)
+    assert episode.error is None and result_of(episode)["stdout"] == "['an argument'] True\n"
     ran, _, ended = "\n".join(asked()[2:]).rpartition("\n")
     assert " --env=OPENAI_API_KEY " in ran and "fa-" not in ran and "127.0.0." not in ran
     called = re.search(r"--name=(forge-program-\w+)", ran)
@@ -125,10 +118,10 @@ def test_container_has_no_host_network_by_default(engines):
 def test_program_on_a_bridge_network_reaches_the_host_address(engines):
     engines("docker", "my/crew:1")
     script = ASKS.replace("said =", "print(os.environ['OPENAI_BASE_URL'], os.environ['NO_PROXY']);")
-    episode = played([sys.executable, "-c", script], image="my/crew:1")
+    episode = played([sys.executable, "-c", script], image="my/crew:1", **WELL)
     assert episode.error is None
     assert re.fullmatch(
-        r"http://127\.0\.0\.2:\d+/v1 \S*127\.0\.0\.2\n", episode.trajectories["agent"].info["result"]["stdout"]
+        r"http://127\.0\.0\.2:\d+/v1 \S*127\.0\.0\.2\n", result_of(episode)["stdout"]
     )
 
 
@@ -200,7 +193,7 @@ def test_links_and_pipes_left_by_a_container_are_removed(tmp_path):
 def test_engine_errors_appear_in_the_episode_error(engines, monkeypatch):
     asked = engines("docker", "my/crew:1")
     monkeypatch.setenv("FAILS", "the daemon is gone")
-    episode = played("true", image="my/crew:1")
+    episode = played("true", image="my/crew:1", **WELL)
     assert "exited with 125, and it printed last 'the daemon is gone'" in episode.error.message
     assert asked()[-1].startswith("rm --force --volumes forge-program-")
 
@@ -288,10 +281,10 @@ sys.exit(3)
     files = {"files": lambda task: {"given/asked.txt": task["question"].encode()}}
     with socket.create_server(("127.0.0.1", 0)) as other:
         command, run = [*words(script), str(other.getsockname()[1])], replace(crew["container"], network=network)
-        episode = played(command, reward=judged, timeout_s=300.0, image=crew["image"], container=run, **files)
+        episode = played(command, reward=judged, timeout_s=300.0, image=crew["image"], container=run, **files, **WELL)
     assert episode.error is None and episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
     reached, refused = ("reached 127.0.0.1\n", "") if network == "host" else ("", "[Errno 111] Connection refused\n")
-    assert episode.trajectories["agent"].info["result"] == {
+    assert result_of(episode) == {
         "exit_status": 3, "stdout": f"thought about it in /work\n{reached}", "stderr": refused
     }  # fmt: skip
     assert kept == {"given/asked.txt": "Well?", "sub/answer.txt": "solvedWell?"}
@@ -300,7 +293,7 @@ sys.exit(3)
 
 def test_container_ends_with_its_episode_even_if_it_ignores_signals(crew):
     script = "import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile True: ask(said)"
-    episode = played(words(script), max_turns=2, timeout_s=300.0, **crew)
+    episode = played(words(script), max_turns=2, timeout_s=300.0, **crew, **WELL)
     assert len(episode.turns) == 2 and "more than 2 calls" in episode.trajectories["agent"].info["cut"]
     assert not left(crew, 0)
 

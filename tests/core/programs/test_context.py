@@ -21,7 +21,8 @@ import pytest
 import forge_agents as fa
 from forge_agents.programs.context import running_program
 from forge_agents.programs.gateway import Gateway
-from forge_agents.rollout.episode import play
+
+from . import helpers  # noqa: TID252 (tests are no installed package)
 
 REAL = {"OPENAI_API_KEY": "sk-real", "ANTHROPIC_API_KEY": "sk-ant-real", "ANTHROPIC_AUTH_TOKEN": "real",
         "OPENAI_ORG_ID": "org-real", "OPENAI_API_BASE": "https://api.openai.com/v1"}  # fmt: skip
@@ -58,17 +59,8 @@ def no_real_api(monkeypatch):
     assert not left
 
 
-def played(program, count=1, **options):
-    async def run():
-        envs = [fa.Program(program, **options) for _ in range(count)]
-        try:
-            seats = {"agent": fa.Scripted(lambda seen: f"answer to {seen}")}
-            return await asyncio.gather(*(play(env, seats, seed=n) for n, env in enumerate(envs)))
-        finally:
-            for env in envs:
-                env.close()
-
-    return asyncio.run(run())
+def played(program, **options):
+    return helpers.played(program, fa.Scripted(lambda observation: f"answer to {observation}"), **options)
 
 
 def asked(client, text="?"):
@@ -126,13 +118,13 @@ def shell_of_os(task, client):
         return file.read().strip()
 
 
-def asks_in_a_child():
-    return makes_openai(None, None)
+# for processes that cannot import this module
+EXPRESSION = f"__import__('openai').OpenAI(max_retries=0).chat.completions.create(**{ASK}).choices[0].message.content"
 
 
 def asks_from_a_spawned_process(task, client):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(asks_in_a_child).result(60)
+        return pool.submit(eval, EXPRESSION).result(60)
 
 
 @pytest.mark.parametrize(
@@ -143,20 +135,20 @@ def asks_from_a_spawned_process(task, client):
     ],
 )  # fmt: skip
 def test_client_created_by_a_program_uses_the_gateway(program):
-    (episode,) = played(program)
+    episode = played(program)
     assert episode.error is None and episode.program_error == "" and len(episode.turns) == 1
-    assert episode.trajectories["agent"].info["result"] == "answer to ?"
+    assert helpers.result_of(episode) == "answer to ?"
 
 
 def test_fork_server_uses_the_variables_of_each_program():
     def program(task, client):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
-            return pool.submit(asks_in_a_child).result(60)
+            return pool.submit(eval, EXPRESSION).result(60)
 
     try:
         for _ in range(2):
-            (episode,) = played(program)
-            assert episode.error is None and episode.trajectories["agent"].info["result"] == "answer to ?"
+            episode = played(program)
+            assert episode.error is None and helpers.result_of(episode) == "answer to ?"
     finally:
         multiprocessing.forkserver._forkserver._stop()
 
@@ -186,8 +178,8 @@ def test_client_kept_between_episodes_uses_the_current_key():
         return asked(kept[0], str(task))
 
     for task in ("one", "two"):
-        (episode,) = played(program, tasks=[task])
-        assert episode.error is None and episode.trajectories["agent"].info["result"] == f"answer to {task}"
+        episode = played(program, tasks=[task])
+        assert episode.error is None and helpers.result_of(episode) == f"answer to {task}"
 
 
 def test_client_created_before_the_program_is_rejected():
@@ -219,7 +211,7 @@ def test_client_created_before_the_program_is_rejected():
         (hides_the_error, "openai"),
         (calls_first, "openai"),
     ):
-        (episode,) = played(program)
+        episode = played(program)
         assert f"a request to api.{host}.com was not sent" in episode.error.message
         first = "No call came through the gateway: the program must ask models through the client that it is given"
         assert (first in episode.error.message) == (program is not calls_first)
@@ -233,7 +225,7 @@ def test_client_created_before_the_program_is_rejected():
 def test_requests_to_regional_azure_or_configured_servers_are_rejected(monkeypatch, url):
     monkeypatch.setenv("OPENAI_BASE_URL", "https://proxy.example/v1")
     earlier = openai.OpenAI(base_url=url, max_retries=0)
-    (episode,) = played(lambda task, client: asked(earlier))
+    episode = played(lambda task, client: asked(earlier))
     assert f"a request to {earlier.base_url.host} was not sent" in episode.error.message
 
 
@@ -243,7 +235,7 @@ def test_request_without_a_client_is_rejected_before_it_is_sent():
         address = "https://api.openai.com/v1/chat/completions"
         urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=5)
 
-    (episode,) = played(program)
+    episode = played(program)
     assert "a request to api.openai.com was not sent" in episode.error.message
 
 
@@ -255,15 +247,15 @@ def test_other_requests_of_a_program_are_not_changed(no_real_api):
             embeds.embeddings.create(model="m", input="?")
         return asked(client)
 
-    (episode,) = played(program)
+    episode = played(program)
     assert episode.error is None and [url.path for url in no_real_api] == ["/v1/embeddings"]
     no_real_api.clear()
 
 
 def test_program_without_calls_gets_advice_in_its_error():
-    (episode,) = played(lambda task, client: "7")
+    episode = played(lambda task, client: "7")
     assert "ended before it asked any model: it returned '7'. No call came through the gateway" in episode.error.message
-    (episode,) = played([sys.executable, "-c", "print(7)"])
+    episode = played([sys.executable, "-c", "print(7)"])
     assert "must ask models at OPENAI_BASE_URL or ANTHROPIC_BASE_URL" in episode.error.message
 
 
@@ -284,5 +276,5 @@ def test_clients_and_variables_outside_of_programs_are_not_changed(serve_chat, m
 
 
 def test_reward_function_has_the_variables_of_the_process():
-    (episode,) = played(makes_openai, reward=lambda task, result: float(os.environ["OPENAI_API_KEY"] == "sk-real"))
+    episode = played(makes_openai, reward=lambda task, result: float(os.environ["OPENAI_API_KEY"] == "sk-real"))
     assert episode.rewards == {"agent": 1.0}

@@ -34,6 +34,8 @@ from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.testing._processes import ended_within
 
+from .helpers import played, result_of  # noqa: TID252 (tests are no installed package)
+
 needs_namespaces = pytest.mark.skipif(bool(_why_no_namespaces()), reason="needs user namespaces of Linux")
 
 
@@ -60,16 +62,6 @@ CURL = (
     """-d '{"model": "agent", "messages": [{"role": "user", "content": "-"}]}'"""
 )
 CREW = {"agents": ("planner", "solver"), "tasks": range(10), "reward": lambda task, result: float(result == "solved")}
-
-
-def played(program, policies=None, seed=3, **options):
-    policies = policies or fa.Scripted(lambda seen: "solved")
-    env = fa.Program(program, **options)
-    try:
-        seats = dict.fromkeys(env.possible_agents, policies) if isinstance(policies, fa.Scripted) else policies
-        return asyncio.run(play(env, seats, seed=seed))
-    finally:
-        env.close()
 
 
 def test_each_call_is_a_turn_and_all_agents_get_the_reward():
@@ -123,7 +115,7 @@ def test_endlessly_nested_result_is_stored_as_text():
     assert info["result"].startswith("unprintable list (maximum recursion")
     long = played(lambda task, client: int(plain(10, client)) ** 5000, fa.Scripted(lambda seen: seen), tasks=[10],
                   reward=lambda task, result: float(result % 10 == 0))  # fmt: skip
-    assert long.rewards == {"agent": 1.0} and "unprintable int" in long.trajectories["agent"].info["result"]
+    assert long.rewards == {"agent": 1.0} and "unprintable int" in result_of(long)
 
 
 def test_rewards_by_agent_must_be_numbers():
@@ -528,7 +520,7 @@ def test_simultaneous_calls_take_turns():
 
     episode = played(parallel, fa.Scripted(lambda seen: f"<{seen}>"), reward=lambda task, result: len(result))
     assert sorted(turn.observation for turn in episode.turns) == list("01234")
-    assert episode.trajectories["agent"].info["result"] == [f"<{n}>" for n in range(5)]
+    assert result_of(episode) == [f"<{n}>" for n in range(5)]
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
@@ -672,7 +664,7 @@ def test_command_line_is_scored_by_status_or_files():
     words, tasks = [sys.executable, "-c", COMMAND], [{"question": "Well?"}]
     episode = played(words, tasks=tasks)
     assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
-    assert episode.trajectories["agent"].info["result"] == {
+    assert result_of(episode) == {
         "exit_status": 0, "stdout": "thought about it\n", "stderr": ""
     }
     folders = []
@@ -746,7 +738,7 @@ def test_command_finds_its_files_and_invalid_files_are_named():
     script = COMMAND.replace("sys.exit", "print(open('a/b.bin', 'rb').read()); sys.exit")
     command = [sys.executable, "-c", script]
     episode = played(command, tasks=[{"question": "?"}], files=lambda task: {"a/b.bin": b"\xff"})
-    assert "b'\\xff'" in episode.trajectories["agent"].info["result"]["stdout"]
+    assert "b'\\xff'" in result_of(episode)["stdout"]
     for wrong, said in (({"a": "b"}, "returned {'a': 'b'}; return bytes by relative path"), ({"/a": b""}, "must be")):
         with pytest.raises((ForgeError, ValueError), match=re.escape(said)):
             fa.Program(command, files=lambda task, wrong=wrong: wrong).reset(seed=0)
@@ -785,7 +777,7 @@ def test_endless_output_fills_neither_disk_nor_memory(monkeypatch):
 
     monkeypatch.setattr(sandbox, "FREE_FILE_MB", 1)
     script = COMMAND.replace("print(", "print('x' * 10**7); open('big', 'w').write('y' * 10**7); print(")
-    result = played([sys.executable, "-c", script], tasks=[{"question": "-"}]).trajectories["agent"].info["result"]
+    result = result_of(played([sys.executable, "-c", script], tasks=[{"question": "-"}]))
     assert result["exit_status"] == 1 and result["stdout"] == "x" * 1999 + "\n"
     assert "File too large" in result["stderr"]
 
@@ -868,7 +860,7 @@ def test_command_line_gets_no_secret_variables(monkeypatch):
         monkeypatch.setenv(name, f"told-{name}")
     script = COMMAND.replace("sys.exit", "import os; print(*os.environ.values()); sys.exit")
     episode = played([sys.executable, "-c", script], tasks=[{"question": "Well?"}])
-    printed = episode.trajectories["agent"].info["result"]["stdout"]
+    printed = result_of(episode)["stdout"]
     assert printed.count("told-") == 4 and "do-not-tell" not in printed
 
 
@@ -925,11 +917,11 @@ def test_isolated_command_reaches_only_the_models(outside):
     box = Sandbox(import_paths=(str(folder / "code"),), folders=("/app",))
     given = {"tasks": [{"question": "Well?"}], "files": lambda task: {"app/asked": task["question"].encode()}}
     episode = played(words, **given, sandbox=box, reward=judged)
-    result = episode.trajectories["agent"].info["result"]
+    result = result_of(episode)
     assert result == {"exit_status": 0, "stdout": "thought about it\n", "stderr": ""}
     assert kept == {"answer.txt": "solved", "app/asked": "Well?"}
     assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
-    free = played([sys.executable, *words[1:]], tasks=[{"question": "Well?"}]).trajectories["agent"].info["result"]
+    free = result_of(played([sys.executable, *words[1:]], tasks=[{"question": "Well?"}]))
     reached = {"a file of the host", "our environment", "another server of the host", "local sockets", "our process"}
     assert {f"reached {name}" for name in reached} <= set(free["stdout"].splitlines())
 
@@ -949,7 +941,7 @@ def test_limits_of_an_isolated_command_are_enforced_and_named(does, limits, limi
     box = Sandbox(limits=SandboxLimits(**limits))
     words = ["python", "-c", COMMAND.replace("sys.exit", f"\nimport time\n{does}\nsys.exit")]
     episode = played(words, tasks=[{"question": "-"}], sandbox=box)
-    result = episode.trajectories["agent"].info["result"]
+    result = result_of(episode)
     assert episode.rewards == {"agent": 0.0} and result["exit_status"] != 0
     assert result.get("limit") == limit or limit in result["stderr"]
 

@@ -159,15 +159,10 @@ class Lazy:
 @pytest.mark.parametrize(
     "tasks",
     [
-        range(50),
-        [f"q{n}" for n in range(50)],
-        [Sum(n) for n in range(50)],
-        [Model(a=n) for n in range(50)],
-        [Opaque(n) for n in range(50)],
-        [{"words": np.arange(n)} for n in range(50)],
-        Lazy(),
+        range(50), [f"q{n}" for n in range(50)], [Sum(n) for n in range(50)], [Model(a=n) for n in range(50)],
+        [Opaque(n) for n in range(50)], [{"words": np.arange(n)} for n in range(50)], Lazy(),
     ],
-)
+)  # fmt: skip
 def test_tasks_of_all_types_are_split(tasks):
     training, evaluation = drawn(Tasks(tasks), SAMPLED), drawn(Tasks(tasks), EVALUATED)
     assert (len(training), len(evaluation)) == (40, 10) and not training.keys() & evaluation.keys()
