@@ -122,6 +122,11 @@ def settings_class(kind: C) -> C:
     return kind
 
 
+def values_of(settings: Any, kind: type | None = None) -> dict[str, Any]:
+    """Return the fields of a settings object by name, without copying values: those of `kind`, by default all."""
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(kind or settings)}
+
+
 def named_arguments(function: F) -> F:
     """Decorator of a public function or constructor that refuses unknown keywords and names the nearest known one."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]

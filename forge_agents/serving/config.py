@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
 from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.routing import router_class
-from forge_agents.settings import settings_class
+from forge_agents.settings import settings_class, values_of
 
 _TOO_SMALL_BYTES = 64_000_000
 """A tiny model decodes 980 tokens/s compiled and 1,130 not. Compilation takes 23 s of one core."""
@@ -112,7 +112,7 @@ class EnginePlan(EngineConfig):
     @classmethod
     def of(cls, config: EngineConfig, **values: Any) -> EnginePlan:
         """Return a plan with the settings of `config` and `values` for other fields."""
-        return cls(**{**{one.name: getattr(config, one.name) for one in fields(config)}, **values})
+        return cls(**values_of(config) | values)
 
     @property
     def eager(self) -> bool:

@@ -1,13 +1,8 @@
 """What the end-to-end tests share: one event loop, and actors of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -15,7 +10,7 @@ from forge_agents.runtime import mesh
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+def run():
     """``run(coroutine)`` on the module's one loop, so that engines outlive a test; they end with the module."""
     loop = asyncio.new_event_loop()
     yield loop.run_until_complete
@@ -25,12 +20,12 @@ def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
 
 
 @pytest.fixture(scope="session")
-def import_actors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], ModuleType]]:
+def import_actors(tmp_path_factory):
     """``import_actors(module_name, source)``: a module that actors' processes can import as well."""
     folder = tmp_path_factory.mktemp("actors")
     sys.path.insert(0, str(folder))
 
-    def make(name: str, source: str) -> ModuleType:
+    def make(name, source):
         (folder / f"{name}.py").write_text(source)
         importlib.invalidate_caches()
         return importlib.import_module(name)

@@ -1,28 +1,25 @@
 """A benchmark of models that vLLM serves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench import BenchLimits, Report
+from forge_agents.bench import BenchLimits
 from forge_agents.serving import EngineConfig
 
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=512, max_num_seqs=16)
 
 
 @pytest.mark.timeout(600)
-def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llama: Path, tmp_path: Path) -> None:
+def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llama, tmp_path):
     players = {
         "plain": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=4)),
         "legal": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=8), constrain_actions=True),
     }
 
-    def measure(folder: str = "first", live: int = 64) -> Report:
+    def measure(folder="first", live=64):
         return fa.benchmark(
             players,
             {"forge/KuhnPoker-v0": {}, "forge/Kitchen-v0": {"rounds": 2}},
@@ -55,12 +52,12 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
 
 
 @pytest.mark.timeout(300)
-def test_engines_play_game_after_game_under_a_running_loop(tiny_llama: Path) -> None:
+def test_engines_play_game_after_game_under_a_running_loop(tiny_llama):
     """As in a notebook."""
     talker = fa.Policy(str(tiny_llama), name="talker", sampling=fa.Sampling(max_tokens=4))
     bound = fa.Policy(str(tiny_llama), name="bound", constrain_actions=True)
 
-    async def notebook() -> list[fa.Episode]:
+    async def notebook():
         seats = {"player_0": bound, "player_1": talker}
         with fa.Engines(talker, config=SMALL) as engines:
             return [fa.play("forge/KuhnPoker-v0", seats, seed=seed, engines=engines) for seed in (1, 1, 2)]

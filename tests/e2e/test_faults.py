@@ -1,7 +1,5 @@
 """A run in which either rank of an engine, the learner, the weight store and an environment's worker are killed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -15,7 +13,7 @@ SESSION = "sample-2-engine-ranks"
 FAULTS = Path(__file__).parents[1] / "perf" / "faults.py"
 
 
-def test_what_dies_is_replaced_and_the_run_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_what_dies_is_replaced_and_the_run_loses_and_repeats_nothing(tmp_path):
     subprocess.run([sys.executable, str(FAULTS), SESSION, "--out", str(tmp_path)], check=True, timeout=580)
     session = json.loads((tmp_path / f"{SESSION}.json").read_text())
     log = (tmp_path / "runs" / SESSION / "log-1").read_text()[-3000:]

@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -25,7 +23,6 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime.machine import memory_domain
 from forge_agents.runtime.processes import environment
 from forge_agents.testing._processes import ended_within, free_port, runs
-from forge_agents.types import Trajectory
 from forge_trainers.rl.tasks import TaskSampler
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,24 +34,24 @@ class Letters(fa.TurnEnv):
 
     possible_agents = ("writer",)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(max_turns=1)
 
-    def setup(self, rng: np.random.Generator) -> None:
+    def setup(self, rng):
         self.start = "".join(map(chr, rng.integers(97, 123, 3)))
 
-    def instructions(self, agent: str) -> str:
+    def instructions(self, agent):
         return "abc"
 
-    def observe_text(self, agent: str) -> str:
+    def observe_text(self, agent):
         return self.start
 
-    def act(self, agent: str, action: str) -> fa.Outcome:
+    def act(self, agent, action):
         share = sum("a" <= letter <= "z" for letter in action) / max(len(action), 1)
         return fa.Outcome(rewards={agent: share}, done=True)
 
 
-def host_pid(name: str) -> int:
+def host_pid(name):
     """The process that is a host."""
     layout = mesh._clusters[-1]
     assert layout._job is not None
@@ -62,7 +59,7 @@ def host_pid(name: str) -> int:
     return layout._job.pids[role][int(number)]
 
 
-def kill_host(name: str) -> None:
+def kill_host(name):
     """The host's process and all processes on it, at once, as when a machine loses power."""
     session = host_pid(name)
     for pid in psutil.pids():
@@ -71,7 +68,7 @@ def kill_host(name: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def host_of(pid: int) -> str:
+def host_of(pid):
     return environment(pid).get("FORGE_AGENTS_HOST", "")
 
 
@@ -86,18 +83,18 @@ class Resident(Actor):
 """
 
 
-def test_processes_of_a_killed_host_restart_on_another(run: Any, import_actors: Any) -> None:
+def test_processes_of_a_killed_host_restart_on_another(run, import_actors):
     from forge_agents.runtime.heartbeat import Heartbeat
 
     resident = import_actors("host_residents", ACTORS).Resident
 
-    async def start(name: str, role: str, procs: int = 1) -> tuple[Any, Heartbeat, list[int]]:
+    async def start(name, role, procs=1):
         on = mesh.spawn_procs(name, role=role, procs=procs, threads=1)
         heartbeat = Heartbeat(on, procs, name=name, heartbeat_timeout_s=300)
         pids = await mesh.call_all(on.spawn("resident", resident), procs, "pid", timeout_s=300, who=name)
         return on, heartbeat, pids
 
-    async def main() -> list[int]:
+    async def main():
         config = fa.Hosts(kind="process", hosts={"learner": 2, "engines": 1})
         await mesh.launch_hosts(config, paths=[Path(__file__)])
         with pytest.raises(HostError, match="close their trainer"):
@@ -123,7 +120,7 @@ def test_processes_of_a_killed_host_restart_on_another(run: Any, import_actors: 
         await mesh.stop(again)
         return [*hosts, replica]
 
-    async def ended() -> None:
+    async def ended():
         async with mesh.session():
             left = await main()
         assert all(map(gone, left))
@@ -153,7 +150,7 @@ class Whereabouts(fa.TurnEnv):
 """
 
 
-def test_environments_use_their_hosts_and_then_this_one(run: Any, import_actors: Any) -> None:
+def test_environments_use_their_hosts_and_then_this_one(run, import_actors):
     from forge_agents.rollout.rollout import Rollout
 
     import_actors("host_whereabouts", WHEREABOUTS)
@@ -161,7 +158,7 @@ def test_environments_use_their_hosts_and_then_this_one(run: Any, import_actors:
     source = TaskSampler("hosts/Whereabouts-v0", hosts=fa.Hosts(kind="process", hosts={"envs": 2}))
     pids = []
 
-    async def visit(seconds: str, episodes: int) -> list[str]:
+    async def visit(seconds, episodes):
         """The hosts of as many episodes at once, or their errors."""
         guest = fa.Scripted(lambda *_: seconds, name="guest")
         rollout = Rollout(
@@ -177,7 +174,7 @@ def test_environments_use_their_hosts_and_then_this_one(run: Any, import_actors:
             found.append(host)
         return found
 
-    async def main() -> None:
+    async def main():
         await mesh.launch_hosts(fa.Hosts(kind="process", hosts={"envs": 2}))
         assert sorted(await visit("0", 4)) == ["envs-0", "envs-0", "envs-1", "envs-1"]
 
@@ -201,7 +198,7 @@ def test_environments_use_their_hosts_and_then_this_one(run: Any, import_actors:
         assert visited.count("") == 2 and sum("host envs-1" in one and "is lost" in one for one in visited) == 2
         assert await visit("0", 1) == [""]
 
-    async def ended() -> None:
+    async def ended():
         async with mesh.session():
             await main()
 
@@ -227,7 +224,7 @@ asyncio.run(main())
 """
 
 
-def test_host_ends_with_a_killed_controller(tmp_path: Path) -> None:
+def test_host_ends_with_a_killed_controller(tmp_path):
     address = f"tcp://127.0.0.1:{free_port()}"
     host = subprocess.Popen([sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address])
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, address], stdout=subprocess.PIPE, text=True)
@@ -244,7 +241,7 @@ def test_host_ends_with_a_killed_controller(tmp_path: Path) -> None:
             process.wait(30)
 
 
-def test_unreachable_host_is_named(run: Any, tmp_path: Path) -> None:
+def test_unreachable_host_is_named(run, tmp_path):
     hosts = fa.Hosts(kind="attach", workers={"engines": (f"ipc://{tmp_path}/nobody",)}, start_timeout_s=3)
     with pytest.raises(StallError, match=r"hosts engines-0, ipc://.*nobody, did not answer within start_timeout_s=3"):
         run(mesh.launch_hosts(hosts))
@@ -253,11 +250,11 @@ def test_unreachable_host_is_named(run: Any, tmp_path: Path) -> None:
 class Sabotage:
     """The environment's reward; kills a host each time it is asked for a step that is to be disturbed."""
 
-    def __init__(self, **hosts: int) -> None:
+    def __init__(self, **hosts):
         self._hosts, self._calls = {call: name.replace("_", "-") for name, call in hosts.items()}, 0
         self.struck: list[float] = []
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+    def __call__(self, trajectories):
         self._calls += 1
         if host := self._hosts.get(self._calls):
             kill_host(host)
@@ -265,9 +262,7 @@ class Sabotage:
         return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
 
 
-def test_run_continues_after_engine_and_learner_hosts_are_killed(
-    tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_run_continues_after_engine_and_learner_hosts_are_killed(tiny_llama, tmp_path):
     config = fa.GRPOConfig(
         group_size=2,
         groups_per_step=2,
@@ -297,7 +292,7 @@ def test_run_continues_after_engine_and_learner_hosts_are_killed(
     assert sorted(row["who"] for row in faults if row["event"] == "recovered") == sorted(who for who, _ in noticed)
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     """Whether the process ends within ten seconds."""
     return ended_within([pid], 10)
 

@@ -1,10 +1,6 @@
 """A judge on an engine of its own, beside other engines and loops."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ RUBRIC = "Is it right?"
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=2048, max_num_seqs=16)
 
 
-def said(text: str, seed: int = 0) -> Trajectory:
+def said(text, seed=0):
     turn = Turn(agent="a", index=0, observation="2 + 2?", action=text, reward=0.0)
     return Trajectory(agent="a", policy="p", turns=(turn,), env_id="t", seed=seed)
 
@@ -30,7 +26,7 @@ def said(text: str, seed: int = 0) -> Trajectory:
 ANSWERS = [said(text) for text in ("4", "5", "twenty-two", "4")]
 
 
-def expected_yes(model: Path, judge: Judge, trajectory: Trajectory) -> float:
+def expected_yes(model, judge, trajectory):
     """P(yes) among yes and no, from transformers; the tiny model's tokens are bytes."""
     from transformers import AutoModelForCausalLM
 
@@ -45,10 +41,10 @@ def expected_yes(model: Path, judge: Judge, trajectory: Trajectory) -> float:
     return float(torch.sigmoid(logits_V[ord("y")] - logits_V[ord("n")]))
 
 
-def test_a_judge_answers_in_every_way_beside_another_session(run: Any, tiny_llama: Path) -> None:
+def test_a_judge_answers_in_every_way_beside_another_session(run, tiny_llama):
     judge = Judge(Policy(str(tiny_llama)), RUBRIC, answer=YesNo(min_mass=0.0), engine=SMALL, seed=7)
 
-    async def trainer() -> np.ndarray:
+    async def trainer():
         async with mesh.session():
             policy = mesh.spawn_procs("policy").spawn("echo", Echo)
             scored = asyncio.create_task(asyncio.to_thread(judge.score, ANSWERS))
@@ -67,7 +63,7 @@ def test_a_judge_answers_in_every_way_beside_another_session(run: Any, tiny_llam
         judge.close()
 
 
-def ask_in_every_other_way(judge: Judge) -> None:
+def ask_in_every_other_way(judge):
     assert (judge.usage.questions, judge.usage.repeated, judge.usage.failed) == (3, 1, 0)
     judge.answer = Scale(levels=4, min_mass=0.0)
     judge.view = "trajectory"

@@ -1,7 +1,5 @@
 """Several trainable policies in one run: adapters on one engine, or whole models, each learning its own weights."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -9,8 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +19,6 @@ import forge_agents as fa
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.serving.config import EnginePlan
 from forge_agents.testing._processes import free_port
-from forge_agents.types import Completion
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,12 +48,12 @@ class Cases(fa.TurnEnv):
         return fa.Outcome(rewards={agent: share}, done=self.turn == 2)
 
 
-def seats(model: Path, lora: fa.LoRA | None) -> dict[str, fa.Policy]:
+def seats(model, lora):
     sampling = fa.Sampling(max_tokens=8)
     return {seat: fa.Policy(str(model), name=f"{seat}-hero", sampling=sampling, lora=lora) for seat in ("low", "high")}
 
 
-def config(lr: float, *, sleeps: bool = False, **settings: Any) -> fa.GRPOConfig:
+def config(lr, *, sleeps=False, **settings):
     engine = fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1, **settings)
     return fa.GRPOConfig(
         groups_per_step=3,
@@ -69,11 +64,11 @@ def config(lr: float, *, sleeps: bool = False, **settings: Any) -> fa.GRPOConfig
     )
 
 
-def each_learned(before: Any, after: Any) -> bool:
+def each_learned(before, after):
     return all(after.by_agent[seat] > before.by_agent[seat] + 0.1 for seat in ("low", "high"))
 
 
-def adapted(model: Path, adapter: Path) -> Any:
+def adapted(model, adapter):
     """transformers' model with an adapter in PEFT's layout added to its weights."""
     from transformers import AutoModelForCausalLM
 
@@ -88,7 +83,7 @@ def adapted(model: Path, adapter: Path) -> Any:
     return hf
 
 
-def greedy(hf: Any, prompt: list[int]) -> tuple[tuple[int, ...], list[float]]:
+def greedy(hf, prompt):
     ids, logprobs = list(prompt), []
     for _ in range(GREEDY.max_tokens):
         with torch.no_grad():
@@ -98,16 +93,16 @@ def greedy(hf: Any, prompt: list[int]) -> tuple[tuple[int, ...], list[float]]:
     return tuple(ids[len(prompt) :]), logprobs
 
 
-def said_by(trainer: fa.GRPOTrainer) -> dict[str, list[Completion]]:
+def said_by(trainer):
     """What each policy answers to the prompts."""
 
-    async def ask(engine: Any) -> list[Completion]:
+    async def ask(engine):
         return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
 
     return {name: trainer._loop.run(ask(one)) for name, one in trainer._lifecycle.running.policy_engines.items()}
 
 
-def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama: Path, tmp_path: Path):
+def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama, tmp_path):
     policies = seats(tiny_llama, None)
     policies["low"] = replace(
         policies["low"], lora=fa.LoRA(rank=8, alpha=16), learner={"lr": 2e-2, "num_iterations": 2, "num_minibatches": 3}
@@ -128,7 +123,7 @@ def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama: Pa
     assert recorded["policies"]["high-hero"]["learner"] == {"lr": 1e-2} and recorded["trainer"]["learner"]["lr"] == 0
 
 
-def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):
+def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama, tmp_path):
     policies = seats(tiny_llama, fa.LoRA(rank=8, alpha=16))
     with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
         before = trainer.evaluate(Cases, episodes=32)
@@ -184,7 +179,7 @@ async def talk(task, client):
     return {"low": sum(map(str.islower, "".join(low))) / 30, "high": sum(map(str.isupper, high)) / 10}
 
 
-def programs_train_both_adapters(trainer: fa.GRPOTrainer, folder: Path) -> None:
+def programs_train_both_adapters(trainer, folder):
     fa.register("test/Talk-v0", entry_point=fa.Program, program=talk, agents=("low", "high"))
     row = trainer.fit("test/Talk-v0", steps=9).metrics[-1]
     for name in ("low-hero", "high-hero"):  # the learner reads the tokens that the engine read, branches or not
@@ -197,7 +192,7 @@ def programs_train_both_adapters(trainer: fa.GRPOTrainer, folder: Path) -> None:
     assert more.prompt_ids[: len(read)] == read and other.prompt_ids[: len(read)] != read
 
 
-def the_run_answers_a_program(run: Path, model: Path) -> None:
+def the_run_answers_a_program(run, model):
     """Each seat's adapter on one engine, behind the token, until SIGTERM."""
     port = free_port()
     words = [sys.executable, "-m", "forge_agents.cli.main", "serve", str(run), "--port", str(port)]
@@ -212,7 +207,7 @@ def the_run_answers_a_program(run: Path, model: Path) -> None:
         with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-token-for-tests", max_retries=0) as client:
             for seat in ("low", "high"):
                 messages = [{"role": "user", "content": "ab"}]
-                answer = client.chat.completions.create(model=seat, messages=messages, temperature=0)  # type: ignore[call-overload]
+                answer = client.chat.completions.create(model=seat, messages=messages, temperature=0)
                 said[seat] = answer.choices[0].message.content
                 prompt = list(Renderer.of(model).begin([("user", "ab")]))
                 ids, _ = greedy(adapted(model, run / "export" / f"{seat}-hero" / "adapter"), prompt)
@@ -226,7 +221,7 @@ def the_run_answers_a_program(run: Path, model: Path) -> None:
     assert "model  low-hero as low-hero, low" in log.read_text() and "a-token" not in log.read_text()
 
 
-def test_two_whole_models_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):
+def test_two_whole_models_learn_each_its_own_seat(tiny_llama, tmp_path):
     with fa.GRPOTrainer(seats(tiny_llama, None), config=config(3e-3), out_dir=tmp_path) as trainer:
         before = trainer.evaluate(Cases, episodes=32)
         result = trainer.fit(Cases, steps=8)

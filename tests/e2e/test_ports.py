@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parents[1] / "perf" / "ports_table.py"
 
 
 @pytest.mark.timeout(1800)
-def test_training_with_several_ranks_listens_on_loopback_only(tmp_path: Path) -> None:
+def test_training_with_several_ranks_listens_on_loopback_only(tmp_path):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--kinds", "ranks", "view"],
         cwd=tmp_path, capture_output=True, text=True, timeout=1700, check=False,

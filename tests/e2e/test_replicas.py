@@ -1,13 +1,9 @@
 """Several engines as one: requests survive the death of an engine, weights roll, conversations come home."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +15,8 @@ from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.faults import Faults
-from forge_agents.serving import EngineClient, EngineConfig
+from forge_agents.serving import EngineClient
 from forge_agents.serving.config import EnginePlan
-from forge_agents.types import Completion
 from forge_agents.weights import Publisher, WeightStore
 
 pytestmark = pytest.mark.timeout(200)
@@ -29,7 +24,7 @@ pytestmark = pytest.mark.timeout(200)
 PROMPTS = [[65 + i, 66, 67] for i in range(8)]
 
 
-def small(model: Path, replicas: int, **changes: Any) -> EngineConfig:
+def small(model, replicas, **changes):
     return EnginePlan(
         model=str(model),
         enforce_eager=True,
@@ -41,15 +36,15 @@ def small(model: Path, replicas: int, **changes: Any) -> EngineConfig:
     )
 
 
-async def answers(engines: EngineClient, max_tokens: int = 24) -> list[Completion]:
+async def answers(engines, max_tokens=24):
     sampling = Sampling(max_tokens=max_tokens)
     asked = (engines.generate(prompt, sampling, seed=seed) for seed, prompt in enumerate(PROMPTS))
     return await asyncio.gather(*asked)
 
 
-async def crew(task: Any, client: Any) -> float:
+async def crew(task, client):
     """A program of three calls, each after the one before."""
-    said: list[dict[str, str]] = []
+    said = []
     for question in ("ab", "cd", "ef"):
         said.append({"role": "user", "content": question})
         reply = await client.chat.completions.create(model="agent", messages=said)
@@ -57,7 +52,7 @@ async def crew(task: Any, client: Any) -> float:
     return 1.0
 
 
-async def programs(engines: EngineClient, model: Path) -> list[list[tuple[int, ...]]]:
+async def programs(engines, model):
     """What two programs at once are answered, call by call."""
     served = {"hero": PolicyEngine(engines, Renderer.of(model))}
     hero = fa.Policy(str(model), name="hero", sampling=Sampling(max_tokens=40))
@@ -73,16 +68,14 @@ async def programs(engines: EngineClient, model: Path) -> list[list[tuple[int, .
     return [[turn.response_ids for turn in episode.turns] for episode in episodes]
 
 
-def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
+def tokens(completions):
     return [completion.token_ids for completion in completions]
 
 
-def test_killed_replica_and_update_lose_no_request(
-    run: Any, tiny_llama: Path, tiny_models: Any, tmp_path: Path
-) -> None:
+def test_killed_replica_and_update_lose_no_request(run, tiny_llama, tiny_models, tmp_path):
     from safetensors.torch import load_file
 
-    async def main() -> None:
+    async def main():
         store = await WeightStore.start(name="replica store")
         faults = Faults(max_respawns=2, file=tmp_path / "faults.jsonl")
         asked = small(tiny_llama, 2, on_update="restart")

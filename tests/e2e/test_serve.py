@@ -1,16 +1,12 @@
 """One server for real: a chat through `fa.Endpoint` with the token, refusals without, and a clean end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -19,7 +15,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Sampling
-from forge_agents.rollout.endpoint import ChatReply, EndpointClient
+from forge_agents.rollout.endpoint import EndpointClient
 from forge_agents.testing._processes import children_of, command_of, free_port
 from forge_agents.types import Message
 
@@ -29,7 +25,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=8)
 
 
 @pytest.fixture(scope="module")
-def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int, Path]]:
+def server(tiny_llama, tmp_path_factory):
     """The base of the API, the server's process, and what it said."""
     port = free_port()
     words = ["serve", str(tiny_llama), "--name", "tiny", "--port", str(port), "--api_key_env", "MY_TOKEN"]
@@ -77,7 +73,7 @@ class Greeting(fa.TurnEnv):
         return fa.Outcome(done=agent == "guest")
 
 
-def status(url: str, token: str = "", method: str = "GET") -> int:
+def status(url, token="", method="GET"):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with urlopen(Request(url, headers=headers, method=method), timeout=30) as answer:
@@ -88,7 +84,7 @@ def status(url: str, token: str = "", method: str = "GET") -> int:
         return 0
 
 
-async def answer(endpoint: Endpoint) -> ChatReply:
+async def answer(endpoint):
     client = EndpointClient(endpoint)
     try:
         return await client.ask([Message(role="user", content="hello")], GREEDY)

@@ -7,11 +7,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
-from forge_agents.serving import EngineConfig, EngineProcess, _vllm
+from forge_agents.serving import EngineProcess, _vllm
 from forge_agents.serving.config import EnginePlan
 from forge_agents.types import Completion, VersionSpan
 from forge_agents.weights import Publisher, WeightStore
@@ -33,17 +29,16 @@ GREEDY = Sampling(temperature=0.0, max_tokens=24)
 PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]
 
 
-def small(model: Path) -> EngineConfig:
+def small(model):
     return EnginePlan(
         model=str(model), enforce_eager=True, kv_cache_gb=0.02, threads=1, max_model_len=256, max_num_seqs=16
     )
 
 
-def weights_of(model: Path) -> dict[str, torch.Tensor]:
+def weights_of(model):
     from safetensors.torch import load_file
 
-    tensors: dict[str, torch.Tensor] = load_file(model / "model.safetensors")
-    return tensors
+    return load_file(model / "model.safetensors")
 
 
 BENCH = """
@@ -108,32 +103,30 @@ class Bench(Actor):
 
 
 @pytest.fixture(scope="module")
-def bench(run: Any, import_actors: Callable[[str, str], ModuleType], tiny_llama: Path) -> Any:
+def bench(run, import_actors, tiny_llama):
     procs = mesh.spawn_procs("bench", env=_vllm.environment(small(tiny_llama)), threads=1)
     return procs.spawn("bench", import_actors("engine_bench", BENCH).Bench)
 
 
 @pytest.fixture(scope="module")
-def store(run: Any) -> WeightStore:
-    started: WeightStore = run(WeightStore.start(name="test store"))
-    return started
+def store(run):
+    return run(WeightStore.start(name="test store"))
 
 
 @pytest.fixture(scope="module")
-def engine(run: Any, store: WeightStore, tiny_llama: Path) -> EngineProcess:
-    started: EngineProcess = run(EngineProcess.start(small(tiny_llama), name="hero", store=store.ref))
-    return started
+def engine(run, store, tiny_llama):
+    return run(EngineProcess.start(small(tiny_llama), name="hero", store=store.ref))
 
 
-async def answers(engine: EngineProcess, sampling: Sampling = GREEDY) -> list[Completion]:
+async def answers(engine, sampling=GREEDY):
     return await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in PROMPTS))
 
 
-def tokens_and_logprobs(completions: list[Completion]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+def tokens_and_logprobs(completions):
     return [(completion.token_ids, completion.logprobs) for completion in completions]
 
 
-def reference_logprobs(model: Path, prompt: list[int], response: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
+def reference_logprobs(model, prompt, response, sampling):
     """float32 [response tokens]: log-probability of each, from transformers' logits, one token at a time."""
     from transformers import AutoModelForCausalLM
 
@@ -177,14 +170,12 @@ def reference_logprobs(model: Path, prompt: list[int], response: tuple[int, ...]
     ],
     ids=str,
 )
-def test_logprobs_are_of_the_sampling_distribution(
-    run: Any, engine: EngineProcess, tiny_llama: Path, shape: dict[str, Any]
-) -> None:
+def test_logprobs_are_of_the_sampling_distribution(run, engine, tiny_llama, shape):
     sampling = Sampling(**shape, max_tokens=40)
     if not sampling.temperature:
         shape = {name: value for name, value in shape.items() if name != "top_k"}  # greedy takes the first of them all
 
-    async def main() -> list[Completion]:
+    async def main():
         asked = (engine.generate(PROMPTS[2], one, seed=11) for one in (sampling, Sampling(max_tokens=40), sampling))
         return await asyncio.gather(*asked)
 
@@ -199,23 +190,21 @@ class Telling(fa.TurnEnv):
 
     possible_agents = ["teller", "listener"]
 
-    def setup(self, rng: Any) -> None:
+    def setup(self, rng):
         self.said: list[str] = []
 
-    def instructions(self, agent: str) -> str:
+    def instructions(self, agent):
         return f"You are the {agent}."
 
-    def observe_text(self, agent: str) -> str:
+    def observe_text(self, agent):
         return self.said[-1] if self.said else "Begin."
 
-    def act(self, agent: str, action: str) -> fa.Outcome:
+    def act(self, agent, action):
         self.said.append(f"it said {action}")
         return fa.Outcome(done=len(self.said) == 4)
 
 
-def test_reasoning_is_closed_at_its_limit_private_and_trained(
-    run: Any, engine: EngineProcess, tiny_llama: Path
-) -> None:
+def test_reasoning_is_closed_at_its_limit_private_and_trained(run, engine, tiny_llama):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
@@ -250,10 +239,10 @@ def test_reasoning_is_closed_at_its_limit_private_and_trained(
     assert put >= 2
 
 
-def test_bad_words_are_not_sampled(run: Any, engine: EngineProcess) -> None:
+def test_bad_words_are_not_sampled(run, engine):
     letters = tuple(map(chr, range(97, 123)))
 
-    async def main() -> None:
+    async def main():
         free, without = await asyncio.gather(
             *(engine.generate(PROMPTS[1], Sampling(max_tokens=100, bad_words=words), seed=3) for words in ((), letters))
         )
@@ -263,10 +252,10 @@ def test_bad_words_are_not_sampled(run: Any, engine: EngineProcess) -> None:
     run(main())
 
 
-def test_seed_repeats_tokens_with_any_other_requests(run: Any, engine: EngineProcess) -> None:
+def test_seed_repeats_tokens_with_any_other_requests(run, engine):
     sampling = Sampling(max_tokens=16)
 
-    async def main() -> None:
+    async def main():
         alone = await engine.generate(PROMPTS[0], sampling, seed=5)
         crowd = await asyncio.gather(
             *(engine.generate(PROMPTS[1], sampling) for _ in range(6)), engine.generate(PROMPTS[0], sampling, seed=5)
@@ -277,8 +266,8 @@ def test_seed_repeats_tokens_with_any_other_requests(run: Any, engine: EnginePro
     run(main())
 
 
-def test_concurrent_requests_are_batched(run: Any, engine: EngineProcess) -> None:
-    async def main() -> None:
+def test_concurrent_requests_are_batched(run, engine):
+    async def main():
         before = await engine.info()
         sampling = Sampling(temperature=0.0, max_tokens=20)
         completions = await asyncio.gather(*(engine.generate(PROMPTS[0], sampling) for _ in range(32)))
@@ -293,8 +282,8 @@ def test_concurrent_requests_are_batched(run: Any, engine: EngineProcess) -> Non
     run(main())
 
 
-def test_finish_reasons(run: Any, engine: EngineProcess) -> None:
-    async def main() -> None:
+def test_finish_reasons(run, engine):
+    async def main():
         cut = await engine.generate(PROMPTS[0], Sampling(temperature=0.0, max_tokens=5))
         assert (cut.finish_reason, len(cut.token_ids)) == ("length", 5)
         no_room = await engine.generate([65] * 250, Sampling(temperature=0.0, max_tokens=50))
@@ -306,8 +295,8 @@ def test_finish_reasons(run: Any, engine: EngineProcess) -> None:
     run(main())
 
 
-def test_stop_text_ends_a_response(run: Any, engine: EngineProcess) -> None:
-    async def main() -> None:
+def test_stop_text_ends_a_response(run, engine):
+    async def main():
         sampled = await engine.generate(PROMPTS[1], Sampling(max_tokens=120), seed=1)
         place, letter = next((i, token) for i, token in enumerate(sampled.token_ids) if 33 <= token < 127)
         stopped = await engine.generate(PROMPTS[1], Sampling(max_tokens=120, stop=(chr(letter),)), seed=1)
@@ -317,16 +306,16 @@ def test_stop_text_ends_a_response(run: Any, engine: EngineProcess) -> None:
     run(main())
 
 
-def text_of(completion: Completion) -> str:
+def text_of(completion):
     assert completion.token_ids[-1] == 258  # end of turn
     return bytes(completion.token_ids[:-1]).decode()
 
 
-def test_response_is_one_of_the_choices(run: Any, engine: EngineProcess) -> None:
+def test_response_is_one_of_the_choices(run, engine):
     choices = ("raise 1", "raise 10", 'say "no"\n\\', "é")
     sampling = Sampling(max_tokens=40)
 
-    async def main() -> None:
+    async def main():
         requests = (engine.generate(PROMPTS[0], sampling, choices=choices, seed=seed) for seed in range(60))
         free = engine.generate(PROMPTS[0], GREEDY)  # has no constraint, in the same batch
         *completions, unconstrained = await asyncio.gather(*requests, free)
@@ -338,7 +327,7 @@ def test_response_is_one_of_the_choices(run: Any, engine: EngineProcess) -> None
     run(main())
 
 
-def test_response_fits_the_schema(run: Any, engine: EngineProcess) -> None:
+def test_response_fits_the_schema(run, engine):
     schema = {
         "type": "object",
         "properties": {"move": {"enum": ["up", "down"]}, "sure": {"type": "boolean"}},
@@ -346,7 +335,7 @@ def test_response_fits_the_schema(run: Any, engine: EngineProcess) -> None:
         "additionalProperties": False,
     }
 
-    async def main() -> None:
+    async def main():
         sampling = Sampling(max_tokens=60)
         completions = await asyncio.gather(
             *(engine.generate(PROMPTS[1], sampling, json_schema=schema, seed=seed) for seed in range(20))
@@ -358,9 +347,7 @@ def test_response_fits_the_schema(run: Any, engine: EngineProcess) -> None:
     run(main())
 
 
-def test_probabilities_of_choices_are_renormalized(
-    run: Any, engine: EngineProcess, tiny_llama: Path
-) -> None:
+def test_probabilities_of_choices_are_renormalized(run, engine, tiny_llama):
     completion = run(
         engine.generate(PROMPTS[2], Sampling(max_tokens=4), choices=["a", "b", "c"], top_logprobs=3, seed=3)
     )
@@ -372,7 +359,7 @@ def test_probabilities_of_choices_are_renormalized(
     assert completion.logprobs[0] == first[completion.token_ids[0]]
 
 
-def test_invalid_constraints_are_refused(run: Any, engine: EngineProcess) -> None:
+def test_invalid_constraints_are_refused(run, engine):
     for constraint, message in (
         ({"choices": ["a", ""]}, "holds an empty text"),
         ({"choices": ["a"], "json_schema": {"type": "object"}}, "both given"),
@@ -395,18 +382,16 @@ def test_invalid_constraints_are_refused(run: Any, engine: EngineProcess) -> Non
         ([65, -1], "token id -1 is outside"),
     ],
 )
-def test_invalid_prompts_are_refused(
-    run: Any, engine: EngineProcess, prompt: list[int], message: str
-) -> None:
+def test_invalid_prompts_are_refused(run, engine, prompt, message):
     with pytest.raises(ValueError, match=message):
         run(engine.generate(prompt, GREEDY))
 
 
-def test_refusal_of_vllm_fails_one_request(run: Any, engine: EngineProcess) -> None:
+def test_refusal_of_vllm_fails_one_request(run, engine):
     odd_one = Sampling(max_tokens=4)
     object.__setattr__(odd_one, "top_p", 2.0)
 
-    async def main() -> None:
+    async def main():
         odd, good = await asyncio.gather(
             engine.generate(PROMPTS[0], odd_one), engine.generate(PROMPTS[0], GREEDY), return_exceptions=True
         )
@@ -417,8 +402,8 @@ def test_refusal_of_vllm_fails_one_request(run: Any, engine: EngineProcess) -> N
     run(main())
 
 
-def test_slow_request_is_named_and_dropped(run: Any, engine: EngineProcess) -> None:
-    async def main() -> None:
+def test_slow_request_is_named_and_dropped(run, engine):
+    async def main():
         with pytest.raises(StallError, match="hero did not finish a completion"):
             await engine.generate(PROMPTS[0], Sampling(max_tokens=200), timeout_s=0.02)
         await engine.generate(PROMPTS[0], Sampling(max_tokens=5))  # the drop was queued before it
@@ -427,10 +412,8 @@ def test_slow_request_is_named_and_dropped(run: Any, engine: EngineProcess) -> N
     run(main())
 
 
-def test_invalid_updates_leave_the_engine_unchanged(
-    run: Any, store: WeightStore, engine: EngineProcess, tiny_llama: Path
-) -> None:
-    async def main() -> None:
+def test_invalid_updates_leave_the_engine_unchanged(run, store, engine, tiny_llama):
+    async def main():
         before = tokens_and_logprobs(await answers(engine))
         version = (await engine.info()).version
         with pytest.raises(UnknownIdError, match="no weights 'hero' have been published"):
@@ -450,13 +433,11 @@ def test_invalid_updates_leave_the_engine_unchanged(
     run(main())
 
 
-def test_request_in_flight_continues_with_new_weights(
-    run: Any, store: WeightStore, engine: EngineProcess, tiny_models: Callable[..., Path]
-) -> None:
+def test_request_in_flight_continues_with_new_weights(run, store, engine, tiny_models):
     new = tiny_models(family="llama", seed=1)
     sampling = Sampling(temperature=0.0, max_tokens=200)
 
-    async def main() -> None:
+    async def main():
         await Publisher(store.ref, "hero", dtype=torch.float32).publish(7, weights_of(new))
         old = (await engine.info()).version
         steps = (await engine.info()).steps
@@ -494,12 +475,10 @@ def test_request_in_flight_continues_with_new_weights(
         ("mistral", False, "bfloat16"),
     ],
 )
-def test_updated_engine_equals_a_new_one(  # noqa: PLR0917
-    run: Any, bench: Any, tiny_models: Callable[..., Path], family: str, tied: bool, dtype: str
-) -> None:
+def test_updated_engine_equals_a_new_one(run, bench, tiny_models, *, family, tied, dtype):
     old, new = (tiny_models(family=family, tied=tied, dtype=dtype, seed=seed) for seed in (20, 21))
 
-    async def main() -> None:
+    async def main():
         before, after, restored = await mesh.with_deadline(
             bench.update_and_restore.call_one(small(old), str(new), PROMPTS), 60, who="bench", what="updates"
         )
@@ -511,12 +490,10 @@ def test_updated_engine_equals_a_new_one(  # noqa: PLR0917
     run(main())
 
 
-def test_engine_with_loaded_weights_equals_a_new_one(
-    run: Any, store: WeightStore, engine: EngineProcess, bench: Any, tiny_models: Callable[..., Path]
-) -> None:
+def test_engine_with_loaded_weights_equals_a_new_one(run, store, engine, bench, tiny_models):
     new = tiny_models(family="llama", seed=22)
 
-    async def main() -> None:
+    async def main():
         learner = Publisher(store.ref, "hero", dtype=torch.float32)
         await learner.publish(30, weights_of(new))
         before = tokens_and_logprobs(await answers(engine))
@@ -530,26 +507,24 @@ def test_engine_with_loaded_weights_equals_a_new_one(
     run(main())
 
 
-def test_running_and_queued_requests_are_distinguished(run: Any, bench: Any, tiny_llama: Path) -> None:
+def test_running_and_queued_requests_are_distinguished(run, bench, tiny_llama):
     config = replace(small(tiny_llama), max_num_seqs=2)
     asking = bench.at_work.call_one(config, 4, 5)
     working = run(mesh.with_deadline(asking, 60, who="bench", what="requests"))
     assert working == {"1": 5}
 
 
-def test_two_ranks_are_one_engine_until_one_dies(
-    run: Any, store: WeightStore, engine: EngineProcess, tiny_llama: Path, tiny_models: Callable[..., Path]
-) -> None:
+def test_two_ranks_are_one_engine_until_one_dies(run, store, engine, tiny_llama, tiny_models):
     """Equal to one rank before and after an update, in company and after a request that nobody waits for any more."""
 
     other = tiny_models(family="llama", seed=22)
 
-    def alike(pair: list[Completion], alone: list[Completion]) -> None:
+    def alike(pair, alone):
         assert [one.token_ids for one in pair] == [one.token_ids for one in alone]
         for one, other in zip(pair, alone, strict=True):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
-    async def main() -> None:
+    async def main():
         pair = await EngineProcess.start(replace(small(tiny_llama), tp=2), name="pair", store=store.ref)
         await Publisher(store.ref, "hero", dtype=torch.float32).publish(31, weights_of(tiny_llama))
         await engine.load_weights(31)
@@ -585,9 +560,7 @@ def test_two_ranks_are_one_engine_until_one_dies(
     run(main())
 
 
-def test_unsupported_heads_are_refused_before_a_process_starts(
-    run: Any, tiny_llama: Path, tiny_models: Callable[..., Path]
-) -> None:
+def test_unsupported_heads_are_refused_before_a_process_starts(run, tiny_llama, tiny_models):
     with pytest.raises(ValueError, match=r"tp=3 does not divide the 4 query and 2 key heads.*choose 1 or 2 or 4"):
         run(EngineProcess.start(replace(small(tiny_llama), tp=3), name="three"))
     with pytest.raises(ValueError, match=r"heads of 16 channels, and on CPU vLLM computes attention for 32, 48, 64"):
@@ -595,7 +568,7 @@ def test_unsupported_heads_are_refused_before_a_process_starts(
     assert mesh.log_folder("three") is mesh.log_folder("narrow") is None
 
 
-def test_incomplete_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:
+def test_incomplete_model_is_refused_before_a_process_starts(run, tiny_llama, tmp_path):
     broken = shutil.copytree(tiny_llama, tmp_path / "broken")
     whole = (broken / "model.safetensors").read_bytes()
     half = len(whole) // 2
@@ -606,8 +579,8 @@ def test_incomplete_model_is_refused_before_a_process_starts(run: Any, tiny_llam
         assert mesh.log_folder("broken") is None
 
 
-def test_killed_engine_fails_all_requests_before_their_timeout(run: Any, engine: EngineProcess) -> None:
-    async def main() -> None:
+def test_killed_engine_fails_all_requests_before_their_timeout(run, engine):
+    async def main():
         waiting = [
             asyncio.ensure_future(engine.generate([65, i], Sampling(max_tokens=240), timeout_s=900)) for i in range(40)
         ]

@@ -6,10 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import psutil
 import pytest
@@ -17,7 +14,7 @@ import torch
 
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.runtime import mesh
-from forge_agents.weights import LoadedWeights, Publisher, Subscriber, WeightStore, _layout
+from forge_agents.weights import Publisher, Subscriber, WeightStore, _layout
 
 WRITERS = """
 import asyncio
@@ -94,17 +91,17 @@ class Writer(Actor):
 
 
 @pytest.fixture(scope="module")
-def writers(import_actors: Callable[[str, str], ModuleType]) -> ModuleType:
+def writers(import_actors):
     return import_actors("weight_writers", WRITERS)
 
 
 @pytest.fixture(scope="module")
-def store(run: Any) -> WeightStore:
-    started: WeightStore = run(WeightStore.start(name="test store"))
+def store(run):
+    started = run(WeightStore.start(name="test store"))
     return started
 
 
-async def read(subscriber: Subscriber, taken: Any, version: int | None = None, **options: Any) -> LoadedWeights:
+async def read(subscriber, taken, version=None, **options):
     """Copy a version and give it to `taken` once it is known to be whole."""
     async with subscriber.load(version, **options) as weights:
         copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
@@ -116,16 +113,16 @@ async def read(subscriber: Subscriber, taken: Any, version: int | None = None, *
 class Taken:
     """Remembers the tensors of a read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.tensors: dict[str, torch.Tensor] = {}
         self.calls = 0
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+    def __call__(self, tensors, version):
         self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         self.calls += 1
 
 
-def some_weights(seed: int) -> dict[str, torch.Tensor]:
+def some_weights(seed):
     generator = torch.Generator().manual_seed(seed)
     return {
         "model.embed.weight": torch.randn(33, 16, generator=generator),
@@ -138,9 +135,7 @@ def some_weights(seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("where", ["shared memory", "messages"])
-def test_loaded_weights_equal_published_weights(
-    run: Any, store: WeightStore, dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loaded_weights_equal_published_weights(run, store, dtype, where, monkeypatch):
     monkeypatch.setattr(_layout, "PART_BYTES", 500)
     ref = store.ref if where == "shared memory" else dataclasses.replace(store.ref, place="another host")
     name = f"exact-{where.replace(' ', '-')}-{str(dtype).removeprefix('torch.')}"
@@ -148,7 +143,7 @@ def test_loaded_weights_equal_published_weights(
     for version in (4, 5):
         weights = some_weights(version)
         timings = run(publisher.publish(version, weights))
-        result: LoadedWeights = run(read(subscriber, taken))
+        result = run(read(subscriber, taken))
         assert result.version == version
         assert result.num_bytes == timings["bytes"]
         expected = {k: v.to(dtype) if v.is_floating_point() else v for k, v in weights.items()}
@@ -158,14 +153,14 @@ def test_loaded_weights_equal_published_weights(
             assert torch.equal(taken.tensors[key], tensor)
 
 
-def test_current_version_is_not_loaded_again(run: Any, store: WeightStore) -> None:
+def test_current_version_is_not_loaded_again(run, store):
     run(Publisher(store.ref, "have").publish(3, some_weights(0)))
     taken = Taken()
     result = run(read(Subscriber(store.ref, "have"), taken, current=lambda: 3))
     assert (result.version, result.num_bytes, taken.calls) == (3, 0, 0)
 
 
-def test_freed_versions_are_refused_with_the_existing_ones(run: Any, store: WeightStore) -> None:
+def test_freed_versions_are_refused_with_the_existing_ones(run, store):
     publisher, subscriber = Publisher(store.ref, "freed"), Subscriber(store.ref, "freed")
     for version in (1, 30, 7):  # numbers need not be consecutive
         run(publisher.publish(version, some_weights(version)))
@@ -178,13 +173,13 @@ def test_freed_versions_are_refused_with_the_existing_ones(run: Any, store: Weig
     assert len([key for key in run(client.keys()) if key.startswith("freed.")]) == 3  # index, layout, bytes
 
 
-def test_unknown_weights_are_refused_with_a_suggestion(run: Any, store: WeightStore) -> None:
+def test_unknown_weights_are_refused_with_a_suggestion(run, store):
     run(Publisher(store.ref, "rival").publish(0, some_weights(0)))
     with pytest.raises(UnknownIdError, match=r"no weights 'rivall' have been published; .*Did you mean 'rival'"):
         run(read(Subscriber(store.ref, "rivall"), Taken()))
 
 
-def test_invalid_versions_are_refused(run: Any, store: WeightStore) -> None:
+def test_invalid_versions_are_refused(run, store):
     publisher = Publisher(store.ref, "bad")
     with pytest.raises(ValueError, match="versions count from 0"):
         run(publisher.publish(-1, some_weights(0)))
@@ -194,8 +189,8 @@ def test_invalid_versions_are_refused(run: Any, store: WeightStore) -> None:
         run(publisher.publish(1, {"w": torch.empty(2, device="meta")}))
 
 
-def test_reader_never_sees_mixed_versions(run: Any, store: WeightStore, writers: ModuleType) -> None:
-    async def main() -> list[int]:
+def test_reader_never_sees_mixed_versions(run, store, writers):
+    async def main():
         procs = mesh.spawn_procs("writer", threads=1)
         writer = procs.spawn("writer", writers.Writer, store.ref, "busy")
         await mesh.with_deadline(writer.publish.call_one(0, 1), 60, who="writer", what="publish")
@@ -204,7 +199,7 @@ def test_reader_never_sees_mixed_versions(run: Any, store: WeightStore, writers:
         )
         subscriber, seen = Subscriber(store.ref, "busy"), []
 
-        def check(tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        def check(tensors, version):
             value = float(torch.tensor(float(version)).bfloat16())
             assert all(bool((tensor == value).all()) for tensor in tensors.values())
             seen.append(version)
@@ -220,8 +215,8 @@ def test_reader_never_sees_mixed_versions(run: Any, store: WeightStore, writers:
     assert len(set(seen)) > 10
 
 
-def test_killed_writer_leaves_no_version(run: Any, store: WeightStore, writers: ModuleType) -> None:
-    async def main() -> None:
+def test_killed_writer_leaves_no_version(run, store, writers):
+    async def main():
         subscriber, taken = Subscriber(store.ref, "mortal"), Taken()
         for first in (100, 110):  # the second writer takes over after the first
             writer = mesh.spawn_procs("doomed", threads=1).spawn("writer", writers.Writer, store.ref, "mortal")
@@ -241,10 +236,8 @@ def test_killed_writer_leaves_no_version(run: Any, store: WeightStore, writers: 
     run(main())
 
 
-def test_stopped_reader_leaves_a_working_store(
-    run: Any, store: WeightStore, writers: ModuleType
-) -> None:
-    async def main() -> None:
+def test_stopped_reader_leaves_a_working_store(run, store, writers):
+    async def main():
         await Publisher(store.ref, "wanted").publish(0, some_weights(0))
         procs = mesh.spawn_procs("reader", threads=1)
         reader = procs.spawn("reader", writers.Writer, store.ref, "wanted")
@@ -259,10 +252,8 @@ def test_stopped_reader_leaves_a_working_store(
     run(main())
 
 
-def test_two_ranks_publish_their_shards(
-    run: Any, store: WeightStore, writers: ModuleType, tmp_path: Any
-) -> None:
-    async def main() -> None:
+def test_two_ranks_publish_their_shards(run, store, writers, tmp_path):
+    async def main():
         procs = mesh.spawn_procs("ranks", procs=2, threads=1)
         ranks = procs.spawn("writer", writers.Writer, store.ref, "sharded")
         results = await mesh.call_all(ranks, 2, "publish_shards", str(tmp_path / "init"), 2, timeout_s=120, who="ranks")
@@ -277,8 +268,8 @@ def test_two_ranks_publish_their_shards(
     run(main())
 
 
-def test_dead_store_actor_in_a_live_process_is_named(run: Any, writers: ModuleType) -> None:
-    async def main() -> None:
+def test_dead_store_actor_in_a_live_process_is_named(run, writers):
+    async def main():
         hollow = await WeightStore.start(name="hollow store", heartbeat_timeout_s=12)
         await Publisher(hollow.ref, "any").publish(0, some_weights(0))
         folder = mesh.log_folder("hollow store")
@@ -305,8 +296,8 @@ def test_dead_store_actor_in_a_live_process_is_named(run: Any, writers: ModuleTy
     run(main())
 
 
-def test_dead_store_is_named_at_once(run: Any) -> None:
-    async def main() -> None:
+def test_dead_store_is_named_at_once(run):
+    async def main():
         doomed = await WeightStore.start(name="doomed store")
         publisher = Publisher(doomed.ref, "any")
         await publisher.publish(0, some_weights(0))

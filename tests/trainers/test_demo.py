@@ -23,6 +23,6 @@ def test_the_table_fits_a_terminal_of_80_columns():
     ("before", "after", "learned"),
     [(0.1, 0.25, True), (0.1, 0.15, False), (0.1, 0.19, False), (0.8, 0.95, True), (0.6, 0.78, False), (0, 0, False)],
 )
-def test_a_team_learned_that_has_twice_the_reward_or_misses_half(before: float, after: float, learned: bool):
+def test_a_team_learned_that_has_twice_the_reward_or_misses_half(before, after, learned):
     first, last = (SimpleNamespace(reward=reward, ci=0.04) for reward in (before, after))
     assert Outcome(first, last, [], 1.0).learned == learned

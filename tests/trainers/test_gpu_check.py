@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import types
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,13 +27,13 @@ SMOL = ModelSize.from_config(
      (4, ["shared", "separate", "2 and 2", "engine of 3 ranks", "turns"]),
      (8, ["shared", "separate", "4 and 4", "engine of 3 ranks", "turns"])],
 )  # fmt: skip
-def test_ways_fit_the_gpus(gpus: int, found: list[str]) -> None:
+def test_ways_fit_the_gpus(gpus, found):
     tried = layouts(gpus, SMOL)
     assert [layout.name for layout in tried] == found
     assert gpus == 1 or all(layout.gpus <= gpus for layout in tried)
 
 
-def test_row_has_bandwidth_and_expected_memory() -> None:
+def test_row_has_bandwidth_and_expected_memory():
     metrics = {"time/sync_s": 0.5, "time/step_s": 2.0, "learner/mfu": 0.25, "learner/peak_device_bytes": 4e9,
                "engines/peak_device_bytes": 50e9, "engines/device_used_bytes": 70e9}  # fmt: skip
     expected = {"learner GB": 5_000_000_000, "engine GB": 60_000_000_000, "GPU GB": 76_000_000_000}
@@ -47,13 +45,13 @@ def test_row_has_bandwidth_and_expected_memory() -> None:
     assert table([told]).row_count == len(told) - 1
 
 
-def test_missing_gpu_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["doctor", "--gpu"]) == 1
     assert "this machine has no visible GPU" in capsys.readouterr().err
 
 
-def test_expected_and_measured_memory_match_in_scope(tiny_llama: Path) -> None:
+def test_expected_and_measured_memory_match_in_scope(tiny_llama):
     total = 16_000_000_000
     shared, alone = layouts(1, SMOL)
     found = placement_of(shared, str(tiny_llama), [total])
@@ -70,23 +68,21 @@ def test_expected_and_measured_memory_match_in_scope(tiny_llama: Path) -> None:
     assert expected_bytes(placement_of(shared, str(tiny_llama), [0])).keys() == {"learner GB"}
 
 
-def test_runs_see_the_requested_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path
-) -> None:
-    seen: list[tuple[str, ...]] = []
-    asked: list[Any] = []
+def test_runs_see_the_requested_gpus(monkeypatch, tmp_path, tiny_llama):
+    seen = []
+    asked = []
 
     class Trainer:
-        def __init__(self, *args: object, out_dir: Path, config: Any) -> None:
+        def __init__(self, *args, out_dir, config):
             asked.append(config)
             out_dir.mkdir(parents=True)
 
-        def __enter__(self) -> Trainer:
+        def __enter__(self):
             return self
 
         def __exit__(self, *exc: object) -> None: ...
 
-        def fit(self, *args: object, **settings: object) -> Any:
+        def fit(self, *args, **settings):
             seen.append(visible_gpus())
             return types.SimpleNamespace(metrics=[{}])
 

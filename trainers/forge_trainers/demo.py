@@ -80,11 +80,7 @@ class Outcome:
 
 
 def demo(config: DemoConfig | None = None) -> bool:
-    """Train, run the control, print the table, draw ``demo.png``.
-
-    Returns:
-        True where the team learned and the control did not.
-    """
+    """Train, run the control, print the table, draw ``demo.png``. Returns whether only the team learned."""
     config = config or DemoConfig()
     console, began = Console(), time.perf_counter()
     folder = user_path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))

@@ -29,7 +29,7 @@ from forge_agents.serving.config import EnginePlan
 from forge_trainers.demo import ENV_ARGS, ENV_ID, DemoConfig, settings, team
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.run.placement import Placed, Placement, parts_of, place
+from forge_trainers.run.placement import Placed, Placement, checked_parts, place
 from forge_trainers.run.plan import compute_processes
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -85,14 +85,7 @@ def layouts(gpus: int, size: ModelSize) -> list[Layout]:
 
 
 def row(layout: Layout, metrics: Mapping[str, Any], *, expected: Mapping[str, int], weights: int) -> dict[str, Any]:
-    """Return the report of a run.
-
-    Args:
-        layout: Placement of the run.
-        metrics: Metrics of its last step.
-        expected: Result of `expected_bytes`.
-        weights: Bytes of the model.
-    """
+    """Return the report of a run, from the metrics of its last step, `expected_bytes` and the bytes of the model."""
     sync_s = metrics.get("time/sync_s")
     memory: dict[str, float | None] = {}
     for name, (label, key) in _MEMORY.items():
@@ -109,19 +102,10 @@ def row(layout: Layout, metrics: Mapping[str, Any], *, expected: Mapping[str, in
 
 
 def placement_of(layout: Layout, model: str, gpus: Sequence[int]) -> Placement:
-    """Return the placement of a layout with the expected memory, as computed for a run.
-
-    Args:
-        layout: Placement of the run.
-        model: Model as `Policy` takes it.
-        gpus: Bytes of each visible GPU; 0 if unknown.
-
-    Raises:
-        HostError: The layout does not fit.
-    """
+    """Return the placement of a layout on GPUs with these bytes (0 is unknown). Raises HostError if it does not fit."""
     config, policy = _config(layout), team(model)
     engines, learners = compute_processes({policy.name: policy}, {policy.name: resolve(model)}, config)
-    parts = parts_of(engines, learners, ranks=config.learner_procs, tp=config.engine.tp)
+    parts = checked_parts(engines, learners, ranks=config.learner_procs, engine=config.engine)
     many = len(gpus)
     rehearse = partial(mesh.preview_placement_on, Hosts(), gpus_per_host=many, gpu_bytes=min(gpus), here=many)
     return place(parts, config.engine, rehearse, turns=config.colocate)

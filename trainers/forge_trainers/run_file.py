@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from forge_agents.envs import registry
@@ -13,7 +13,7 @@ from forge_agents.files import user_path
 from forge_agents.imports import import_object
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Oracle, Policy, PolicyMapping
 from forge_agents.runtime.hosts import Hosts
-from forge_agents.settings import settings_class
+from forge_agents.settings import settings_class, values_of
 from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
@@ -49,8 +49,7 @@ class RunPolicy(Policy):
 
     def declared(self, name: str) -> Policy:
         """Return the policy with its key as name."""
-        values = {member.name: getattr(self, member.name) for member in fields(self)}
-        return Policy(**{**values, "name": name})
+        return Policy(**values_of(self) | {"name": name})
 
 
 @settings_class
@@ -161,8 +160,10 @@ class RunConfig:
         """The environments to train on: `env`, or its curriculum."""
         if self.curriculum is None:
             return cast("EnvLike", self.env)
-        settings = {member.name: getattr(self.curriculum, member.name) for member in fields(CurriculumConfig)}
-        return Curriculum(env=self.env if isinstance(self.env, str) else tuple(self.env), **settings)
+        return Curriculum(
+            env=self.env if isinstance(self.env, str) else tuple(self.env),
+            **values_of(self.curriculum, CurriculumConfig),
+        )
 
     @property
     def suite(self) -> str:
@@ -218,7 +219,7 @@ class RunConfig:
         if not isinstance(player := players[self.policy_mapping], Policy):
             what = f"policy_mapping names {self.policy_mapping}: {type(player).__name__}"
             raise ValueError(f"a league needs a policy that learns, and {what}")  # noqa: TRY004
-        settings = {member.name: getattr(league, member.name) for member in fields(LeagueConfig)}
+        settings = values_of(league, LeagueConfig)
         for what in ("anchors", "held_out"):
             for name in (names := getattr(league, what)):
                 if name not in players:
@@ -243,21 +244,18 @@ class RunConfig:
 
     def of_seeds(self, count: int) -> list[RunConfig]:
         """Return runs with consecutive seeds, each in a subfolder of ``out_dir``. For a count of 1, this run."""
+        if count == 1:
+            return [self]
         first, folder = self.trainer.seed, user_path(self.out_dir)
-        return (
-            [self]
-            if count == 1
-            else [
-                replace(self, out_dir=str(folder / f"seed-{seed}"), trainer=replace(self.trainer, seed=seed))
-                for seed in range(first, first + count)
-            ]
-        )
+        return [
+            replace(self, out_dir=str(folder / f"seed-{seed}"), trainer=replace(self.trainer, seed=seed))
+            for seed in range(first, first + count)
+        ]
 
     def warmed_up(self, *, train: bool = True) -> RunConfig:
         """Return this run with the models of `warm_start`, which are in ``out_dir/warm-start``.
 
-        Args:
-            train: Whether to fine-tune policies that have no export yet. Otherwise they keep their models.
+        With `train`, policies without an export are fine-tuned. Otherwise they keep their models.
         """
         if not self.warm_start:
             return self
@@ -296,14 +294,8 @@ class RunConfig:
     def dry_run(self, *, gpus_per_host: int | None = None) -> list[str]:
         """Describe the processes that this run starts with and their resolved settings, line by line.
 
-        Args:
-            gpus_per_host: GPUs of this machine, and of each other host whose role ``mesh.gpus`` does not name. None:
-                those that this machine has, and 8 of others.
-
-        Raises:
-            HostError, ValueError: The processes do not fit the hosts, as when the run starts; or ranks cannot share a
-                model that is on this machine.
-            UnknownIdError: No environment has the id.
+        `gpus_per_host` is the number of GPUs of this machine, and of hosts whose role ``mesh.gpus`` does not name.
+        None: those that this machine has, and 8 of others. Raises as `forge_trainers.run.dry_run.dry_run`.
         """
         for env_id in self._env_ids:
             registry.spec(env_id)

@@ -12,7 +12,7 @@ from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import default_rate, weak_rate, with_rate
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.learner_settings import rate_line, record_rates, resolved_settings
+from forge_trainers.run.plan import rate_line, record_rates, resolved_settings
 
 
 @pytest.mark.parametrize(

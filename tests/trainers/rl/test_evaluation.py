@@ -123,9 +123,7 @@ class Rivals(Draws):
         (("zero-sum",), TEAM, lambda trajectory: abs(trajectory.reward), "step-000001"),
     ],
 )
-def test_zero_sum_self_play_ranks_no_checkpoint(
-    tmp_path, capsys, monkeypatch, *, tags, opponent, reward, best
-):
+def test_zero_sum_self_play_ranks_no_checkpoint(tmp_path, capsys, monkeypatch, *, tags, opponent, reward, best):
     held_out_rewards(monkeypatch, [0.0, 0.2, 0.1])
     fa.register("tests/Rivals-v0", entry_point=Rivals, tags=tags)
     settings = {"eval_episodes": 4, "eval_every": 1, "checkpoint_every": 1}

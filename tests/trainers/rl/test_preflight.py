@@ -490,9 +490,7 @@ def test_a_template_that_refuses_is_told(tried, tiny_llama, tmp_path):
         tried(seats=fa.Policy(str(refusing)))
 
 
-def test_disk_without_room_for_checkpoints_is_refused_or_warned_of(
-    tried, monkeypatch, tiny_llama
-):
+def test_disk_without_room_for_checkpoints_is_refused_or_warned_of(tried, monkeypatch, tiny_llama):
     weights = sum(np.prod(shape) for shape in _shapes(tiny_llama))
     one = 12 * weights + (tiny_llama / "model.safetensors").stat().st_size
 

@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "a-step.md"
 class Profile:
     """The product's functions that are entered, by file. Callers of the profiled code do not count."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.functions: dict[str, dict[str, None]] = {}
         self._callers = set()
 

@@ -715,9 +715,7 @@ def test_interrupt_after_the_checkpoint_of_a_step_saves_the_next_step(tmp_path, 
 
 
 @pytest.mark.parametrize(("failed", "status"), [(0, 0), (3, 0), (4, 1)])
-def test_evaluation_counts_failures_and_abstentions(
-    failed, status, tmp_path, monkeypatch, capsys
-):
+def test_evaluation_counts_failures_and_abstentions(failed, status, tmp_path, monkeypatch, capsys):
     """The reward abstains in the episode where player_0 earns 9."""
 
     async def play_held_out(tasks, play, processes):

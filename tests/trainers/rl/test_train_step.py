@@ -1,14 +1,11 @@
 """Metrics of a training step, and its checks."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +26,7 @@ from forge_trainers.rl.train_step import check_gap, staleness, train
 Batches = Callable[..., EpisodeBatch]
 
 
-def samples(*versions: int, policies: tuple[str, ...] = ("hero",)) -> StepSamples:
+def samples(*versions, policies=("hero",)):
     """Return one sample of two tokens per version, for every policy."""
     samples = [
         Sample(
@@ -47,24 +44,17 @@ def samples(*versions: int, policies: tuple[str, ...] = ("hero",)) -> StepSample
 
 
 class Learner:
-    def __init__(self, version: int = 0, gap: float = 0.0, error: Exception | None = None) -> None:
+    def __init__(self, version=0, gap=0.0, error=None):
         self.version, self.gap, self.error = version, gap, error
         self.config = LearnerConfig(lr=3e-5)
 
-    async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
+    async def train_step(self, batch, **_):
         if self.error is not None:
             raise self.error
         return {"logprob_gap_mean": self.gap, "loss": 0.5}
 
 
-def run(
-    given: StepSamples,
-    learners: dict[str, Any],
-    folder: Path,
-    skipped: Counter[str] | None = None,
-    max_bad_logprobs: float = 0.01,
-    **settings: Any,
-) -> dict[str, float]:
+def run(given, learners, folder, skipped=None, max_bad_logprobs=0.01, **settings):
     config = GRPOConfig(**settings)
     batches = pack_samples(given, max_bad_logprobs=max_bad_logprobs)
     return given.metrics(learners) | asyncio.run(
@@ -72,7 +62,7 @@ def run(
     )
 
 
-def test_groups_ages_and_learners_are_reported(tmp_path: Path):
+def test_groups_ages_and_learners_are_reported(tmp_path):
     given = dataclasses.replace(samples(5, 4, 4), abstained=4, too_long=2, bad_logprobs={"hero": 0.01, "rival": 0.0})
     found = run(given, {"hero": Learner(5)}, tmp_path, max_staleness=2)
     assert found == {
@@ -96,7 +86,7 @@ def test_groups_ages_and_learners_are_reported(tmp_path: Path):
     assert two["staleness/0"] == 4.0 and two["learner/a/loss"] == 0.5 and two["learner/b/loss"] == 0.5
 
 
-def test_step_without_samples_reports_zero(tmp_path: Path):
+def test_step_without_samples_reports_zero(tmp_path):
     nothing = StepSamples(
         samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "zero_variance": 0}, advantages={}
     )
@@ -104,7 +94,7 @@ def test_step_without_samples_reports_zero(tmp_path: Path):
     assert found["staleness/max"] == found["staleness/0"] == 0 and np.isnan(found["groups/zero_variance_fraction"])
 
 
-def test_samples_outside_the_policy_lag_are_refused(tmp_path: Path):
+def test_samples_outside_the_policy_lag_are_refused(tmp_path):
     with pytest.raises(AssertionError, match="2 versions old; the loop allows 1"):
         run(samples(3), {"hero": Learner(5)}, tmp_path, max_staleness=1)
     with pytest.raises(ValueError, match="versions 6 to 6 reached a learner at version 5"):
@@ -113,7 +103,7 @@ def test_samples_outside_the_policy_lag_are_refused(tmp_path: Path):
         run(samples(-1, 0), {"hero": Learner(0)}, tmp_path)
 
 
-def test_invalid_logprobs_end_the_run_above_a_fraction(tmp_path: Path):
+def test_invalid_logprobs_end_the_run_above_a_fraction(tmp_path):
     given = dataclasses.replace(samples(0), bad_logprobs={"hero": 0.02})
     with pytest.raises(DivergedError, match=r"sampler of hero gave invalid log-probabilities.*2\.00%.*1\.00%"):
         run(given, {"hero": Learner()}, tmp_path)
@@ -123,7 +113,7 @@ def test_invalid_logprobs_end_the_run_above_a_fraction(tmp_path: Path):
         run(all_masked, {"hero": Learner()}, tmp_path)
 
 
-def test_non_finite_loss_saves_the_batch(tmp_path: Path):
+def test_non_finite_loss_saves_the_batch(tmp_path):
     learner = Learner(7, error=FloatingPointError("the loss is nan at version 7"))
     with pytest.raises(DivergedError, match="policy hero: the loss is nan.*continues from the newest") as caught:
         run(samples(7, 7), {"hero": learner}, tmp_path, max_skipped_steps=0)
@@ -136,19 +126,17 @@ def test_non_finite_loss_saves_the_batch(tmp_path: Path):
     assert "nan" in facts["error"]
 
 
-def test_unwritable_batch_does_not_hide_the_error(tmp_path: Path):
+def test_unwritable_batch_does_not_hide_the_error(tmp_path):
     (tmp_path / "failed-batches").write_text("")
     with pytest.raises(DivergedError, match="could not be written"):
         run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path, max_skipped_steps=0)
 
 
-def test_two_consecutive_non_finite_losses_end_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_two_consecutive_non_finite_losses_end_the_run(tmp_path, caplog):
     bad, skipped = Learner(error=FloatingPointError("the loss is inf")), Counter[str]()
 
-    def step(learner: Learner, **settings: Any) -> dict[str, float]:
-        learners: Any = {"hero": learner, "rival": Learner()}
+    def step(learner, **settings):
+        learners = {"hero": learner, "rival": Learner()}
         return run(samples(0, policies=("hero", "rival")), learners, tmp_path, skipped, **settings)
 
     found = step(bad)
@@ -165,13 +153,11 @@ def test_two_consecutive_non_finite_losses_end_the_run(
 class PartlyFinite(Learner):
     """Skips one of four minibatches."""
 
-    async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
+    async def train_step(self, batch, **_):
         return {"logprob_gap_mean": 0.0, "loss": 0.5, "optimizer_steps": 3.0, "skipped_minibatches": 1.0}
 
 
-def test_repeatedly_skipped_minibatches_end_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_repeatedly_skipped_minibatches_end_the_run(tmp_path, caplog):
     skipped = Counter[str]()
     found = run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
     assert found["learner/skipped"] == 0.0 and found["learner/loss"] == 0.5, "the others were learned from"
@@ -183,7 +169,7 @@ def test_repeatedly_skipped_minibatches_end_the_run(
         run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
 
 
-def test_logprob_gap_ends_the_run_and_saves_the_batch(tmp_path: Path):
+def test_logprob_gap_ends_the_run_and_saves_the_batch(tmp_path):
     with pytest.raises(MismatchError, match=r"differ by 0.3 per token.*step-000012-hero.safetensors"):
         run(samples(4), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25)
     run(samples(4, 3), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25, max_staleness=1)
@@ -191,7 +177,7 @@ def test_logprob_gap_ends_the_run_and_saves_the_batch(tmp_path: Path):
         check_gap("hero", float("nan"), 0.2)
 
 
-def test_files_that_are_no_batches_are_refused(tmp_path: Path, random_batch: Batches):
+def test_files_that_are_no_batches_are_refused(tmp_path, random_batch):
     with pytest.raises(RunFolderError, match="cannot be read as a batch"):
         load_batch(tmp_path / "none.safetensors")
     batch = random_batch()
@@ -224,16 +210,16 @@ LIMIT = 1e-3
 
 
 @pytest.fixture(scope="module")
-def core(tiny_llama: Path) -> LearnerCore:
+def core(tiny_llama):
     return learner(tiny_llama)
 
 
-def learner(model: Path, **changes: Any) -> LearnerCore:
+def learner(model, **changes):
     config = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-3, temperature=TEMPERATURE)
     return LearnerCore(dataclasses.replace(config, **changes))
 
 
-def gap(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> float:
+def gap(core, batch, sampler):
     """Return the mean gap that the loss reports for log-probabilities of `sampler`."""
     batch["tokens"]["logprobs"] = sampler.logprobs(batch)
     microbatches, _ = core._plan(batch)
@@ -244,22 +230,22 @@ def gap(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> float:
     return float(sum(found))
 
 
-def guarded(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> None:
+def guarded(core, batch, sampler):
     check_gap("hero", gap(core, batch, sampler), LIMIT)
 
 
-def test_the_guard_lets_equal_models_pass(core: LearnerCore, tiny_llama: Path, random_batch: Batches):
+def test_the_guard_lets_equal_models_pass(core, tiny_llama, random_batch):
     batch, twin = random_batch(), learner(tiny_llama)
     guarded(core, batch, twin)
     assert gap(core, batch, twin) <= 1e-6
 
 
-def test_the_guard_fires_at_a_wrong_temperature(core: LearnerCore, tiny_llama: Path, random_batch: Batches):
+def test_the_guard_fires_at_a_wrong_temperature(core, tiny_llama, random_batch):
     with pytest.raises(MismatchError, match="temperature"):
         guarded(core, random_batch(), learner(tiny_llama, temperature=0.9))
 
 
-def test_the_guard_fires_at_a_stale_version(tiny_llama: Path, random_batch: Batches):
+def test_the_guard_fires_at_a_stale_version(tiny_llama, random_batch):
     ahead, stale = learner(tiny_llama), learner(tiny_llama)
     ahead.train_step(random_batch())
     with pytest.raises(MismatchError):
@@ -267,9 +253,7 @@ def test_the_guard_fires_at_a_stale_version(tiny_llama: Path, random_batch: Batc
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight"])
-def test_the_guard_fires_at_a_corrupted_weight(
-    core: LearnerCore, tiny_llama: Path, random_batch: Batches, tmp_path: Path, name: str
-):
+def test_the_guard_fires_at_a_corrupted_weight(core, tiny_llama, random_batch, tmp_path, name):
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "corrupted"
@@ -283,7 +267,7 @@ def test_the_guard_fires_at_a_corrupted_weight(
         guarded(core, random_batch(), learner(folder))
 
 
-def test_every_step_reports_ratios_work_and_memory(tiny_llama: Path, random_batch: Batches):
+def test_every_step_reports_ratios_work_and_memory(tiny_llama, random_batch):
     core, batch = learner(tiny_llama, max_tokens_per_microbatch=100), random_batch(groups=4)
     now_T, mask_T = core.logprobs(batch), batch["tokens"]["loss_mask"]
     ratios = (now_T - batch["tokens"]["logprobs"])[mask_T].exp().sort().values
@@ -304,25 +288,25 @@ def test_every_step_reports_ratios_work_and_memory(tiny_llama: Path, random_batc
     assert found["peak_rss_bytes"] > 1e8 and "peak_device_bytes" not in found
 
 
-def test_non_finite_loss_leaves_the_weights_unchanged(tiny_llama: Path, random_batch: Batches):
+def test_non_finite_loss_leaves_the_weights_unchanged(tiny_llama, random_batch):
     core, batch = learner(tiny_llama, lr=0.1), random_batch()
     before = core.hf_state_dict(dtype=torch.float32)
     reported = core._reduce
 
-    def broken(totals: dict[str, torch.Tensor]) -> dict[str, float]:
+    def broken(totals):
         return {**reported(totals), "loss": float("nan")}
 
-    core._reduce = broken  # type: ignore[method-assign]
+    core._reduce = broken
     with pytest.raises(FloatingPointError, match="the loss is nan and the gradient norm"):
         core.train_step(batch)
     after = core.hf_state_dict(dtype=torch.float32)
     assert core.version == 0 and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_memory_stays_flat(core: LearnerCore, random_batch: Batches):
+def test_memory_stays_flat(core, random_batch):
     """Compare resident memory after 10 steps and after 30 more, with different batches."""
 
-    def after(steps: Iterable[int]) -> int:
+    def after(steps):
         for step in steps:
             core.train_step(random_batch(seed=step))
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -331,6 +315,6 @@ def test_memory_stays_flat(core: LearnerCore, random_batch: Batches):
     assert after(range(10, 40)) - warm < 16e6
 
 
-def test_ages_count_tokens(random_batch: Batches):
+def test_ages_count_tokens(random_batch):
     batch = random_batch()
     assert staleness(batch, 3) == {3: int(batch["tokens"]["loss_mask"].sum())}

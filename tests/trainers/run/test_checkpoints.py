@@ -13,7 +13,7 @@ from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
 from forge_agents.files import Checksums
 from forge_trainers.records.run_folder import saved_reward
 from forge_trainers.rl.credit import Baselines
-from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness
+from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, export_checkpoint
 
 
 class Learner:
@@ -303,8 +303,9 @@ def test_a_mark_that_leads_out_of_its_folder_is_damaged(tmp_path, mark):
     (folder / "experiment.json").write_text(mark if isinstance(mark, str) else json.dumps(mark))
     kept = Checkpoints(tmp_path / "checkpoints", keep=1)
     assert kept.best() is None
-    with pytest.raises(RunFolderError):
-        kept.policies(folder)
+    (tmp_path / "config.yaml").write_text("policies: {hero: {model: tiny-random}}")
+    with pytest.raises(RunFolderError, match="is damaged"):
+        export_checkpoint(tmp_path)
 
 
 def test_a_score_of_zero_is_better_than_one_below(tmp_path):

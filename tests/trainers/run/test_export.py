@@ -1,13 +1,8 @@
 """Checkpoints as Hugging Face models: the weights that were saved, and errors that say what there is."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +12,6 @@ from safetensors.torch import load_file
 from forge_agents import LoRA, Policy
 from forge_agents.cli import main as cli
 from forge_agents.errors import ModelNotFoundError, RunFolderError
-from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
@@ -25,12 +19,12 @@ from forge_trainers.run.checkpoints import export_checkpoint
 
 
 @pytest.fixture(scope="module")
-def learned(tiny_llama: Path) -> LearnerCore:
+def learned(tiny_llama):
     return LearnerCore(LearnerPlan(model=str(tiny_llama), lora=LoRA(rank=2), lr=1e-2, threads=1))
 
 
 @pytest.fixture
-def run(learned: LearnerCore, random_batch: Callable[..., EpisodeBatch], tmp_path: Path) -> Path:
+def run(learned, random_batch, tmp_path):
     """Two checkpoints; of the older one the held-out reward was higher. ``step-000001.safetensors`` is its model."""
     for step, score in ((1, 0.9), (2, 0.4)):
         folder = tmp_path / "checkpoints" / f"step-{step:06d}"
@@ -39,19 +33,19 @@ def run(learned: LearnerCore, random_batch: Callable[..., EpisodeBatch], tmp_pat
         learned.export(tmp_path / f"model-{step}")
         mark = {"step": step, "policies": ["hero"], "score": score}
         (folder / "experiment.json").write_text(json.dumps(mark))
-    policy: dict[str, Any] = dataclasses.asdict(Policy(learned.config.model, name="hero", lora=learned.config.lora))
+    policy = dataclasses.asdict(Policy(learned.config.model, name="hero", lora=learned.config.lora))
     policy["lora"]["targets"] = list(policy["lora"]["targets"])
     settings = {"policies": {"hero": {name: policy[name] for name in ("model", "name", "lora")}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     return tmp_path
 
 
-def same(one: Path, other: Path) -> bool:
+def same(one, other):
     first, second = (load_file(folder / "model.safetensors") for folder in (one, other))
     return first.keys() == second.keys() and all(bool((second[name] == value).all()) for name, value in first.items())
 
 
-def test_the_best_and_the_newest_are_the_weights_of_their_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys):
     best, newest = export_checkpoint(run), export_checkpoint(run, checkpoint="newest")
     assert best.name == "export-step-000001" and same(best, run / "model-1")
     assert newest.name == "export-step-000002" and same(newest, run / "model-2") and not same(best, newest)
@@ -63,7 +57,7 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run: Path, capsy
     assert f"next   forge-agents serve {run / 'mine'}" in out
 
 
-def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_told(run, tmp_path):
     with pytest.raises(RunFolderError, match="'step-9'; it has best, newest, step-000002, step-000001"):
         export_checkpoint(run, checkpoint="step-9")
     with pytest.raises(RunFolderError, match="exists already"):
@@ -82,7 +76,7 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
         export_checkpoint(run, checkpoint="newest")
 
 
-def test_a_private_file_does_not_become_part_of_an_export(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_private_file_does_not_become_part_of_an_export(tiny_llama, tmp_path):
     """The model's folder is a stranger's: a link in it names a file of the user."""
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (tmp_path / "id_rsa").write_text("secret")
@@ -92,7 +86,7 @@ def test_a_private_file_does_not_become_part_of_an_export(tiny_llama: Path, tmp_
     assert not (tmp_path / "export").exists()
 
 
-def test_a_run_with_links_out_of_it_is_not_exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_run_with_links_out_of_it_is_not_exported(run, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (run / "checkpoints").rename(elsewhere / "checkpoints")
     (run / "checkpoints").symlink_to(elsewhere / "checkpoints")

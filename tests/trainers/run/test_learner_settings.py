@@ -1,9 +1,6 @@
 """Learner settings of one policy: which hold, which are refused, and what reaches the learners."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,13 +8,12 @@ import forge_agents as fa
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.dry_run import dry_run
-from forge_trainers.run.learner_settings import shared_settings
-from forge_trainers.run.plan import compute_processes
+from forge_trainers.run.plan import compute_processes, shared_settings
 
 LORA = fa.LoRA(rank=4)
 
 
-def policy(name: str = "red", **settings: Any) -> fa.Policy:
+def policy(name="red", **settings):
     return fa.Policy("m", name=name, **settings)
 
 
@@ -57,9 +53,7 @@ def test_overrides_are_taken_before_what_follows_from_staleness():
         ({"loss": "grpo"}, ValueError, "max_resamples=0 and the trainer's loss 'dapo' max_resamples=3"),
     ],
 )
-def test_overrides_that_cannot_hold_are_refused_by_name(
-    learner: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
-):
+def test_overrides_that_cannot_hold_are_refused_by_name(learner, error, message, tmp_path):
     with pytest.raises(error) as caught:
         GRPOTrainer({"player_0": policy(learner=learner), "player_1": fa.Random()}, out_dir=tmp_path)
     assert message in str(caught.value)
@@ -77,7 +71,7 @@ def test_overrides_that_cannot_hold_are_refused_by_name(
         {"correction": {"how": "mask", "level": "sequence"}, "sequence": "turn"},
     ],
 )
-def test_clips_and_sequences_that_act_are_taken(learner: dict[str, Any]):
+def test_clips_and_sequences_that_act_are_taken(learner):
     assert fa.GRPOConfig().learner_of(policy(learner=learner))
     assert fa.GRPOConfig(learner=fa.LearnerConfig(**learner))
 
@@ -103,7 +97,7 @@ def test_frozen_policies_and_wrong_kinds_are_refused():
         fa.SFTTrainer(policy(learner={"lr": 1e-4}))
 
 
-def test_two_policies_of_one_name_with_different_settings_are_refused(tmp_path: Path):
+def test_two_policies_of_one_name_with_different_settings_are_refused(tmp_path):
     seats = {"player_0": policy(learner={"lr": 1e-4}), "player_1": policy(learner={"lr": 1e-5})}
     with pytest.raises(ValueError, match="two different policies are called 'red'"):
         GRPOTrainer(seats, out_dir=tmp_path)._policies.declared({"t": ("player_0", "player_1")})

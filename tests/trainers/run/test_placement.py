@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,16 +17,14 @@ from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import ProcessSlot
 from forge_agents.serving.config import EnginePlan
-from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, fixed_bytes, kv_bytes
+from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, check_cache, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run import placement
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
     Part,
-    check_caches,
-    check_models,
-    check_ranks,
+    check_parts,
     host_doubts,
     place,
     place_here,
@@ -37,7 +33,7 @@ from forge_trainers.run.placement import (
 H100 = 80_000_000_000
 
 
-def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], list[ProcessSlot]]:
+def on(gpus, wants, each=H100):
     layout = Cluster(fa.Hosts(), lambda: "here", [("", role, procs) for role, procs in wants.items()])
     ids = tuple(map(str, range(gpus)))
     layout._here.facts = HostFacts(
@@ -46,17 +42,7 @@ def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], li
     return layout.preview
 
 
-def placed(
-    model: str,
-    gpus: int,
-    *,
-    ranks: int = 1,
-    replicas: int = 1,
-    engine: Any = None,
-    each: int = H100,
-    turns: bool = False,
-    **learner: Any,
-) -> Any:
+def placed(model, gpus, *, ranks=1, replicas=1, engine=None, each=H100, turns=False, **learner):
     size, engine = ModelSize.named(model), engine or fa.EngineConfig(max_model_len=8192)
     parts = [
         Part(name="hero-learner", ranks=ranks, size=size, learner=LearnerPlan(**learner)),
@@ -68,11 +54,11 @@ def placed(
 @pytest.mark.parametrize(
     ("model", "billions"), [("0.6b", 0.596), ("8b", 8.19), ("32b", 32.76), ("70b", 70.55), ("30b-a3b", 30.53)]
 )
-def test_a_well_known_model_has_the_weights_that_its_maker_counts(model: str, billions: float) -> None:
+def test_a_well_known_model_has_the_weights_that_its_maker_counts(model, billions):
     assert ModelSize.named(model).weights / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
-def test_two_gpus_serve_learner_and_engine() -> None:
+def test_two_gpus_serve_learner_and_engine():
     found = placed("0.6b", 2)
     assert [(one.slot.name, one.slot.gpu) for one in found.processes] == [("hero-learner", "0"), ("hero-0", "1")]
     assert found.engines["hero-0"].gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
@@ -82,7 +68,7 @@ def test_two_gpus_serve_learner_and_engine() -> None:
     assert lines[2].startswith("engine hero-0") and lines[2].endswith("72.0 of 80.0 GB")
 
 
-def test_engine_takes_what_the_learner_leaves_on_one_gpu() -> None:
+def test_engine_takes_what_the_learner_leaves_on_one_gpu():
     found = placed("0.6b", 1)
     assert {one.slot.gpu for one in found.processes} == {"0"}
     assert 0.5 < found.engines["hero-0"].gpu_memory_utilization < 0.95
@@ -93,20 +79,19 @@ def test_engine_takes_what_the_learner_leaves_on_one_gpu() -> None:
     assert found.engines["hero-0"].kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
 
-def test_every_adapter_of_an_engine_counts_as_the_largest() -> None:
+def test_every_adapter_of_an_engine_counts_as_the_largest():
     size = ModelSize.named("0.6b")
 
-    def beside(*loras: fa.LoRA) -> int:
+    def beside(*loras):
         part = Part(name="hero", ranks=1, size=size, adapters=loras)
-        count: int = place([part], fa.EngineConfig(), on(1, {"engines": 1})).processes[0].parts.get("adapters", 0)
-        return count
+        return place([part], fa.EngineConfig(), on(1, {"engines": 1})).processes[0].parts.get("adapters", 0)
 
     one = 2 * adapter_weights(size, fa.LoRA(rank=64))
     assert (beside(), beside(fa.LoRA(rank=64)), beside(fa.LoRA(rank=33))) == (0, one, one)  # as vLLM rounds it
     assert beside(fa.LoRA(rank=64, targets=("q_proj",)), fa.LoRA(rank=2)) == 2 * one
 
 
-def test_float32_model_takes_twice_the_memory() -> None:
+def test_float32_model_takes_twice_the_memory():
     part = Part(name="hero", ranks=1, size=ModelSize.named("0.6b"), dtype="float32")
     weights = {
         dtype: place([part], fa.EngineConfig(dtype=dtype), on(1, {"engines": 1})).processes[0].parts["weights"]
@@ -115,14 +100,14 @@ def test_float32_model_takes_twice_the_memory() -> None:
     assert weights["auto"] == weights["float32"] == 2 * weights["bfloat16"]
 
 
-def test_misfit_is_refused_with_the_arithmetic() -> None:
+def test_misfit_is_refused_with_the_arithmetic():
     with pytest.raises(HostError, match=r"GPU 0 of .* has 80.0 GB, .*hero-learner expects 1\d\d.\d GB \(weights 32.8"):
         placed("8b", 1)
     with pytest.raises(HostError, match=r"engine hero-0 expects \d+.\d GB \(weights 141.\d.*raise engine.tp"):
         placed("70b", 65, ranks=64, activation_checkpointing="full")
 
 
-def test_cache_holds_one_conversation() -> None:
+def test_cache_holds_one_conversation():
     found = placed("8b", 8, ranks=4, replicas=4, engine=fa.EngineConfig())
     engine = next(one for one in found.processes if one.slot.role == "engines")
     size = ModelSize.named("8b")
@@ -130,39 +115,39 @@ def test_cache_holds_one_conversation() -> None:
     assert engine.parts["cache"] > kv_bytes(size, size.context)
 
 
-def test_large_model_is_split_over_ranks() -> None:
+def test_large_model_is_split_over_ranks():
     found = placed("32b", 8, ranks=4, replicas=2, engine=fa.EngineConfig(tp=2, max_model_len=8192),
                    lora=fa.LoRA(), activation_checkpointing="full")  # fmt: skip
     assert [one.slot.gpu for one in found.processes] == list("01234567")
     assert all(one.bytes <= H100 for one in found.processes)
 
 
-def test_gpu_of_unknown_memory_is_used() -> None:
+def test_gpu_of_unknown_memory_is_used():
     size = ModelSize.named("70b")
     seats = on(1, {"learner": 1}, each=0)
     learner = Part(name="hero-learner", ranks=1, size=size, learner=LearnerPlan())
     assert [one.slot.gpu for one in place([learner], fa.EngineConfig(), seats).processes] == ["0"]
 
 
-def test_requested_share_of_a_gpu_must_be_free() -> None:
+def test_requested_share_of_a_gpu_must_be_free():
     with pytest.raises(HostError, match=r"GPU 0 of .* left for each of 1 engine, .*gpu_memory_utilization=0.9"):
         placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.9))
     assert placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.5))
 
 
-def test_refusal_names_the_requested_share() -> None:
+def test_refusal_names_the_requested_share():
     with pytest.raises(HostError, match=r"engine.kv_cache_gb 100\.0\)\. Lower engine.kv_cache_gb or"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, kv_cache_gb=100))
     with pytest.raises(HostError, match=r"may take 0\.8, .*raise engine.gpu_memory_utilization, raise engine.tp"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.01))
 
 
-def test_engines_share_the_rest_of_a_gpu_evenly() -> None:
+def test_engines_share_the_rest_of_a_gpu_evenly():
     small, large, settings = ModelSize.named("0.6b"), ModelSize.named("8b"), fa.EngineConfig(max_model_len=8192)
     learner = LearnerPlan(lora=fa.LoRA(), activation_checkpointing="full")
     seats = [("learner", "0"), ("small", "0"), ("large", "1"), ("other", "1")]
 
-    def seated(meshes: Any) -> list[ProcessSlot]:
+    def seated(meshes):
         names = {name: role for name, role, _ in meshes}
         return [
             ProcessSlot(name=name, role=names[name], rank=0, host="node", gpu=gpu, gpu_bytes=H100)
@@ -190,7 +175,7 @@ def test_engines_share_the_rest_of_a_gpu_evenly() -> None:
     assert sum(one.bytes for one in found.processes if one.slot.gpu == "1") <= 0.951 * H100
 
 
-def test_large_and_small_engine_share_a_gpu() -> None:
+def test_large_and_small_engine_share_a_gpu():
     parts = [Part(name=name, ranks=1, size=ModelSize.named(name)) for name in ("32b", "0.6b")]
     seats = on(1, {"engines": 2})
     found = place(parts, fa.EngineConfig(max_model_len=2048), seats)
@@ -200,7 +185,7 @@ def test_large_and_small_engine_share_a_gpu() -> None:
         place(parts, fa.EngineConfig(max_model_len=16384), seats)
 
 
-def test_engine_alone_on_a_gpu_is_not_limited() -> None:
+def test_engine_alone_on_a_gpu_is_not_limited():
     parts = [
         Part(name="learner", ranks=1, size=ModelSize.named("0.6b"), learner=LearnerPlan()),
         Part(name="large", ranks=1, size=ModelSize.named("8b")),
@@ -214,7 +199,7 @@ def test_engine_alone_on_a_gpu_is_not_limited() -> None:
     assert 4 < (found.engines["small"].kv_cache_gb or 0) < 6
 
 
-def test_colocated_run_takes_turns_if_needed() -> None:
+def test_colocated_run_takes_turns_if_needed():
     small, whole = 24_000_000_000, {"activation_checkpointing": "none"}
     with pytest.raises(HostError, match=r"hero-0 expects .* same GPU, hero-learner expects 18\.9 GB.*or set colocate"):
         placed("0.6b", 1, each=small, **whole)
@@ -230,10 +215,10 @@ def test_colocated_run_takes_turns_if_needed() -> None:
         placed("8b", 1, turns=True)
 
 
-def test_learner_recomputes_as_little_as_possible() -> None:
-    def recomputed(model: str, ranks: int, **settings: Any) -> str:
+def test_learner_recomputes_as_little_as_possible():
+    def recomputed(model, ranks, **settings):
         found = placed(model, 2 * ranks, ranks=ranks, replicas=ranks, **settings)
-        how: str = found.learners["hero-learner"].activation_checkpointing
+        how = found.learners["hero-learner"].activation_checkpointing
         learner = found.processes[0]
         size = ModelSize.named(model)
         assert learner.bytes == sum(learner_bytes(size, found.learners["hero-learner"], ranks=ranks).values())
@@ -263,9 +248,7 @@ def test_learner_recomputes_as_little_as_possible() -> None:
         (50, 1, 2, (4096, 1024)),
     ],
 )
-def test_learners_on_cpu_share_half_of_the_memory(
-    monkeypatch: pytest.MonkeyPatch, gigabytes: int, ranks: int, learners: int, decided: tuple[int, int]
-) -> None:
+def test_learners_on_cpu_share_half_of_the_memory(monkeypatch, gigabytes, ranks, learners, decided):
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
     size = ModelSize.of(Path(placement.models.resolve("smollm2-135m-instruct")))
     names = [f"hero-{i}-learner" for i in range(learners)]
@@ -275,7 +258,7 @@ def test_learners_on_cpu_share_half_of_the_memory(
         assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens) == decided
         assert own.activation_checkpointing == "none"
 
-    def elsewhere(meshes: Any) -> list[ProcessSlot]:
+    def elsewhere(meshes):
         return [replace(seat, host="learner-0 (node)") for seat in rehearse(meshes)]
 
     for own in place(parts, fa.EngineConfig(), elsewhere).learners.values():
@@ -283,11 +266,9 @@ def test_learners_on_cpu_share_half_of_the_memory(
 
 
 @pytest.mark.parametrize(("gigabytes", "decided"), [(25, (4096, 1024)), (4, (2048, 256))])
-def test_passes_on_cpu_follow_the_host_memory(
-    monkeypatch: pytest.MonkeyPatch, gigabytes: int, decided: tuple[int, int]
-) -> None:
-    said: list[str] = []
-    layout = on(0, {"learner": 1, "engines": 1}).__self__  # type: ignore[attr-defined]
+def test_passes_on_cpu_follow_the_host_memory(monkeypatch, gigabytes, decided):
+    said = []
+    layout = on(0, {"learner": 1, "engines": 1}).__self__
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     monkeypatch.setattr(startup, "say", said.append)
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
@@ -300,8 +281,8 @@ def test_passes_on_cpu_follow_the_host_memory(
     assert [line.partition(":")[0] for line in said] == ["hero-learner, by memory"] * (decided != (2048, 256))
 
 
-def test_passes_grow_on_exclusive_gpus() -> None:
-    def chosen(model: str, gpus: int, **settings: Any) -> tuple[int | None, int | None]:
+def test_passes_grow_on_exclusive_gpus():
+    def chosen(model, gpus, **settings):
         own = placed(model, gpus, **settings).learners["hero-learner"]
         return own.max_tokens_per_microbatch, own.loss_chunk_tokens
 
@@ -317,7 +298,7 @@ def test_passes_grow_on_exclusive_gpus() -> None:
     assert chosen("0.6b", 4, ranks=2, tp=2, each=40_000_000_000) == (8192, 1024)  # of half of the vocabulary
 
 
-def test_memory_driven_settings_are_shown_and_keep_the_loss() -> None:
+def test_memory_driven_settings_are_shown_and_keep_the_loss():
     asked = LearnerPlan(loss="dr_grpo", loss_chunk_tokens=300)
     found = placed("0.6b", 2, loss="dr_grpo", loss_chunk_tokens=300)
     own = found.learners["hero-learner"]
@@ -331,7 +312,7 @@ def test_memory_driven_settings_are_shown_and_keep_the_loss() -> None:
                  on(1, {"learner": 1})).chosen({"hero-learner": said}) == []  # fmt: skip
 
 
-def test_colocation_excludes_asynchronous_rollouts() -> None:
+def test_colocation_excludes_asynchronous_rollouts():
     with pytest.raises(ValueError, match="lets engines and learner compute in turns, and max_staleness=1"):
         fa.GRPOConfig(colocate=True, max_staleness=1)
 
@@ -341,30 +322,28 @@ class Judging:
 
     running = False
 
-    def __init__(self, name: str, model: Path | str, **settings: Any) -> None:
+    def __init__(self, name, model, **settings):
         self.name, self.model, self.config = name, str(model), fa.EngineConfig(**settings)
         self.told: tuple[str, fa.EngineConfig] | None = None
 
-    def place(self, name: str, config: fa.EngineConfig) -> None:
+    def place(self, name, config):
         self.told = (name, config)
 
 
 @pytest.fixture
-def small_judge(tmp_path: Path) -> Path:
+def small_judge(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["0.6b"]))
     return tmp_path
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def node(monkeypatch):
     """Places a learner, an engine and judges on so many GPUs; returns the lines that are shown."""
 
-    def placed_with(
-        gpus: int, judges: list[Judging], folder: Path, **settings: Any
-    ) -> list[str]:
+    def placed_with(gpus, judges, folder, **settings):
         wants = {"learner": 1, "engines": 1, "judges": len(judges)}
-        said: list[str] = []
-        layout = on(gpus, wants).__self__  # type: ignore[attr-defined]
+        said = []
+        layout = on(gpus, wants).__self__
         monkeypatch.setattr(mesh, "_cluster", lambda: layout)
         monkeypatch.setattr(startup, "say", said.append)
         monkeypatch.setattr(placement, "available_bytes", lambda: 1 << 50)
@@ -379,9 +358,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return placed_with
 
 
-def test_judges_have_own_gpus_or_share(
-    node: Callable[..., list[str]], small_judge: Path
-) -> None:
+def test_judges_have_own_gpus_or_share(node, small_judge):
     judges = [Judging("judge", small_judge, max_model_len=4096) for _ in range(2)]
     lines = [line.split() for line in node(4, judges, small_judge)[1:]]
     assert [(line[:-9], line[-5]) for line in lines] == [
@@ -396,9 +373,7 @@ def test_judges_have_own_gpus_or_share(
     assert configs[0].kv_cache_gb == pytest.approx((0.475 * H100 - fixed) / 1e9, abs=0.01)
 
 
-def test_judge_on_a_shared_gpu_reduces_the_engine_cache(
-    node: Callable[..., list[str]], small_judge: Path
-) -> None:
+def test_judge_on_a_shared_gpu_reduces_the_engine_cache(node, small_judge):
     judge = Judging("judge", small_judge, gpu_memory_utilization=0.25)
     lines = [line.split() for line in node(2, [judge], small_judge)[1:]]
     assert [line[-5] for line in lines] == ["0", "1", "1"]
@@ -408,9 +383,7 @@ def test_judge_on_a_shared_gpu_reduces_the_engine_cache(
         node(2, [greedy], small_judge)
 
 
-def test_misfit_with_a_judge_lists_its_bytes(
-    node: Callable[..., list[str]], small_judge: Path
-) -> None:
+def test_misfit_with_a_judge_lists_its_bytes(node, small_judge):
     size = ModelSize.named("0.6b")
     at_its_own = sum(fixed_bytes(size, sequences=64).values()) + kv_bytes(size, size.context)
     many = [Judging("judge", small_judge) for _ in range(10)]
@@ -420,7 +393,7 @@ def test_misfit_with_a_judge_lists_its_bytes(
     assert node(3, [Judging("judge", small_judge, max_model_len=4096) for _ in range(10)], small_judge)
 
 
-def test_judge_stays_loaded_during_colocation(node: Callable[..., list[str]], small_judge: Path) -> None:
+def test_judge_stays_loaded_during_colocation(node, small_judge):
     """One GPU on which learner and engine do not fit side by side, and a judge, which does not sleep."""
     judge = Judging("judge", small_judge, max_model_len=2048)
     size, settings = ModelSize.named("0.6b"), fa.EngineConfig(max_model_len=8192)
@@ -443,11 +416,11 @@ def test_judge_stays_loaded_during_colocation(node: Callable[..., list[str]], sm
 class Loading:
     """A model that the controller loads: what is read of it."""
 
-    def __init__(self, folder: Path, device: str, name: str = "graded", batch_tokens: int = 8192) -> None:
+    def __init__(self, folder, device, name="graded", batch_tokens=8192):
         self.name, self.model, self.device, self.batch_tokens = name, str(folder), device, batch_tokens
 
 
-def weights_of(folder: Path, num_bytes: int) -> None:
+def weights_of(folder, num_bytes):
     """A file of weights of that size, which takes no disk."""
     with (folder / "model.safetensors").open("wb") as file:
         size = num_bytes - 8 - 256
@@ -456,9 +429,7 @@ def weights_of(folder: Path, num_bytes: int) -> None:
         file.truncate(num_bytes)
 
 
-def test_models_of_the_controller_are_counted(
-    node: Callable[..., list[str]], small_judge: Path
-) -> None:
+def test_models_of_the_controller_are_counted(node, small_judge):
     weights_of(small_judge, 1_200_000_000)
     models = [Loading(small_judge, "cuda:1"), Loading(small_judge, "cuda:1", "other"), Loading(small_judge, "cpu")]
     plain = [line.split() for line in node(2, [], small_judge)[1:]]
@@ -474,9 +445,7 @@ def test_models_of_the_controller_are_counted(
     assert unknown.startswith("not counted: the model of graded: ")
 
 
-def test_misfit_with_controller_models_lists_their_bytes(
-    node: Callable[..., list[str]], small_judge: Path
-) -> None:
+def test_misfit_with_controller_models_lists_their_bytes(node, small_judge):
     weights_of(small_judge, 70_000_000_000)
     loads = [Loading(small_judge, "cuda")]  # where the learner is
     with pytest.raises(HostError, match=r"learner expects .*; controller graded expects 72\.8 .* \(device=\"cuda:1\""):
@@ -489,15 +458,13 @@ def test_misfit_with_controller_models_lists_their_bytes(
         node(3, [], small_judge, held=[Loading(small_judge, "cuda:2")])
 
 
-def test_running_processes_on_gpus_are_reported(
-    node: Callable[..., list[str]], small_judge: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_processes_on_gpus_are_reported(node, small_judge, monkeypatch):
     monkeypatch.setattr(mesh, "running_on", lambda places: ["polite"] if places else [])
     *_, told = node(2, [], small_judge)
     assert told == "not counted: polite, which runs already on a GPU of this run"
 
 
-def test_short_host_memory_is_reported() -> None:
+def test_short_host_memory_is_reported():
     size, engine = ModelSize.named("70b"), fa.EngineConfig(max_model_len=8192, tp=4)
     engines = [Part(name=f"hero-{i}", ranks=4, size=size) for i in range(2)]
     whole = Part(name="hero-learner", ranks=64, size=size, learner=LearnerPlan(activation_checkpointing="full"))
@@ -522,9 +489,7 @@ def test_short_host_memory_is_reported() -> None:
     assert f"colocated processes {parked / 1e9:.1f})" in told
 
 
-def test_running_or_unknown_judges_are_reported(
-    node: Callable[..., list[str]], small_judge: Path
-) -> None:
+def test_running_or_unknown_judges_are_reported(node, small_judge):
     running = Judging("first", small_judge)
     running.running = True
     *_, one, other = node(4, [running, Judging("second", "no-such-model")], small_judge)
@@ -542,36 +507,34 @@ def test_running_or_unknown_judges_are_reported(
         (4, {"ep": 4}, "learner.ep=4 spreads experts, and the model has none"),
     ],
 )
-def test_invalid_ranks_are_refused_before_startup(ranks: int, settings: Any, message: str) -> None:
+def test_invalid_ranks_are_refused_before_startup(ranks, settings, message):
     size = ModelSize.named("8b")
     learner = Part(name="hero-learner", ranks=ranks, size=size, learner=LearnerPlan(**settings))
     with pytest.raises(ValueError, match=message):
-        check_ranks([learner])
+        check_parts([learner], fa.EngineConfig())
     with pytest.raises(ValueError, match="engine.tp=3 does not divide the 32 query and 8 key heads of hero"):
-        check_ranks([Part(name="hero", ranks=3, size=size)])
+        check_parts([Part(name="hero", ranks=3, size=size)], fa.EngineConfig())
 
 
-def test_unsupported_model_settings_are_refused_before_startup(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unsupported_model_settings_are_refused_before_startup(monkeypatch):
     mixture, engine = ModelSize.named("30b-a3b"), Part(name="hero", ranks=1, size=ModelSize.named("8b"))
     with pytest.raises(ValueError, match="max_model_len=40961 is more than the 40960 tokens that hero has"):
-        check_models([engine], fa.EngineConfig(max_model_len=40961))
-    check_models([engine], fa.EngineConfig(max_model_len=40960))
+        check_parts([engine], fa.EngineConfig(max_model_len=40961))
+    check_parts([engine], fa.EngineConfig(max_model_len=40960))
     # 36 layers, keys and values of 8 heads of 128, two bytes each: 147,456 a token
-    check_caches([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.1475))
+    check_cache(engine.size, fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.1475), "hero", dtype="bfloat16")
     with pytest.raises(ValueError, match="0.147 holds 996 tokens of hero, and a conversation may have 1000"):
-        check_caches([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.147))
+        check_cache(engine.size, fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.147), "hero", dtype="bfloat16")
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
-    check_models([engine], fa.EngineConfig(max_model_len=40961))
+    check_parts([engine], fa.EngineConfig(max_model_len=40961))
 
-    def learner(size: ModelSize, lora: fa.LoRA) -> Part:
+    def learner(size, lora):
         return Part(name="hero-learner", ranks=1, size=size, learner=LearnerPlan(lora=lora))
 
     with pytest.raises(ValueError, match=r"hero-learner: .* cannot be adapted; set LoRA\(targets=\('q_proj', 'k_proj'"):
-        check_models([learner(mixture, fa.LoRA())], fa.EngineConfig())
+        check_parts([learner(mixture, fa.LoRA())], fa.EngineConfig())
     dense_first = ModelSize.from_config({**SHAPES["30b-a3b"], "mlp_only_layers": [0]})
-    check_models([learner(dense_first, fa.LoRA())], fa.EngineConfig())  # the learner takes those that there are
+    check_parts([learner(dense_first, fa.LoRA())], fa.EngineConfig())  # the learner takes those that there are
     assert mixture.weights - dense_first.weights == 3 * 2048 * (128 * 768 - 6144) + 2048 * 128
     attention = adapter_weights(mixture, fa.LoRA(targets=ATTENTION_TARGETS))
     assert adapter_weights(mixture, fa.LoRA()) == attention
@@ -579,9 +542,7 @@ def test_unsupported_model_settings_are_refused_before_startup(
 
 
 @pytest.mark.parametrize(("gpus", "refused"), [(0, True), (2, False)])
-def test_unsupported_heads_are_refused_before_startup(
-    node: Callable[..., list[str]], tmp_path: Path, gpus: int, refused: bool
-) -> None:
+def test_unsupported_heads_are_refused_before_startup(node, tmp_path, gpus, refused):
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], "head_dim": 16}))
     refusal = pytest.raises(ValueError, match=r"^hero has heads of 16 channels, and on CPU vLLM .* for 32, 48, 64")
     with refusal if refused else contextlib.nullcontext():
@@ -597,5 +558,5 @@ def test_unsupported_heads_are_refused_before_startup(
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1000),
     ],
 )
-def test_engine_uses_the_context_of_the_model(rope: Any, context: int) -> None:
+def test_engine_uses_the_context_of_the_model(rope, context):
     assert ModelSize.from_config({**SHAPES["8b"], "max_position_embeddings": 1000, **rope}).context == context

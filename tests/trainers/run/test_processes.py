@@ -266,21 +266,21 @@ def test_policies_whose_processes_would_have_one_name_are_refused(names, twice):
         dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
 
 
-def test_memory_of_engines_is_told_where_they_have_a_device() -> None:
+def test_memory_of_engines_is_told_where_they_have_a_device():
     class Engine:
-        def __init__(self, *peaks: int, error: Exception | None = None) -> None:
+        def __init__(self, *peaks, error=None):
             self.peaks, self.error, self.on_device = peaks, error, any(peaks)
 
-        async def infos(self) -> dict[str, object]:
+        async def infos(self):
             assert self.on_device, "on CPU it costs no message"
             if self.error is not None:
                 raise self.error
             states = [SimpleNamespace(peak_device_bytes=peak, device_used_bytes=2 * peak) for peak in self.peaks]
-            return dict(enumerate(states))  # type: ignore[arg-type]  # by name
+            return dict(enumerate(states))
 
-    def told(*engines: Engine) -> dict[str, float]:
+    def told(*engines):
         processes = SimpleNamespace(engines=dict(enumerate(engines)))
-        return asyncio.run(Processes.engines_memory(processes))  # type: ignore[arg-type]  # what it uses
+        return asyncio.run(Processes.engines_memory(processes))
 
     assert told(Engine(0)) == {}
     assert told(Engine(3, 5), Engine(4)) == {"engines/peak_device_bytes": 5.0, "engines/device_used_bytes": 10.0}

@@ -1,12 +1,9 @@
 """Runs end rather than hang: files that stalls leave, and code that holds the controller's thread."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,12 +38,12 @@ class Sleepy(fa.TurnEnv):
         return fa.Outcome(rewards={agent: 1.0}, done=True)
 
     @classmethod
-    def monotonic(cls) -> float:
+    def monotonic(cls):
         return 1.0 + (time.monotonic() - cls.since if cls.since else 0.0)
 
 
-def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path: Path) -> None:
-    async def main() -> None:
+def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path):
+    async def main():
         with stalls_recorded(tmp_path):
             await mesh.with_deadline(asyncio.sleep(60), 0.01, who="team", what="a completion")
 
@@ -58,8 +55,8 @@ def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path: Path) -> None:
         assert found["tasks"] and found["threads"]
 
 
-def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_path: Path) -> None:
-    async def main(error: Exception) -> None:
+def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_path):
+    async def main(error):
         with stalls_recorded(tmp_path):
             raise error
 
@@ -70,14 +67,12 @@ def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_environment_that_holds_the_thread_costs_its_episode_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path, monkeypatch):
     monkeypatch.setattr(Sleepy, "since", 0.0)
     monkeypatch.setattr(supervision, "time", Sleepy)
     before = signal.getsignal(signal.SIGUSR2)
 
-    async def main() -> fa.Episode:
+    async def main():
         with stalls_recorded(tmp_path), Watchdog(0.4):
             return await play(Sleepy(), {"only": fa.Scripted(lambda seen: "x")}, seed=0)
 
@@ -90,10 +85,10 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
-def test_a_loop_that_turns_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_turns_is_left_alone(monkeypatch):
     turns = 0
 
-    async def main() -> None:
+    async def main():
         nonlocal turns
         with Watchdog(0.3):
             for _ in range(10):

@@ -28,8 +28,7 @@ from forge_trainers.run.placement import (
     Part,
     Placed,
     Placement,
-    check_models,
-    check_ranks,
+    check_parts,
     held_on,
     host_bytes,
     host_doubts,
@@ -390,8 +389,7 @@ def _parts(
 def _placed(
     parts: Sequence[Part], settings: ProcessConfig, hardware: Hardware, hosts: Hosts | None, loaded: Sequence[Placed]
 ) -> Placement:
-    check_ranks(parts)
-    check_models([part for part in parts if part.judge is None], settings.engine)
+    check_parts(parts, settings.engine)
     learners = [part.learner for part in parts if part.learner is not None]
     check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings, learners)
     turns = settings.colocate

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from forge_agents.policy import LoRA
-from forge_agents.settings import settings_class
+from forge_agents.settings import settings_class, values_of
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import LossSettings
 
@@ -55,7 +55,7 @@ class LearnerPlan(LearnerConfig):
     @classmethod
     def of(cls, config: LearnerConfig, **values: Any) -> LearnerPlan:
         """Return a plan with the settings of `config` and `values` for other fields."""
-        return cls(**{**{one.name: getattr(config, one.name) for one in fields(config)}, **values})
+        return cls(**values_of(config) | values)
 
     @property
     def row_multiple(self) -> int:

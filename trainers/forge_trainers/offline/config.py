@@ -12,8 +12,7 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import Tracker, check_tracker
-from forge_trainers.run.config import check_at_least, check_timeouts
-from forge_trainers.run.ineffective import refuse_ineffective
+from forge_trainers.run.config import check_at_least, check_timeouts, refuse_ineffective
 
 if TYPE_CHECKING:
     from forge_agents.types import Episode
@@ -137,11 +136,7 @@ class WarmStart:
             raise ValueError(f"env_args={self.env_args} are for games of an oracle; set their number with games")
 
     def dataset(self, agents: Collection[str] = ()) -> str | list[Episode]:
-        """Return the data for `fit`: `data`, or the oracle's games, which are played now.
-
-        Args:
-            agents: Agents of the games whose trajectories are imitated. Empty: all.
-        """
+        """Return the data for `fit`: `data`, or the oracle's games, which are played now, of `agents` (empty: all)."""
         if self.games is None:
             return self.data
         from forge_agents.episodes.demonstrations import demonstrations  # imports environments

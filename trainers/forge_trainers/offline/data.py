@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -41,18 +41,8 @@ the training data are refused, and metadata are ignored. From an episode, the tr
 used, or all if oracles alone played it. A `Trajectory` is always used.
 """
 
-T = TypeVar("T", bound="Content")
+T = TypeVar("T", bound="Demonstration | Pair")
 _log = logging.getLogger(__name__)
-
-
-class Content(Protocol):
-    """Unit of training data: a conversation, or a pair of them."""
-
-    @property
-    def content(self) -> bytes: ...  # noqa: D102
-
-    @property
-    def longest(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -161,22 +151,15 @@ def read_demonstrations(
         ValueError: No data are left, or a row is malformed, has no answer, or is too long. The message names it.
         TypeError: `data` or a row has an unknown type.
     """
-    counts: Counter[str] = Counter()
-    rows, played = _rows_and_episodes(data, policy, reward, counts)
-    settings = {"min_reward": config.min_reward, "best_per_group": config.best_per_group}
-    _check_has_episodes(rows, played, counts, **settings, reward=reward)
-    reader = RowReader()
-    conversations = [(source, reader.conversation(source, row)) for source, row in rows]
-    items = [
-        item
-        for source, messages in conversations
-        if messages
-        for item in _rendered(source, messages, renderer, keep_reasoning)
-    ]
-    _report(reader, counts)
-    for item in _best(played, config, counts):
-        items += _streams(item, renderer, keep_reasoning, counts)
-    return _gathered([item for item in items if _fits((item,), room, config, counts)], counts, policy)
+    reader = _Reader(renderer, config, policy, room, keep_reasoning)
+    selection = {"min_reward": config.min_reward, "best_per_group": config.best_per_group}
+    rows, played = reader.read(data, reward, selection)
+    conversations = [(source, reader.rows.conversation(source, row)) for source, row in rows]
+    items = [item for source, messages in conversations if messages for item in reader.rendered(source, messages)]
+    reader.report_rows()
+    for item in _best(played, config, reader.counts):
+        items += reader.streams(item)
+    return reader.gathered([item for item in items if reader.fits(item)])
 
 
 def read_pairs(
@@ -196,68 +179,25 @@ def read_pairs(
 
     Arguments and errors are those of `read_demonstrations`. `reward` compares episodes.
     """
-    counts: Counter[str] = Counter()
-    rows, played = _rows_and_episodes(data, policy, reward, counts)
-    _check_has_episodes(rows, played, counts, min_difference=config.min_difference or None, reward=reward)
-    reader = RowReader()
-    sides = [(source, reader.sides(source, row)) for source, row in rows]
+    reader = _Reader(renderer, config, policy, room, keep_reasoning)
+    rows, played = reader.read(data, reward, {"min_difference": config.min_difference or None})
+    sides = [(source, reader.rows.sides(source, row)) for source, row in rows]
     pairs = [
         Pair(
-            chosen=_rendered(f"{source}, chosen", both[0], renderer, keep_reasoning),
-            rejected=_rendered(f"{source}, rejected", both[1], renderer, keep_reasoning),
+            chosen=reader.rendered(f"{source}, chosen", both[0]),
+            rejected=reader.rendered(f"{source}, rejected", both[1]),
         )
         for source, both in sides
         if both is not None
     ]
-    _report(reader, counts)
-    for two in _extremes(played, config, counts):
-        chosen, rejected = (tuple(_streams(item, renderer, keep_reasoning, counts)) for item in two)
+    reader.report_rows()
+    for better, worse in _extremes(played, config, reader.counts):
+        chosen, rejected = reader.streams(better), reader.streams(worse)
         if chosen and rejected:
             pairs.append(Pair(chosen=chosen, rejected=rejected))
     different = [pair for pair in pairs if [s.content for s in pair.chosen] != [s.content for s in pair.rejected]]
-    counts["pairs of equal answers"] += len(pairs) - len(different)
-    fitting = [pair for pair in different if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
-    return _gathered(fitting, counts, policy)
-
-
-def _fits(streams: Sequence[Demonstration], room: int, config: OfflineConfig, counts: Counter[str]) -> bool:
-    """Return whether no stream is too long. Otherwise count it and warn once, or raise, depending on `too_long`."""
-    long = next((item for item in streams if len(item.ids) > room), None)
-    if long is None:
-        return True
-    message = (
-        f"{long.source} has {len(long.ids)} tokens, the learner takes at most {room}; raise "
-        "max_sample_tokens (up to the model's context) or shorten it"
-    )
-    if config.too_long == "error":
-        raise ValueError(message)
-    if not counts["too long"]:
-        _log.warning("%s. It is left out, like every other that is too long", message)
-    counts["too long"] += 1
-    return False
-
-
-def _gathered(items: Sequence[T], counts: Counter[str], policy: str) -> Gathered[T]:
-    excluded = {reason: number for reason, number in counts.items() if number}
-    if not items:
-        raise ValueError(
-            f"nothing is left to learn ({', '.join(f'{number} {reason}' for reason, number in excluded.items())}). "
-            f"If other policies: no trajectory of the episodes is of {policy!r}, so name the policy as in the "
-            "episodes or pass trajectories. If too long: raise max_sample_tokens, up to the model's context. "
-            "Otherwise the settings exclude all data"
-        )
-    return Gathered(items=items, counts={"learned": len(items), **excluded})
-
-
-def _report(reader: RowReader, counts: Counter[str]) -> None:
-    """Add the counts of rows, and warn about ignored keys."""
-    counts.update(reader.counts)
-    if reader.unread:
-        names = ", ".join(map(repr, sorted(reader.unread)[:20]))
-        _log.warning("rows and messages have keys that are not read: %s", names)
-
-
-# ---- sources
+    reader.counts["pairs of equal answers"] += len(pairs) - len(different)
+    return reader.gathered([pair for pair in different if reader.fits(*pair.chosen, *pair.rejected)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,36 +210,145 @@ class _Played:
     """NaN if it is unknown."""
 
 
-def _rows_and_episodes(
-    data: Dataset, policy: str, reward: Reward | None, counts: Counter[str]
-) -> tuple[list[tuple[str, Mapping[str, Any]]], list[_Played]]:
-    """Return the rows of `data` with their origins, and the trajectories of its episodes."""
-    rows: list[tuple[str, Mapping[str, Any]]] = []
-    played: list[_Played] = []
-    for source, thing in _items(data):
-        if isinstance(thing, Mapping):
-            rows.append((source, thing))
-        else:
-            played += _trajectories(source, thing, policy, counts)
-    if not rows and not played and not counts:
-        raise ValueError("the dataset is empty; give at least one conversation or episode")
-    if reward is not None and played:
-        scores = np.asarray(reward_of(reward)([item.trajectory for item in played]), np.float32)
-        if scores.shape != (len(played),):
+class _Reader:
+    """Reads one data set, and counts what is left out."""
+
+    def __init__(
+        self, renderer: Renderer, config: OfflineConfig, policy: str, room: int, keep_reasoning: KeepReasoning
+    ) -> None:
+        self._renderer, self._config, self._policy, self._room = renderer, config, policy, room
+        self._keep_reasoning = keep_reasoning
+        self.rows, self.counts = RowReader(), Counter[str]()
+
+    def read(
+        self, data: Dataset, reward: Reward | None, selection: Mapping[str, object]
+    ) -> tuple[list[tuple[str, Mapping[str, Any]]], list[_Played]]:
+        """Return the rows of `data` with their origins, and the trajectories of its episodes.
+
+        `selection` has the settings that select episodes, for an error if there are none.
+        """
+        rows: list[tuple[str, Mapping[str, Any]]] = []
+        played: list[_Played] = []
+        for source, thing in _items(data):
+            if isinstance(thing, Mapping):
+                rows.append((source, thing))
+            else:
+                played += self._trajectories(source, thing)
+        if not rows and not played and not self.counts:
+            raise ValueError("the dataset is empty; give at least one conversation or episode")
+        if reward is not None and played:
+            scores = np.asarray(reward_of(reward)([item.trajectory for item in played]), np.float32)
+            if scores.shape != (len(played),):
+                raise ValueError(
+                    f"the reward returned shape {scores.shape} for {len(played)} trajectories; return one each"
+                )
+            played = [replace(item, reward=float(score)) for item, score in zip(played, scores, strict=True)]
+        used = [name for name, value in {**selection, "reward": reward}.items() if value is not None]
+        if rows and not played and not self.counts and used:
             raise ValueError(
-                f"the reward returned shape {scores.shape} for {len(played)} trajectories; return one each"
+                f"{used[0]} selects episodes, and the data are rows; leave it out, or select the rows before"
             )
-        played = [replace(item, reward=float(score)) for item, score in zip(played, scores, strict=True)]
-    return rows, played
+        return rows, played
 
+    def _trajectories(self, source: str, thing: Any) -> list[_Played]:
+        """Return the trajectories of an episode, a group of episodes, or a trajectory that may be trained on."""
+        if isinstance(thing, Trajectory):
+            return [_Played(source=source, trajectory=thing, reward=thing.reward)]
+        if isinstance(thing, EpisodeGroup):
+            return [
+                item
+                for number, episode in enumerate(thing.episodes)
+                for item in self._trajectories(f"{source}, episode {number}", episode)
+            ]
+        episode, rewards = (thing, thing.rewards) if isinstance(thing, Episode) else thing
+        if episode.error is not None:
+            self.counts["failed"] += 1
+            return []
+        is_oracle = all(t.policy == Oracle.name for t in episode.trajectories.values())
+        members = [t for t in episode.trajectories.values() if (is_oracle or t.policy == self._policy) and t.turns]
+        if not members:
+            self.counts["other policies"] += 1
+        return [
+            _Played(
+                source=f"{source}, agent {trajectory.agent!r}",
+                trajectory=trajectory,
+                reward=float(rewards.get(trajectory.agent, float("nan"))),
+            )
+            for trajectory in members
+        ]
 
-def _check_has_episodes(
-    rows: Sequence[Any], played: Sequence[Any], counts: Counter[str], **settings: Any
-) -> None:
-    """Raise ValueError for a setting that selects episodes, if the data are rows."""
-    used = [name for name, value in settings.items() if value is not None]
-    if rows and not played and not counts and used:
-        raise ValueError(f"{used[0]} selects episodes, and the data are rows; leave it out, or select the rows before")
+    def report_rows(self) -> None:
+        """Add the counts of rows, and warn about ignored keys."""
+        self.counts.update(self.rows.counts)
+        if self.rows.unread:
+            names = ", ".join(map(repr, sorted(self.rows.unread)[:20]))
+            _log.warning("rows and messages have keys that are not read: %s", names)
+
+    def rendered(self, source: str, messages: Sequence[RowMessage]) -> tuple[Demonstration, ...]:
+        """Return the token streams of a row, without messages after the last trained answer."""
+        turns: list[Turn] = []
+        learned: list[bool] = []
+        waiting: list[tuple[str, str]] = []
+        for message in messages:
+            if message.role != "assistant":
+                waiting.append((message.role, message.text))
+                continue
+            if not turns and not waiting:
+                raise ValueError(f"{source}: it begins with an answer; put the question or the instructions before it")
+            new = NewMessages(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
+            turns.append(
+                Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, new_messages=new)
+            )
+            learned.append(message.learned)
+            waiting.clear()
+        last = max((number for number, is_learned in enumerate(learned) if is_learned), default=-1)
+        spoken = Trajectory(agent="", policy="", turns=tuple(turns[: last + 1]))
+        return _marked(source, _retold(source, spoken, self._renderer, self._keep_reasoning), learned)
+
+    def streams(self, item: _Played) -> tuple[Demonstration, ...]:
+        """Return the streams of a trajectory: its tokens if the learner decodes them to the same text, else its text.
+
+        A trajectory with control tokens in its text is left out and counted. A warning names the first one.
+        """
+        trajectory = item.trajectory
+        if not all(len(turn.response_ids) and _reads_alike(turn, self._renderer) for turn in trajectory.turns):
+            try:
+                trajectory = _retold(item.source, trajectory, self._renderer, self._keep_reasoning)
+            except ControlTokenError as cause:
+                if not self.counts["control tokens in a text"]:
+                    _log.warning("%s. It is left out, like every other episode with one", cause)
+                self.counts["control tokens in a text"] += 1
+                return ()
+            self.counts["rendered from text"] += 1
+        return _marked(item.source, trajectory)
+
+    def fits(self, *streams: Demonstration) -> bool:
+        """Return whether no stream is too long. Otherwise count it and warn once, or raise, depending on `too_long`."""
+        long = next((item for item in streams if len(item.ids) > self._room), None)
+        if long is None:
+            return True
+        message = (
+            f"{long.source} has {len(long.ids)} tokens, the learner takes at most {self._room}; raise "
+            "max_sample_tokens (up to the model's context) or shorten it"
+        )
+        if self._config.too_long == "error":
+            raise ValueError(message)
+        if not self.counts["too long"]:
+            _log.warning("%s. It is left out, like every other that is too long", message)
+        self.counts["too long"] += 1
+        return False
+
+    def gathered(self, items: Sequence[T]) -> Gathered[T]:
+        """Return the data set. Raises ValueError if nothing is left of it."""
+        excluded = {reason: number for reason, number in self.counts.items() if number}
+        if not items:
+            raise ValueError(
+                f"nothing is left to learn ({', '.join(f'{number} {reason}' for reason, number in excluded.items())}). "
+                f"If other policies: no trajectory of the episodes is of {self._policy!r}, so name the policy as in "
+                "the episodes or pass trajectories. If too long: raise max_sample_tokens, up to the model's context. "
+                "Otherwise the settings exclude all data"
+            )
+        return Gathered(items=items, counts={"learned": len(items), **excluded})
 
 
 def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
@@ -335,37 +384,10 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
         return
     if not path.is_file():
         raise ValueError(
-            f"{path} is neither a JSONL file nor the folder of a run; of an environment's oracle, "
-            "fa.demonstrations(id, games) has the games, and so has `games` beside `data: id` in a file"
+            f"{path} is neither a JSONL file nor the folder of a run; for the games "
+            "of an environment's oracle, use fa.demonstrations(id, games), or set `games` next to `data: id` in a file"
         )
     yield from json_objects(path)
-
-
-# ---- conversations
-
-
-def _rendered(
-    source: str, messages: Sequence[RowMessage], renderer: Renderer, keep_reasoning: KeepReasoning
-) -> tuple[Demonstration, ...]:
-    """Return the token streams of a row, without messages after the last trained answer."""
-    turns: list[Turn] = []
-    learned: list[bool] = []
-    waiting: list[tuple[str, str]] = []
-    for message in messages:
-        if message.role != "assistant":
-            waiting.append((message.role, message.text))
-            continue
-        if not turns and not waiting:
-            raise ValueError(f"{source}: it begins with an answer; put the question or the instructions before it")
-        new_messages = NewMessages(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
-        turns.append(
-            Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, new_messages=new_messages)
-        )
-        learned.append(message.learned)
-        waiting.clear()
-    last = max((number for number, is_learned in enumerate(learned) if is_learned), default=-1)
-    spoken = Trajectory(agent="", policy="", turns=tuple(turns[: last + 1]))
-    return _marked(source, _retold(source, spoken, renderer, keep_reasoning), learned)
 
 
 def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None = None) -> tuple[Demonstration, ...]:
@@ -378,37 +400,6 @@ def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None 
         for sample in samples_from(trajectory, weights[: len(trajectory.turns)], 0)
         if sample.advantages.any()
     )
-
-
-# ---- episodes
-
-
-def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) -> list[_Played]:
-    """Return the trajectories of an episode, a group of episodes, or a trajectory that may be trained on."""
-    if isinstance(thing, Trajectory):
-        return [_Played(source=source, trajectory=thing, reward=thing.reward)]
-    if isinstance(thing, EpisodeGroup):
-        return [
-            item
-            for number, episode in enumerate(thing.episodes)
-            for item in _trajectories(f"{source}, episode {number}", episode, policy, counts)
-        ]
-    episode, rewards = (thing, thing.rewards) if isinstance(thing, Episode) else thing
-    if episode.error is not None:
-        counts["failed"] += 1
-        return []
-    is_oracle = all(t.policy == Oracle.name for t in episode.trajectories.values())
-    members = [t for t in episode.trajectories.values() if (is_oracle or t.policy == policy) and t.turns]
-    if not members:
-        counts["other policies"] += 1
-    return [
-        _Played(
-            source=f"{source}, agent {trajectory.agent!r}",
-            trajectory=trajectory,
-            reward=float(rewards.get(trajectory.agent, float("nan"))),
-        )
-        for trajectory in members
-    ]
 
 
 def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) -> list[_Played]:
@@ -449,26 +440,6 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
         key = (item.trajectory.env_id, item.trajectory.seed, item.trajectory.agent)
         groups.setdefault(key, []).append(number)
     return groups.values()
-
-
-def _streams(
-    item: _Played, renderer: Renderer, keep_reasoning: KeepReasoning, counts: Counter[str]
-) -> tuple[Demonstration, ...]:
-    """Return the streams of a trajectory: its tokens if the learner decodes them to the same text, else its text.
-
-    A trajectory with control tokens in its text is left out and counted. A warning names the first one.
-    """
-    trajectory = item.trajectory
-    if not all(len(turn.response_ids) and _reads_alike(turn, renderer) for turn in trajectory.turns):
-        try:
-            trajectory = _retold(item.source, trajectory, renderer, keep_reasoning)
-        except ControlTokenError as cause:
-            if not counts["control tokens in a text"]:
-                _log.warning("%s. It is left out, like every other episode with one", cause)
-            counts["control tokens in a text"] += 1
-            return ()
-        counts["rendered from text"] += 1
-    return _marked(item.source, trajectory)
 
 
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:

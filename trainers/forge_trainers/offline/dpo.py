@@ -81,9 +81,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
     async def _measure(self, learner: Learner, items: Sequence[Pair]) -> dict[str, float]:
         import torch
 
-        margins = [
-            self._margins(part, await self._sums(learner, part, _packed(part))) for part in self._batches(items)
-        ]
+        margins = [self._margins(part, await self._sums(learner, part, _packed(part))) for part in self._batches(items)]
         return _metrics(torch.cat(margins))
 
     async def _sums(self, learner: Learner, items: Sequence[Pair], batch: EpisodeBatch) -> torch.Tensor:

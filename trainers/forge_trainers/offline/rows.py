@@ -58,11 +58,8 @@ class RowReader:
     def conversation(self, source: str, row: Mapping[str, Any]) -> list[RowMessage]:
         """Return the conversation of a row with ``messages``, or with ``prompt`` and ``completion``.
 
-        Returns:
-            At least one message is to be learned, unless the row is empty: marked as not to be learned.
-
-        Raises:
-            ValueError: The row is malformed, or a key of it is neither followed nor harmless. The message names it.
+        It has a message to be learned, or is empty if the row is marked as not to be learned. Raises ValueError for a
+        malformed row, or a key that is neither followed nor harmless.
         """
         if row.get("messages") is not None:
             messages = self._messages(source, "messages", row["messages"])
@@ -91,10 +88,7 @@ class RowReader:
     def sides(self, source: str, row: Mapping[str, Any]) -> tuple[list[RowMessage], list[RowMessage]] | None:
         """Return the chosen and the rejected conversation of a row, or None if the row is not to be learned.
 
-        Answers that both begin with are not learned.
-
-        Raises:
-            ValueError: As `conversation`, or a side has no answer to be learned.
+        Answers that both begin with are not learned. Raises ValueError as `conversation`, or if a side has no answer.
         """
         names = ("chosen", "rejected")
         if any(row.get(name) is None for name in names):
@@ -108,9 +102,7 @@ class RowReader:
         for name in texts:
             answers[name] = self._without_prompt(prompt, answers[name], least_words=1 if both else 2)
         learned = is_learned(source, row, self.unread, ("messages", "prompt", *names, "system"))
-        chosen, rejected = (
-            _with_system(source, row, _joined(source, name, prompt, answers[name])) for name in names
-        )
+        chosen, rejected = (_with_system(source, row, _joined(source, name, prompt, answers[name])) for name in names)
         common = 0
         while common < min(len(chosen), len(rejected)) and _is_same(chosen[common], rejected[common]):
             common += 1
@@ -219,11 +211,7 @@ def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
 
 
 def _joined(source: str, name: str, prompt: list[RowMessage], answer: list[RowMessage]) -> list[RowMessage]:
-    """`prompt` and `answer`, with the messages of the prompt that the answer repeats only once. The prompt is given.
-
-    Raises:
-        ValueError: The answer begins with the prompt's question under other instructions, or like a longer prompt.
-    """
+    """Return `prompt`, which is context only, and `answer`, with messages that the answer repeats only once."""
     context = [replace(message, learned=False) for message in prompt]
     prompt_keys, answer_keys = [message.key for message in prompt], [message.key for message in answer]
     begin, end = overlap(prompt_keys, answer_keys, _num_instructions(answer_keys))

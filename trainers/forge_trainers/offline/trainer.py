@@ -39,8 +39,8 @@ from forge_trainers.records.run_folder import (
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
-from forge_trainers.run.learner_settings import rate_line
 from forge_trainers.run.placement import checked_parts, place_here
+from forge_trainers.run.plan import rate_line
 from forge_trainers.run.supervision import Stopwatch
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ class OfflineTrainer(ABC, Generic[T]):
         if epochs < 1 or (steps is not None and steps < 1):
             raise ValueError(f"epochs={epochs}, steps={steps} trains nothing; set at least 1")
         if eval_dataset is not None and self.config.eval_share:
-            raise ValueError(
-                f"both eval_dataset and eval_share={self.config.eval_share} are set; give one of them"
-            )
+            raise ValueError(f"both eval_dataset and eval_share={self.config.eval_share} are set; give one of them")
         data = self._read(dataset, reward)
         learned, held_out = split(data.items, self.config)
         if eval_dataset is not None:
@@ -257,8 +255,7 @@ class OfflineTrainer(ABC, Generic[T]):
             if warning := weak_rate(settings, steps, self.method):
                 display.say(warning)
             display.say("data: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
-            if first and run.changed:
-                display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
+            display.resumed(first, run.changed)
             for step in range(first, steps):
                 watch = Stopwatch()
                 rows = rows_of(step, len(learned), config)
@@ -363,9 +360,7 @@ def split(items: Sequence[T], config: OfflineConfig) -> tuple[list[T], list[T]]:
     """Split items into a training and a held-out part by the seed."""
     count = round(config.eval_share * len(items))
     if config.eval_share and not 0 < count < len(items):
-        raise ValueError(
-            f"eval_share={config.eval_share} of {len(items)} items is {count}; both parts need at least 1"
-        )
+        raise ValueError(f"eval_share={config.eval_share} of {len(items)} items is {count}; both parts need at least 1")
     held_out = set(np.random.default_rng([config.seed, 1]).permutation(len(items))[:count].tolist())
     return (
         [item for number, item in enumerate(items) if number not in held_out],

@@ -1,4 +1,1 @@
-"""What a run leaves behind, and how it is read again: start at `run_folder`. `trackers` and `plots` show its curves.
-
-In: episodes and numbers. Out: files, and what trackers show. Waits for: the disk.
-"""
+"""Files that a run writes (`run_folder`), and the curves of experiment trackers."""

@@ -129,8 +129,7 @@ class _Describer:
         if len(values) > _MAX_ITEMS:
             return {"length": len(values), "hash": self._hash(values.items(), depth)}
         return {
-            str(name): HIDDEN if is_secret(name, each) else self.describe(each, depth)
-            for name, each in values.items()
+            str(name): HIDDEN if is_secret(name, each) else self.describe(each, depth) for name, each in values.items()
         }
 
     def _listed(self, values: Sequence[Any], depth: int) -> Any:

@@ -78,16 +78,10 @@ def _changes(before: str, after: str) -> str:
 
 
 def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[str]) -> None:
-    """Check that a resumed run has the same settings as its checkpoints.
+    """Raise RunFolderError if a resumed run has other settings than ``config.yaml``, or a link leads out of the folder.
 
-    Args:
-        folder: Run folder, which may be empty.
-        settings: Settings of the new session, as for `RunFolder`.
-        fixed: Dotted keys that must equal those of ``config.yaml``, each with all keys below it. Keys that one of the
-            two lacks are not compared.
-
-    Raises:
-        RunFolderError: A setting differs, or a link leads out of the folder.
+    `fixed` are dotted keys that must be equal, each with all keys below it. Keys that one of the two lacks are not
+    compared.
     """
     check_contained(folder)
     try:
@@ -135,10 +129,7 @@ def _at(values: Any, key: str) -> Any:
 
 
 def hashes_of_models(policies: Mapping[str, Policy]) -> dict[str, str]:
-    """Return hashes of the start models by policy (`sampled_hash`).
-
-    A model that is missing or incomplete on this machine is left out.
-    """
+    """Return hashes of the start models by policy (`sampled_hash`), without models that are not complete here."""
     hashes: dict[str, str] = {}
     for name, policy in policies.items():
         with contextlib.suppress(ForgeError, OSError):
@@ -242,9 +233,7 @@ class RunFolder:
         self._append("metrics.jsonl", [{"step": step, **clean}])
         self._track(f"take step {step}", trackers.TRACKER_TIMEOUT_S, self._curves.log, step, valid)
 
-    def _track(
-        self, what: str, timeout_s: float, call: Callable[..., None], *args: Any, quiet: bool = False
-    ) -> None:
+    def _track(self, what: str, timeout_s: float, call: Callable[..., None], *args: Any, quiet: bool = False) -> None:
         """Call the tracker. Its errors only cost a warning, because ``metrics.jsonl`` has all rows."""
         if not self._tracker_answers:
             return
@@ -271,9 +260,7 @@ class RunFolder:
     ) -> None:
         """Append whole episodes with their tokens and the rewards that their agents were trained on.
 
-        Args:
-            advantages: Advantages of each turn by agent, per episode. None if nothing was learned.
-            trained: Names of the trained policies.
+        `advantages` has those of each turn by agent, per episode; None if nothing was learned.
         """
         learners = sorted(trained)
         learned = advantages or [{}] * len(episodes)
@@ -313,12 +300,7 @@ class RunFolder:
         return self.plot(curves={**_REWARDS, **per_policy})
 
     def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
-        """Draw metrics by step into ``WHAT.png``. None before the first step.
-
-        Args:
-            what: Quantity that the metrics measure.
-            curves: Label by metric. Confidence intervals are shaded if they were logged.
-        """
+        """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``. None before a step."""
         rows = self.metrics()
         if not rows:
             return None
@@ -390,11 +372,7 @@ def _report_of(reward: object) -> Any:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the rows of one of a run's JSONL files. An incomplete last line is dropped.
-
-    Raises:
-        RunFolderError: Another line is not a JSON object with a step.
-    """
+    """Read a JSONL file of a run, without an incomplete last line. Raises RunFolderError for other damage."""
     return [row for _, row in _rows(file)]
 
 
@@ -471,11 +449,7 @@ def checkpoint_marks(folder: Path) -> list[Path]:
 
 
 def saved_reward(folder: Path) -> dict[str, np.ndarray]:
-    """Read the state of the reward in the newest complete checkpoint in `folder`. Empty if none was saved.
-
-    Raises:
-        ForgeError: The file cannot be read.
-    """
+    """Read the state of the reward in the newest complete checkpoint in `folder`. Empty if none was saved."""
     files = (mark.with_name("reward.npz") for mark in checkpoint_marks(folder))
     newest = next((file for file in files if file.exists()), None)
     if newest is None:
@@ -489,9 +463,7 @@ def saved_reward(folder: Path) -> dict[str, np.ndarray]:
 def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
     """Read a file of ``np.savez``, or None if it does not exist. Memory is bounded by the size of the file.
 
-    Raises:
-        ValueError, BadZipFile: The file is damaged, or holds compressed or overlapping parts, which expand to more.
-        OSError: The file cannot be read.
+    Raises ValueError or BadZipFile if it is damaged, or holds compressed or overlapping parts, which expand to more.
     """
     if not file.exists():
         return None
@@ -509,11 +481,7 @@ def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
 def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping[str, Any]) -> Path:
     """Write `batch` to `file`, and JSON-safe `facts` to a file of the same name with the ending ``.json``.
 
-    Args:
-        file: Path of the file. Its folder is created, and an existing file is replaced.
-
-    Returns:
-        `file`.
+    The folder is created, and existing files are replaced.
     """
     from safetensors.torch import save_file
 
@@ -526,12 +494,7 @@ def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping
 
 
 def load_batch(file: str | os.PathLike[str]) -> EpisodeBatch:
-    """Read and check a batch that `dump_batch` wrote.
-
-    Raises:
-        RunFolderError: The file cannot be read.
-        ValueError: The file is not a batch.
-    """
+    """Read and check a batch of `dump_batch`. Raises RunFolderError, or ValueError if the file is not a batch."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
     from tensordict import TensorDict

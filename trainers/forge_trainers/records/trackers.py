@@ -62,16 +62,9 @@ class Curves(Protocol):
 
 
 def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> Curves:
-    """Open a tracker for a run. A resumed run continues its own curves.
+    """Open a tracker for a run. A resumed run continues its own curves. `config` is shown next to them.
 
-    Args:
-        tracker: Name of the tracker.
-        folder: Run folder.
-        config: Settings that the tracker shows next to the curves.
-
-    Raises:
-        MissingExtraError: The tracker's package is not installed.
-        StallError: The tracker does not open in time. The run ends, because its curves would be missing unnoticed.
+    Raises StallError if the tracker does not open in time: its curves would be missing unnoticed.
     """
     check_installed(tracker)
     opening = begin_in_thread(_TRACKERS[tracker], folder, config, name=f"tracker {tracker}")
@@ -90,10 +83,8 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
 class TrackerNames:
     """Metric names in a tracker: forbidden characters become underscores, and different names stay different.
 
-    Args:
-        allowed: Allowed characters, as in the brackets of a regular expression.
-        longest: Maximum number of characters of a name.
-        nested: Whether a name may begin with another name and a slash. False for trackers with a file per metric.
+    `allowed` characters are given as in the brackets of a regular expression. Without `nested`, no name begins with
+    another name and a slash, for trackers with a file per metric.
     """
 
     def __init__(self, allowed: str, *, longest: int = 250, nested: bool = True) -> None:
@@ -120,11 +111,7 @@ class TrackerNames:
 
 
 def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], Any]) -> None:
-    """Log a row. If the tracker refuses it, log each metric alone.
-
-    Raises:
-        RuntimeError: The tracker refused some metrics, which the message names. The others are logged.
-    """
+    """Log a row. If the tracker refuses it, log each metric alone, and raise RuntimeError with the refused names."""
     try:
         take(metrics)
     except Exception as row_error:
@@ -145,10 +132,8 @@ def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], An
 class _TensorBoard:
     """Event files in ``FOLDER/tensorboard``, written in the calling thread, so that a full disk raises once."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, _config: Mapping[str, Any]) -> None:
         self._folder = folder / "tensorboard"
-        policies = config.get("policies")
-        self._policies = list(policies) if isinstance(policies, Mapping) else []
         self._names = TrackerNames(r"-\w./", longest=500)
         self._file: Any = None
 
@@ -163,23 +148,9 @@ class _TensorBoard:
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
             begun = SessionLog(status=SessionLog.START)  # hides what an earlier session logged from here on
             self._write(Event(wall_time=time.time(), step=step, session_log=begun))
-            if (layout := self._layout(metrics)) is not None:
-                self._write(Event(wall_time=time.time(), summary=layout))
         names = self._names.of(metrics)
         values = [Summary.Value(tag=names[name], simple_value=value) for name, value in metrics.items()]
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-
-    def _layout(self, metrics: Mapping[str, float]) -> Any:
-        """Return a chart with the curves of all policies, under "custom scalars"; None for a single policy."""
-        groups = {what: [f"{what}/{name}" for name in self._policies] for what in ("reward", "eval/reward")}
-        charts = {what: [tag for tag in tags if tag in metrics] for what, tags in groups.items()}
-        several = {what: ["Multiline", [self._names.of(tags)[tag] for tag in tags]] for what, tags in charts.items()}
-        several = {what: chart for what, chart in several.items() if len(chart[1]) > 1}
-        if not several:
-            return None
-        from torch.utils.tensorboard.summary import custom_scalars
-
-        return custom_scalars({"policies": several})  # type: ignore[no-untyped-call]
 
     def _write(self, event: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter

@@ -25,15 +25,7 @@ T = TypeVar("T")
 
 
 class Collector:
-    """Collects the groups of training steps and evaluations.
-
-    Args:
-        plan: Environments and policies.
-        processes: Running engines.
-        weights: Transfers to the engines, which must end before a step starts.
-        limit: Bounds the number of concurrent episodes.
-        messages: Reports the first failure.
-    """
+    """Collects the groups of training steps and evaluations, at most `limit` episodes at the same time."""
 
     def __init__(
         self, plan: RunPlan, processes: Processes, *, weights: WeightSync, limit: asyncio.Semaphore, messages: Messages

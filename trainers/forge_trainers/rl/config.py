@@ -103,12 +103,7 @@ class GRPOConfig(ProcessConfig):
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf disables the check")
 
     def learner_of(self, policy: Policy) -> LearnerConfig:
-        """Return the learner settings of one policy, as `ProcessConfig.learner_of`.
-
-        Raises:
-            ValueError: The policy's loss has another credit, loss normalization or dynamic sampling than the trainer's.
-                A step has one of each for all policies.
-        """
+        """Return the learner settings of one policy. Raises ValueError if its loss needs another trainer setting."""
         settings = super().learner_of(policy)
         self._check_minibatches(settings)
         for name, of_loss, of_trainer in (

@@ -269,11 +269,7 @@ class Credit:
 
 
 def imported_credit(place: str) -> Credit:
-    """Import the rule at "package.module:name": a `Credit`, or a subclass whose constructor needs no arguments.
-
-    Raises:
-        ValueError: The import fails, or the object is not a `Credit`.
-    """
+    """Import the rule at "package.module:name": a `Credit`, or a subclass whose constructor needs no arguments."""
     value = import_object(place, "credit")
     try:
         rule = value() if isinstance(value, type) and issubclass(value, Credit) else value

@@ -74,12 +74,7 @@ class Curriculum(CurriculumConfig):
 
     @property
     def env_ids(self) -> tuple[str, ...]:
-        """The environments, easiest first.
-
-        Raises:
-            UnknownIdError: An id is not registered.
-            ArgumentError: One id with fewer than two levels, fewer than two ids, or duplicates.
-        """
+        """The environments, easiest first. Raises UnknownIdError or ArgumentError if there are fewer than two."""
         if isinstance(self.env, str):
             count = len(registry.spec(self.env).levels)
             if count < 2:
@@ -94,11 +89,7 @@ class Curriculum(CurriculumConfig):
         return ids
 
     def check_max_rewards(self, max_rewards: Mapping[str, float | None]) -> None:
-        """Raise ArgumentError if success cannot be a fraction of the maximum reward.
-
-        Args:
-            max_rewards: Maximum reward by environment. None if unknown.
-        """
+        """Raise ArgumentError if success cannot be a fraction of the maximum reward; None is unknown."""
         for env_id, top in max_rewards.items():
             if top is not None and not 0 < top < math.inf:
                 raise ArgumentError(
@@ -127,13 +118,7 @@ class Progress:
         trained: Collection[str],
         max_rewards: Mapping[str, float | None],
     ) -> dict[str, float]:
-        """Record the groups of a step after training.
-
-        Args:
-            curriculum: Environments and settings.
-            groups: Scored groups; failed episodes and abstentions are left out.
-            trained: Policies that learn.
-            max_rewards: Maximum reward by environment. None if unknown.
+        """Record the scored groups of a step after training. Failed episodes and abstentions are left out.
 
         Returns:
             ``curriculum/level``: mean position of the groups' environments in the curriculum, from 1.

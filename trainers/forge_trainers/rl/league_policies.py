@@ -149,11 +149,7 @@ class LeaguePolicies(FixedPolicies):
         return self.standings.state_dict()
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`.
-
-        Raises:
-            ValueError: The weights of a snapshot are missing, or the state is of another league.
-        """
+        """Continue from `state_dict`. Raises ValueError if the weights of a snapshot are missing."""
         self.standings.load_state_dict(state)
         self._loaded = ""
         for opponent in self.standings.opponents:

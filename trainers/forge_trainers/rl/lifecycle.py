@@ -80,9 +80,6 @@ class Lifecycle:
         """Return the running processes, with the weights of the run in the folder if there is one.
 
         Learners start if something is or was trained, also if the engines were taken over from another run.
-
-        Raises:
-            ValueError: `learn` is set and no policy is trainable.
         """
         if learn and not plan.trained:
             raise ValueError("no agent has a trainable policy; give at least one fa.Policy(..., trainable=True)")
@@ -123,11 +120,7 @@ class Lifecycle:
         return Collector(plan, self.running, weights=self.weights, limit=self.episode_limit, messages=self.messages)
 
     async def export(self, folder: Path) -> Path:
-        """Export the trained weights, with one subfolder per policy if several are trained.
-
-        Raises:
-            NotReadyError: Nothing has been trained.
-        """
+        """Export the trained weights, with one subfolder per policy if several are trained."""
         learners = self.running.learners
         if not learners:
             raise NotReadyError("nothing has been trained yet; call fit first")

@@ -39,14 +39,9 @@ async def step_metrics(
 def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> dict[str, float]:
     """Compute reward metrics of scored groups, without failed episodes and abstentions.
 
-    Args:
-        groups: Scored groups.
-        trained: Policies whose agents count. Empty counts all agents.
-
-    Returns:
-        ``reward/mean``: mean over episodes of the mean over agents of trained policies. ``reward/ci``: half-width of
-        its 95 % confidence interval for a sample of seeds. ``reward/NAME`` and ``reward_ci/NAME``: the same by agent
-        and by trained policy; a policy with the name of an agent takes precedence.
+    ``reward/mean`` is the mean over episodes of the mean over agents of `trained` policies (of all, if empty), and
+    ``reward/ci`` the half-width of its 95 % confidence interval for a sample of seeds. ``reward/NAME`` and
+    ``reward_ci/NAME`` are the same by agent and by trained policy; a policy takes precedence over an agent of its name.
     """
     episodes = rewards_by(groups, "episode", trained).values()
     mean, half_width = mean_and_ci(
@@ -65,10 +60,7 @@ def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> 
 def rewards_by(
     groups: Sequence[EpisodeGroup], by: Literal["agent", "policy", "episode"], trained: Collection[str] = ()
 ) -> dict[str, tuple[list[float], list[int]]]:
-    """Collect rewards by agent, policy or episode, each with the index of its group.
-
-    Failed episodes and abstentions are left out. `trained` restricts the rewards to these policies, if given.
-    """
+    """Collect rewards by agent, policy or episode, of `trained` policies if given, each with the index of its group."""
     rewards: dict[str, tuple[list[float], list[int]]] = {}
     for number, group in enumerate(groups):
         for index, episode in enumerate(group.episodes):
@@ -85,15 +77,9 @@ def rewards_by(
 
 
 def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int) -> dict[str, float]:
-    """Compute the spread of rewards within the groups of a step.
+    """Return ``groups/resampled``, the number of groups added by dynamic sampling, and ``groups/reward_std``.
 
-    Args:
-        groups: Scored groups, including resampled ones.
-        groups_per_step: Number of groups of a step without resampling.
-
-    Returns:
-        ``groups/resampled``: number of groups added by dynamic sampling. ``groups/reward_std``: mean over groups and
-        agents of the standard deviation of rewards; NaN if every group failed or abstained.
+    The latter is the mean over groups and agents of the standard deviation of rewards; NaN if all failed or abstained.
     """
     spreads = [
         float(np.nanstd(rewards))
@@ -106,11 +92,10 @@ def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int) -> dict[s
 
 
 def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
-    """Compute token and turn metrics of a step that took `seconds`.
+    """Return ``tokens``, ``tokens_per_s`` and ``turns`` of a step that took `seconds`.
 
-    Returns:
-        ``tokens``, ``tokens_per_s``, ``turns``. Per turn: mean ``response_tokens``, mean ``reasoning_tokens`` among
-        them, and fraction ``cut_off``. Per episode: fractions ``out_of_context`` and ``program_failed``.
+    Per turn: mean ``response_tokens``, mean ``reasoning_tokens`` among them, and fraction ``cut_off``. Per episode:
+    fractions ``out_of_context`` and ``program_failed``.
     """
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -128,15 +113,11 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
 
 
 def mean_and_ci(values: Sequence[float], groups: Sequence[int] | None = None) -> tuple[float, float]:
-    """Compute a mean and the half-width of its 95 % confidence interval (Student's t).
+    """Compute a mean and the half-width of its 95 % confidence interval (Student's t); NaN without values.
 
     Values of one group share a seed, so they are not independent: each group's deviation counts once (the
-    cluster-robust variance of a mean, Liang and Zeger 1986).
-
-    Args:
-        values: Values. Without any, both results are NaN.
-        groups: The group of each value. None treats each value as its own group. With one group the half-width is
-            infinite.
+    cluster-robust variance of a mean, Liang and Zeger 1986). With one group the half-width is infinite. Without
+    `groups`, each value is its own group.
     """
     from scipy.special import stdtrit  # Student's t quantiles; scipy.stats takes half a second to load
 

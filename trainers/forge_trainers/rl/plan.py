@@ -14,6 +14,7 @@ from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.policy import AnyPolicy, Policy
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.settings import values_of
 from forge_agents.types import Reward
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.registry import find_loss
@@ -25,21 +26,14 @@ from forge_trainers.rl.policy_mapping import FixedPolicies, check_trainable
 from forge_trainers.rl.rewards import is_env_reward, max_reward_of
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.checkpoints import Checkpoints
-from forge_trainers.run.learner_settings import record_rates, resolved_settings
+from forge_trainers.run.plan import record_rates, resolved_settings
 
 
 class RunPlan:
     """Environments, policies and settings of one call of the trainer.
 
-    Args:
-        sampler: Environments and seeds.
-        policies: Who plays which agent.
-        config: Settings.
-        reward: Reward of the run.
-        partial: Whether the run has more environments than this call, such as in an evaluation.
-
-    Raises:
-        ValueError: The learner cannot train a policy, or its settings conflict with the run's.
+    With `partial`, the run has more environments than this call, such as in an evaluation. Raises ValueError if the
+    learner cannot train a policy, or its settings conflict with the run's.
     """
 
     def __init__(
@@ -104,11 +98,7 @@ class RunPlan:
         return models | {name: models[agent] for name, agent in self.sampler.asked_for.items() if agent in models}
 
     def check_resumable(self, folder: Path, checkpoints: Checkpoints) -> None:
-        """Check that the run in `folder` can continue with this plan.
-
-        Raises:
-            RunFolderError: Another adapter, other start weights or policies, or a reward with another state.
-        """
+        """Raise RunFolderError if the run in `folder` has other adapters, start weights, policies or reward states."""
         trained = {name: self.models[name] for name in self.trained}
         settings = {
             "method": "grpo",
@@ -122,16 +112,12 @@ class RunPlan:
     def settings(self, *, reward: Any, policy_function: Any, steps: int, hosts: Hosts) -> dict[str, Any]:
         """Return all settings of the run as plain values, for ``config.yaml`` and for experiment trackers.
 
-        Args:
-            reward: Description of the reward. None is the environment's own.
-            policy_function: Description of the function that chooses policies. None if there is none.
-            steps: Number of optimizer steps of the run.
-            hosts: Where processes run.
+        `reward` and `policy_function` are descriptions; None is the environment's own reward, or no function.
         """
         sampler, config = self.sampler, self.config
         rule = config.credit  # a user's rule is recorded with its class and source
         trainer = {
-            **{field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
+            **values_of(config),
             "learner": dataclasses.asdict(config.learning),
             "engine": dataclasses.asdict(config.engine),
             "credit": dataclasses.asdict(rule) if type(rule) is Credit else describe(rule),

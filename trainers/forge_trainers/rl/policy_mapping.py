@@ -34,11 +34,10 @@ _MIN_TEMPERATURE = 0.01
 
 
 def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> None:
-    """Check that the learner can compute the distribution that each trainable policy samples from.
+    """Raise ValueError if the learner cannot compute the distribution that a trainable policy samples from.
 
-    Raises:
-        ValueError: A trainable policy truncates, penalizes or constrains its distribution, is greedy, or changes its
-            temperature although a batch may hold groups of two steps.
+    The policy truncates, penalizes or constrains its distribution, is greedy, or changes its temperature although a
+    batch may hold groups of two steps.
     """
     for name, policy in models.items():
         if not policy.trainable:
@@ -88,14 +87,7 @@ def at_step(policies: Any, step: int) -> Any:
 
 
 class FixedPolicies:
-    """A policy mapping that does not change during the run.
-
-    Args:
-        policies: One policy for all agents, a policy per agent, or a function ``(agent, episode_seed) -> policy``.
-
-    Raises:
-        ValueError: The learner cannot compute a trainable policy's distribution.
-    """
+    """A policy mapping that does not change in a run: one policy, one per agent, or a function of agent and seed."""
 
     def __init__(self, policies: PolicyMapping) -> None:
         self._policies = policies = with_unique_names(policies)
@@ -107,9 +99,7 @@ class FixedPolicies:
     def declared(self, agents: Mapping[str, tuple[str, ...]], *, partial: bool = False) -> dict[str, AnyPolicy]:
         """Return every policy of the run by name. Each `Policy` gets an engine.
 
-        Args:
-            agents: The agents of each environment.
-            partial: Whether the run has more environments, so policies of other agents are no error.
+        With `partial`, the run has more environments than `agents`, so policies of other agents are no error.
         """
         names = dict.fromkeys(agent for each in agents.values() for agent in each)
         if partial and isinstance(self._policies, Mapping):
@@ -132,10 +122,9 @@ class FixedPolicies:
         return result
 
     def is_zero_sum_self_play(self, sampler: TaskSampler, trained: Collection[str]) -> bool:
-        """Return whether `trained` policies play all agents of zero-sum games.
+        """Return whether `trained` policies play all agents of games with several agents and the tag zero-sum.
 
-        The mean reward of the trained policies is then constant, however well they play. A game must have several
-        agents and the tag zero-sum.
+        Their mean reward is then constant, however well they play.
         """
         zero_sum = all("zero-sum" in getattr(spec, "tags", ()) for spec in sampler.specs.values())
         several = all(len(agents) > 1 for agents in sampler.agents.values())

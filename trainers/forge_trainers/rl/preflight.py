@@ -65,10 +65,7 @@ class Preflight:
     """Shows a message."""
 
     async def run(self) -> FinishReward | None:
-        """Run all checks.
-
-        Returns:
-            None; or, if the reward is still running, a function that waits for it. Call it before the reward is used.
+        """Run all checks. Returns a function that waits for the reward if it is still running, or None.
 
         Raises:
             PreflightError: An environment fails before its first decision with every seed, or by a mistake that no
@@ -109,11 +106,7 @@ class Preflight:
         return groups
 
     async def _first_group(self, env_id: str, until: float) -> list[EpisodeGroup]:
-        """Collect one group with the first seed that reaches a decision; none if there is no time left.
-
-        Raises:
-            PreflightError: No seed reaches a decision, or the environment fails by a mistake.
-        """
+        """Collect one group with the first seed that reaches a decision; none if there is no time left."""
         first = ""
         for seed in range(SEED, SEED - SEEDS, -1):
             if (group := await self._group(env_id, seed, until)) is None:  # out of time
@@ -142,11 +135,7 @@ class Preflight:
                 self.say(f"preflight: {env_id}: {reason}. Random players take the place of models here")
 
     def _report_programs(self, env_id: str, group: EpisodeGroup) -> None:
-        """Report errors of programs, which end an episode with a reward like any other.
-
-        Raises:
-            PreflightError: All programs failed by a mistake that no answer can cause.
-        """
+        """Report errors of programs, which end an episode with a reward like any other."""
         errors = [episode.program_error for episode in group.episodes if episode.program_error]
         if not errors:
             return
@@ -275,14 +264,7 @@ def _is_cheap(leaf: Any) -> bool:
 
 
 def _try(leaf: Any, trajectories: Sequence[Trajectory], *, in_ensemble: bool, say: Callable[[str], None]) -> None:
-    """Call one part of the reward, and restore its state.
-
-    Args:
-        leaf: A verifier, or any reward.
-        trajectories: All trajectories of random play.
-        in_ensemble: Whether an ensemble holds it; the ensemble treats a call that raises as an abstention.
-        say: Shows a message.
-    """
+    """Call one part of the reward, and restore its state. In an ensemble, a call that raises is an abstention."""
     name = _name(leaf)
     state = copy.deepcopy(leaf.state_dict()) if isinstance(leaf, Stateful) else None
     try:

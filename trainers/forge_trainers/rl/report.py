@@ -11,7 +11,7 @@ from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.failures import describe_error
 from forge_trainers.rl.rewards import reward_name
 from forge_trainers.rl.samples import StepSamples
-from forge_trainers.run.learner_settings import rate_line, weak_rates
+from forge_trainers.run.plan import rate_line, weak_rates
 
 if TYPE_CHECKING:
     from forge_trainers.rl.plan import RunPlan

@@ -97,11 +97,7 @@ class MultiReward:
         return self._rewards
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Return weighted sums, float32 ``[n]``, of the rewards that did not abstain; NaN where all did.
-
-        Raises:
-            TypeError, ValueError: A reward did not return one number per trajectory.
-        """
+        """Return weighted sums, float32 ``[n]``, of the rewards that did not abstain; NaN where all did."""
         scores = {name: assess(reward, trajectories, name).scores for name, reward in self._rewards.items()}
         return weighted_sum([(self.weights[name], values) for name, values in scores.items()])
 
@@ -145,14 +141,9 @@ def all_rewards(reward: Any) -> Iterator[Any]:
 
 
 def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> None:
-    """Check, before anything is collected, that the range of each `EnvReward` is large enough.
+    """Raise ArgumentError if an environment pays more than the range of an `EnvReward` allows.
 
-    Args:
-        reward: A run's reward.
-        max_rewards: Maximum reward of an agent, by environment. None if the environment does not declare it.
-
-    Raises:
-        ArgumentError: An environment pays more than the range allows.
+    `max_rewards` is the maximum reward of an agent, by environment; None if the environment does not declare it.
     """
     for leaf, _ in leaf_rewards(reward):
         for env_id, high in max_rewards.items():
@@ -217,11 +208,7 @@ def weighted_sum(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
 
 
 def assess(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Assessment:
-    """Call `reward` and check the result.
-
-    Raises:
-        TypeError, ValueError: The reward did not return one number per trajectory.
-    """
+    """Call `reward` and check the result. Raises TypeError or ValueError unless it is one number per trajectory."""
     if not trajectories:
         return Assessment(scores=np.empty(0, np.float32))
     method = getattr(reward, "assess", None)

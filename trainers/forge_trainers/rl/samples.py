@@ -236,11 +236,7 @@ def credit_groups(
 
 
 def check_trained(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> None:
-    """Warn if none of the trained policies plays in `groups`.
-
-    Raises:
-        TypeError: `trained` is a single string instead of a collection of names.
-    """
+    """Warn if no trained policy plays in `groups`. Raises TypeError if `trained` is a single string."""
     if isinstance(trained, str):
         raise TypeError(f"trained={trained!r} is a string; pass a collection of names, {{{trained!r}}}")
     playing = {trajectory.policy for group in groups for trajectory in group.trajectories}
@@ -256,8 +252,7 @@ def check_trained(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> N
 def pack_samples(samples: StepSamples, *, max_bad_logprobs: float = MAX_BAD_LOGPROBS) -> dict[str, EpisodeBatch]:
     """Pack the samples of each policy into a batch.
 
-    Raises:
-        DivergedError: More than a fraction `max_bad_logprobs` of a policy's tokens have invalid log-probabilities.
+    Raises DivergedError if over a fraction `max_bad_logprobs` of a policy's tokens has invalid log-probabilities.
     """
     for name, share in samples.bad_logprobs.items():
         if share > max_bad_logprobs:

@@ -102,12 +102,8 @@ def _combined(parts: Mapping[str, tuple[float, EpisodeGroup]]) -> EpisodeGroup:
 class Scorer:
     """Scores steps one at a time, in order, because a reward may learn from what it scores.
 
-    Args:
-        plan: Reward, credit and settings.
-        collector: Collects groups that replace uninformative ones.
-        lifecycle: Running learners, and the lock of the reward, which evaluations take as well.
-        state: The reward's state after the last step that was trained on.
-        run: Records the verifiers' reports; None records nothing.
+    The lifecycle holds the lock of the reward, which evaluations take as well. `state` is the reward's state after the
+    last trained step. `run` records the verifiers' reports.
     """
 
     def __init__(

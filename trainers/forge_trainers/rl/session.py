@@ -74,13 +74,7 @@ class RunState:
 class Session:
     """A sequence of steps with the same learners: to the end of the run, or until a learner is lost.
 
-    Args:
-        plan: Environments, policies, reward and settings.
-        lifecycle: Running processes.
-        state: State of the run.
-        run: The run's folder.
-        steps: Number of steps of the whole run.
-        called: Time of the call of `fit`, for `FitResult.first_step_s`.
+    `called` is the time of the call of `fit`, for `FitResult.first_step_s`.
     """
 
     def __init__(

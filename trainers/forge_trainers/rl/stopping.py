@@ -42,11 +42,7 @@ class StopReason:
 
 
 class StoppingCriteria:
-    """Watches the rewards of trained agents.
-
-    Args:
-        patience: Number of consecutive steps without an informative group after which the run ends.
-    """
+    """Watches the rewards of trained agents. Ends the run after `patience` consecutive uninformative steps."""
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
@@ -81,13 +77,7 @@ class StoppingCriteria:
     ) -> StopReason | None:
         """Record a step after training. Returns a reason to stop the run, if there is one.
 
-        Args:
-            step: Index of the step.
-            groups: Groups of the step.
-            samples: Training samples of the step.
-            trained: Policies that learn.
-            max_rewards: Maximum reward by environment, of every environment of the run. None if unknown.
-            last: Whether this is the last step of the run.
+        `max_rewards` has every environment of the run; None if the maximum is unknown. `last` marks the last step.
         """
         problem, informative = nothing_to_train_on(groups, trained), bool(samples.samples)
         self._count_tokens(groups, trained)
@@ -214,10 +204,7 @@ class StoppingCriteria:
         )
 
     def _top(self, key: EnvAgent, maximum: float | None) -> float:
-        """Return the maximum if it is known, else the highest reward seen if lower ones were seen as well.
-
-        A reward that was always the same is at its maximum from 1 on.
-        """
+        """Return the maximum, or the highest reward seen if it varies; a constant reward must reach 1."""
         if maximum is not None:
             return maximum
         low, high = self._range[key]

@@ -113,11 +113,8 @@ class TaskSampler:
     ) -> Rollout:
         """Return the rollout of `task`: ``await sampler.rollout(...).group(task.seed, size)`` collects a group.
 
-        Args:
-            task: Environment and seed.
-            policies: Who plays which agent.
-            engines: Engines of the model policies, by policy name.
-            max_turns: Maximum number of decisions per episode, if the environment sets no limit.
+        `engines` are those of the model policies, by policy name. `max_turns` bounds the decisions per episode if the
+        environment sets no limit.
         """
         return Rollout(
             make_env=self._makers[task.env_id],
@@ -160,16 +157,7 @@ class TaskSampler:
     def record(
         self, groups: Sequence[EpisodeGroup], trained: Collection[str], max_rewards: Mapping[str, float | None]
     ) -> dict[str, float]:
-        """Update the progress of a curriculum after a step.
-
-        Args:
-            groups: Scored groups of the step.
-            trained: Policies that learn.
-            max_rewards: Maximum reward by environment. None if unknown.
-
-        Returns:
-            Metrics of the curriculum; see `forge_trainers.rl.curriculum.Progress.record`.
-        """
+        """Update the progress of a curriculum with the groups of a step. Returns metrics of `Progress.record`."""
         return {} if self.curriculum is None else self._progress.record(self.curriculum, groups, trained, max_rewards)
 
     def held_out(self, count: int) -> list[Task]:

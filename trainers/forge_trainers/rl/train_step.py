@@ -105,8 +105,7 @@ async def train(
 def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
     """Count the loss tokens of a batch by policy lag: the learner's `version` minus the version that sampled them.
 
-    Raises:
-        ValueError: A token is newer than the learner, or its version is unknown.
+    Raises ValueError if a token is newer than the learner, or its version is unknown.
     """
     tokens = batch["tokens"]
     versions, counts = np.unique(tokens["versions"][tokens["loss_mask"]].numpy(), return_counts=True)

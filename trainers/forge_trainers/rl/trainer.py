@@ -218,23 +218,20 @@ class GRPOTrainer:
         settings = plan.settings(reward=self._reward_settings, policy_function=function, steps=steps, hosts=self._hosts)
         run = RunFolder(self.out_dir, settings, tracker=self.config.tracker)
         with run, stalls_recorded(self.out_dir):
-            while True:
+            while True:  # until the end of the run; again after the loss of a learner
+                self._state.begin()
                 try:
-                    return await self._session(plan, steps, run, called)
+                    await self._lifecycle.start(plan, learn=True)
+                    session = Session(plan, self._lifecycle, self._state, run, steps=steps, called=called)
+                    return await session.train()
                 except (ActorDiedError, StallError) as error:
-                    if not await self._lifecycle.stop_lost_learners(error):
-                        raise
-
-    async def _session(self, plan: RunPlan, steps: int, run: RunFolder, called: float) -> FitResult:
-        """Train to the end of the run, or until a learner is lost."""
-        self._state.begin()
-        try:
-            await self._lifecycle.start(plan, learn=True)
-            return await Session(plan, self._lifecycle, self._state, run, steps=steps, called=called).train()
-        finally:
-            self._lifecycle.messages.reset()
-            await self._lifecycle.weights.cancel()
-            await self._checkpoints.settle()
+                    lost = error
+                finally:
+                    self._lifecycle.messages.reset()
+                    await self._lifecycle.weights.cancel()
+                    await self._checkpoints.settle()
+                if not await self._lifecycle.stop_lost_learners(lost):
+                    raise lost
 
     def _check_resumable(self, plan: RunPlan) -> None:
         """Check, before anything starts, that the run in `out_dir` can continue."""

@@ -126,13 +126,10 @@ class ProcessRandomness:
 
 
 class RewardState:
-    """State of a reward after the last training step, without steps that were scored ahead.
+    """State of a reward after the last training step, without steps that were scored ahead. Any reward may have none.
 
     Steps that were scored ahead are collected and scored again after a resume, so their evidence must not be saved. The
     state is copied between steps, because a scoring thread may be changing it at any other time.
-
-    Args:
-        reward: Any reward. Without a state, all methods do nothing.
     """
 
     def __init__(self, reward: object) -> None:
@@ -183,14 +180,10 @@ class RewardState:
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, and the best one.
+    """The newest `keep` checkpoints of a run, and with `keep_best` the one of the highest score.
 
-    Args:
-        folder: Folder of the checkpoints.
-        keep: Number of newest checkpoints on disk, at least 1.
-        keep_best: Whether the checkpoint of the highest score is kept as well.
-        parts: Objects that are saved and restored next to the learners, by name, if they are `Stateful`.
-        timeout_s: Timeout in seconds of writing or reading a checkpoint.
+    `parts` are saved and restored next to the learners, by name, if they are `Stateful`. `timeout_s` bounds writing and
+    reading.
     """
 
     def __init__(
@@ -213,13 +206,8 @@ class Checkpoints:
 
     def best(self) -> Path | None:
         """Return the newest checkpoint of the highest score, or None if none has a score."""
-        scored = [(mark.score, folder) for folder, mark in self._marks().items() if mark.score is not None]
-        return max(scored)[1] if scored else None
-
-    def score(self, folder: Path) -> float | None:
-        """Return the mean held-out reward of a checkpoint, or None if it was not measured."""
-        mark = self._marks().get(folder)
-        return None if mark is None else mark.score
+        scores = self._scores()
+        return max(scores, key=lambda folder: (scores[folder], folder)) if scores else None
 
     def complete(self) -> list[Path]:
         """Return the complete checkpoints, newest first."""
@@ -251,13 +239,9 @@ class Checkpoints:
         return 0
 
     def check_resumable(self, learners: Collection[str]) -> None:
-        """Check that the newest checkpoint fits these learners and parts, before anything is started.
+        """Raise RunFolderError if the newest checkpoint has other learners, or states that do not fit the parts.
 
         Damaged checkpoints are skipped here, because `restore` falls back to the one before.
-
-        Raises:
-            RunFolderError: The checkpoint has other policies, or the state of a part does not fit, such as that of a
-                reward with other verifiers.
         """
         for folder in self.complete()[:1]:
             try:
@@ -287,14 +271,9 @@ class Checkpoints:
             ) from cause
 
     def check_room(self, policies: Iterable[tuple[Policy, LearnerConfig]], say: Callable[[str], None]) -> None:
-        """Check that the disk has space for the checkpoints and the final export.
+        """Raise RunFolderError if the disk has no space for one checkpoint and the final export.
 
-        Args:
-            policies: Trainable policies with their learner settings.
-            say: Shows a warning if there is space for one checkpoint, but not for all that are kept.
-
-        Raises:
-            RunFolderError: There is no space for one checkpoint.
+        Warns with `say` if there is space for one checkpoint, but not for all that are kept.
         """
         checkpoint = export = 0
         for policy, learner in policies:
@@ -318,29 +297,14 @@ class Checkpoints:
                 "lower keep_checkpoints, or free some space"
             )
 
-    def policies(self, folder: Path) -> list[str]:
-        """Return the names of the learners in a checkpoint. Each has a folder there.
-
-        Raises:
-            RunFolderError: The checkpoint is damaged.
-        """
-        try:
-            return _checked(folder).policies
-        except (OSError, ValueError) as cause:
-            raise RunFolderError(f"checkpoint {folder} is damaged: {cause}") from cause
-
     def is_best(self, score: float | None) -> bool:
         """Return whether a checkpoint with `score` would be kept as the best."""
-        if score is None or not self._keep_best:
-            return False
-        scores = [mark.score for mark in self._marks().values() if mark.score is not None]
-        return score >= max(scores, default=-math.inf)
+        return score is not None and self._keep_best and score >= max(self._scores().values(), default=-math.inf)
 
     async def start(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
-        """Copy the state after `step` steps and begin to write it.
+        """Copy the state after `step` steps and begin to write it, after the previous checkpoint.
 
-        Waits for the previous checkpoint if it is still being written. If that failed, the run continues with a
-        warning, because this checkpoint is the next attempt.
+        If that failed, the run continues with a warning, because this checkpoint is the next attempt.
         """
         try:
             await self.finish()
@@ -353,11 +317,7 @@ class Checkpoints:
         copying.cancel()
 
     async def finish(self) -> None:
-        """Wait until the checkpoint that `start` began is on disk.
-
-        Raises:
-            RunFolderError: The checkpoint could not be written. Older ones are untouched.
-        """
+        """Wait until the checkpoint of `start` is on disk. Raises RunFolderError if it could not be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await writing
@@ -380,13 +340,8 @@ class Checkpoints:
     async def restore(self, learners: Mapping[str, Learner]) -> int:
         """Load the newest undamaged checkpoint. Newer, damaged ones are renamed ``damaged-NNNNNN``.
 
-        Without a checkpoint, parts get the state that they had at the first call.
-
-        Returns:
-            The step to continue from, 0 without a checkpoint.
-
-        Raises:
-            ForgeError: No checkpoint loads, or they hold other policies.
+        Without a checkpoint, parts get the state that they had at the first call. Returns the step to continue from.
+        Raises ForgeError if no checkpoint loads, or they hold other policies.
         """
         damaged: dict[Path, BaseException] = {}
         for folder in self.complete():
@@ -394,7 +349,10 @@ class Checkpoints:
                 checking = asyncio.to_thread(_checked, folder)
                 mark = await with_deadline(checking, self._timeout_s, who=str(folder), what="the check of its sums")
                 if mark.policies == sorted(learners):
-                    await self._load(folder, learners)
+                    await all_or_first_error(
+                        learner.load(folder / name, timeout_s=self._timeout_s) for name, learner in learners.items()
+                    )
+                    self._load_parts(folder)
             except (StallError, ActorDiedError):
                 raise
             except _DAMAGE as cause:
@@ -457,12 +415,6 @@ class Checkpoints:
                 + ". Free some space, or make the folder writable"
             ) from cause
 
-    async def _load(self, folder: Path, learners: Mapping[str, Learner]) -> None:
-        await all_or_first_error(
-            learner.load(folder / name, timeout_s=self._timeout_s) for name, learner in learners.items()
-        )
-        self._load_parts(folder)
-
     def _load_parts(self, folder: Path) -> None:
         states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
         for name, state in states.items():
@@ -471,15 +423,17 @@ class Checkpoints:
             else:
                 self._parts[name].load_state_dict(state)
 
-    def _marks(self) -> dict[Path, _Mark]:
-        """Return the marks of all readable complete checkpoints, newest first."""
-        marks = {}
+    def _scores(self) -> dict[Path, float]:
+        """Return the scores of all readable complete checkpoints that have one."""
+        scores: dict[Path, float] = {}
         for folder in self.complete():
             try:
-                marks[folder] = _Mark.read(folder)
+                score = _Mark.read(folder).score
             except (OSError, ValueError) as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
-        return marks
+            else:
+                scores |= {} if score is None else {folder: score}
+        return scores
 
 
 def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> None:
@@ -500,11 +454,7 @@ def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
 
 
 def _checked(folder: Path) -> _Mark:
-    """Return the mark of a checkpoint after checking the checksums of its files.
-
-    Raises:
-        ValueError, OSError: A file is damaged.
-    """
+    """Return the mark of a checkpoint. Raises ValueError or OSError if a file does not have its checksum."""
     mark = _Mark.read(folder)
     try:
         damage = find_damage(folder, mark.files, chunk_bytes=mark.chunk_bytes)
@@ -542,20 +492,37 @@ def export_checkpoint(
     folder = user_path(run)
     check_contained(folder)
     policies, checkpoints = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
-    chosen = _find(checkpoints, checkpoint, folder)
+    complete = {path.name: path for path in checkpoints.complete()}
+    if not complete:
+        raise RunFolderError(f"{folder} holds no complete checkpoint; checkpoint_every sets how often one is written")
+    newest = next(iter(complete.values()))
+    by_name = {"best": checkpoints.best() or newest, "newest": newest, **complete}
+    if checkpoint not in by_name:
+        raise RunFolderError(f"{folder} has no checkpoint {checkpoint!r}; it has {', '.join(by_name)}")
+    chosen = by_name[checkpoint]
     target = user_path(out) if out else folder / f"export-{chosen.name}"
     if target.exists():
         raise RunFolderError(f"{target} exists already; name another folder with --out, or remove it")
-    names = checkpoints.policies(chosen)
+    try:
+        mark = _checked(chosen)
+    except (OSError, ValueError) as cause:
+        raise RunFolderError(f"checkpoint {chosen} is damaged: {cause}") from cause
     if say is not None:
-        score = checkpoints.score(chosen)
-        reward = "no held-out reward" if score is None else f"held-out reward {score:.4f}"
+        reward = "no held-out reward" if mark.score is None else f"held-out reward {mark.score:.4f}"
         say(f"checkpoint  {chosen.name}, {reward}")
-    for name in names:
+    for name in mark.policies:
         with tempfile.TemporaryDirectory() as dump:
-            core = LearnerCore(_config(name, policies, dump))
+            try:
+                policy = policies[name]
+                lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
+                plan = LearnerPlan(model=str(models.resolve(policy["model"])), lora=lora, dump_folder=dump)
+            except (KeyError, TypeError, AttributeError) as cause:
+                raise RunFolderError(
+                    f"config.yaml has no policy {name!r}, which is in the checkpoint: {cause!r}"
+                ) from cause
+            core = LearnerCore(plan)
             core.load(chosen / name)
-            core.export(target if len(names) == 1 else target / name)
+            core.export(target if len(mark.policies) == 1 else target / name)
     return target
 
 
@@ -570,26 +537,3 @@ def _policies(folder: Path) -> Mapping[str, Any]:
     except (ValueError, AttributeError, KeyError, TypeError) as cause:
         raise RunFolderError(f"{file} names no policies ({cause!r}); give the folder of a training run") from cause
     return policies
-
-
-def _find(checkpoints: Checkpoints, name: str, folder: Path) -> Path:
-    complete = {path.name: path for path in checkpoints.complete()}
-    if not complete:
-        raise RunFolderError(f"{folder} holds no complete checkpoint; checkpoint_every sets how often one is written")
-    newest = next(iter(complete.values()))
-    by_name = {"best": checkpoints.best() or newest, "newest": newest, **complete}
-    if name not in by_name:
-        raise RunFolderError(f"{folder} has no checkpoint {name!r}; it has {', '.join(by_name)}")
-    return by_name[name]
-
-
-def _config(name: str, policies: Mapping[str, Any], dump: str) -> LearnerPlan:
-    """Return the settings that are needed to load the weights of a policy."""
-    try:
-        policy = policies[name]
-        adapter = policy.get("lora")
-        lora = None if adapter is None else LoRA(**adapter)
-        model = str(models.resolve(policy["model"]))
-    except (KeyError, TypeError, AttributeError) as cause:
-        raise RunFolderError(f"config.yaml has no policy {name!r}, which is in the checkpoint: {cause!r}") from cause
-    return LearnerPlan(model=model, lora=lora, dump_folder=dump)

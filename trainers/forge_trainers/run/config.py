@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
 
 from forge_agents.policy import Policy
 from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.run.ineffective import refuse_ineffective
+from forge_trainers.losses.registry import Correction, find_loss
+
+_POLICY_LOSS_ONLY = ("loss", "clip", "sequence", "correction")
+"""Settings that only a policy loss reads."""
 
 
 def check_at_least(settings: object, least: int, *names: str) -> None:
@@ -71,8 +75,7 @@ class ProcessConfig:
     def learner_of(self, policy: Policy) -> LearnerConfig:
         """Return the learner settings of one policy: `learning` with the overrides of the policy.
 
-        Raises:
-            TypeError, ValueError: An override is unknown, has a wrong value or cannot differ between policies.
+        Raises TypeError or ValueError if one is unknown, has a wrong value or cannot differ between policies.
         """
         settings = self.learner.for_policy(policy)
         settings = settings.for_old_samples() if self.max_staleness else settings
@@ -81,3 +84,64 @@ class ProcessConfig:
         except ValueError as cause:
             raise ValueError(f"policy {policy.name!r}: {cause}") from None
         return settings
+
+
+def refuse_ineffective(
+    learner: LearnerConfig, *, policy_loss: bool = True, only: Collection[str] | None = None
+) -> None:
+    """Raise ValueError for a setting that differs from its default and has no effect, with what to set instead.
+
+    `policy_loss` is False for fine-tuning on given data. `only` restricts the check to the named settings.
+    """
+    if policy_loss:
+        _refuse_correction_bounds(learner)
+        reasons = dict(_unread_by_loss(learner))
+    else:
+        reasons = dict.fromkeys(_POLICY_LOSS_ONLY, "fine-tuning has its own loss, without a sampler to correct for")
+    reasons |= dict(_switched_off(learner))
+    for member in fields(learner):
+        value, name = getattr(learner, member.name), member.name
+        if name in reasons and value and value != member.default and (only is None or name in only):
+            raise ValueError(f"learner.{name}={value!r:.80} has no effect: {reasons[name]}, or leave it out")
+
+
+def _refuse_correction_bounds(learner: LearnerConfig) -> None:
+    """Raise ValueError if a `Correction` sets a field that its kind does not read."""
+    correction = learner.correction
+    if not isinstance(correction, Correction):
+        return
+    unread = {"ratio": ("level", "low", "high"), "none": ("level", "low", "high"), "truncate": ("low",)}
+    default = Correction(how=correction.how)
+    for name in unread.get(correction.how, ()):
+        if (value := getattr(correction, name)) != getattr(default, name):
+            raise ValueError(
+                f"learner.correction.{name}={value!r} has no effect with how={correction.how!r}; set how='mask', which "
+                "reads all fields, or leave it out"
+            )
+
+
+def _switched_off(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
+    """Settings that another setting disables, with the value that enables them."""
+    if learner.lr_decay == "none":
+        yield (
+            "lr_min_ratio",
+            "lr_decay='none' keeps the learning rate constant; set lr_decay to 'linear', 'cosine' or 'sqrt'",
+        )
+    if not learner.kl_coef:
+        yield "kl", "kl_coef=0 leaves out the KL divergence; set kl_coef above 0"
+
+
+def _unread_by_loss(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
+    """Settings that the policy loss does not read, with what would read them."""
+    loss, correction = find_loss(learner.loss), learner.loss_settings.correction
+    if correction.how != "ratio" and learner.num_iterations * learner.num_minibatches == 1:
+        yield (
+            "clip",
+            (
+                f"correction={correction.how!r} takes the ratio to the learner at the start of the batch, so with one "
+                "optimizer step per batch it is 1; set num_iterations or num_minibatches above 1, or correction='ratio'"
+            ),
+        )
+    by_sequence = correction.how in ("truncate", "mask") and correction.level != "token"
+    if loss.reduction == "token" and not loss.sequence_ratio and not by_sequence:
+        yield "sequence", f"loss={learner.loss!r} and its correction look at single tokens; set another loss"

@@ -60,12 +60,8 @@ class _Narrow:
 class Display:
     """Shows step, reward, counts of groups, KL, tokens per second and the remaining time.
 
-    Args:
-        title: Text before the bar.
-        total: Number of steps of the whole run.
-        done: Number of steps of earlier sessions.
-        policies: Trained policies. If there are several, their rewards are also shown one by one, because the mean over
-            two sides of a game is no measure.
+    `total` and `done` count the steps of the whole run and of earlier sessions. The rewards of several trained
+    `policies` are also shown one by one, because the mean over two sides of a game is no measure.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, policies: Collection[str] = ()) -> None:

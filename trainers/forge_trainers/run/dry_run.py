@@ -31,10 +31,10 @@ def dry_run(
     gpus_per_host: int | None = None,
     judges: Sequence[OwnEngine] = (),
 ) -> list[str]:
-    """Describe the processes that a run starts with and their settings, line by line.
+    """Describe the processes that a run starts with and their settings, line by line. The models may be elsewhere.
 
     Args:
-        policies: By name. Their models need not be on this machine.
+        policies: By name.
         config: User settings.
         hosts: Hosts of the run.
         out_dir: Run folder.
@@ -43,28 +43,34 @@ def dry_run(
         judges: Engines of LLM judges.
 
     Raises:
-        HostError, ValueError: The processes do not fit the hosts, as when the run starts; or ranks cannot share a
-            model that is on this machine.
+        HostError, ValueError: The processes do not fit the hosts, or ranks cannot share a model of this machine.
     """
     local = {name: models.local_folder(policy.model) for name, policy in policies.items()}
     folders = {name: folder or Path(policies[name].model) for name, folder in local.items()}
     meshes = meshes_of(policies, folders, config)
-    _, learners = compute_processes(policies, folders, config)
+    engines, learners = compute_processes(policies, folders, config)
     check_hosts(meshes, hosts, config, [settings for settings, _ in learners.values()])
-    missing = _check_models(policies, folders, config)
+    here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
+    checked_parts(
+        {name: engine for name, engine in engines.items() if engine[0] in here},
+        {name: learner for name, learner in learners.items() if Path(learner[0].model) in here},
+        ranks=config.learner_procs,
+        engine=config.engine,
+    )
+    missing = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
     threads = Threads()
     if not gpus_per_host:
-        counts = {role: sum(mesh_role == role for _, mesh_role, _ in meshes) for role in ("engines", "learner")}
-        engines = counts["engines"] // config.engine.replicas
-        threads = threads_of(config, hosts, engines=engines, learners=counts["learner"])
+        threads = threads_of(config, hosts, engines=len(engines) // config.engine.replicas, learners=len(learners))
     judge_engines = {
         name: judge.config for name, judge in unique_names(judges, reserved=(name for name, *_ in meshes)).items()
     }
     meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
-    lines = _process_lines(
-        meshes, config, hosts, threads=threads, judges=judge_engines, gpus_per_host=gpus_per_host
-    )
-    lines += missing
+    lines = _process_lines(meshes, config, hosts, threads=threads, judges=judge_engines, gpus_per_host=gpus_per_host)
+    lines += [
+        f"Model {model} is not on this machine; it was not checked that it exists and that ranks can share it."
+        f"{did_you_mean(model, models.BUILTIN_NAMES)}"
+        for model in missing
+    ]
     if not missing:
         with contextlib.suppress(ModelNotFoundError):  # incomplete files are reported when the run starts
             plan = resolve(policies, folders, config, out_dir=out_dir, threads=threads)
@@ -118,24 +124,6 @@ def _process_lines(
     if used := {(seat.host, seat.gpu) for seat in seats if seat.gpu}:
         lines.append(f"GPU memory is not checked here; run `forge-agents simulate` with --gpus {len(used)} --model.")
     return lines
-
-
-def _check_models(policies: Mapping[str, Policy], folders: Mapping[str, Path], config: ProcessConfig) -> list[str]:
-    """Check that ranks can share the models on this machine. Returns a line for each model that is not here."""
-    engines, learners = compute_processes(policies, folders, config)
-    here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
-    checked_parts(
-        {name: engine for name, engine in engines.items() if engine[0] in here},
-        {name: learner for name, learner in learners.items() if Path(learner[0].model) in here},
-        ranks=config.learner_procs,
-        engine=config.engine,
-    )
-    absent = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
-    return [
-        f"Model {model} is not on this machine; it was not checked that it exists and that ranks can share it."
-        f"{did_you_mean(model, models.BUILTIN_NAMES)}"
-        for model in absent
-    ]
 
 
 def _shell(variables: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
@@ -44,6 +44,10 @@ from forge_trainers.learner.degrees import check_degrees, check_without_gpu, sha
 from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, offloaded_bytes, published_bytes
 from forge_trainers.learner.plan import LearnerPlan
 
+if TYPE_CHECKING:
+    from forge_verifiers.judge.clients import EngineChat
+    from forge_verifiers.models.text_models import TextModel
+
 ATTENTION_TARGETS = LORA_TARGETS[:4]
 
 
@@ -75,6 +79,11 @@ class Part:
         """Memory footprint of an engine."""
         return Footprint(size=self.size, dtype=self.dtype, tp=self.ranks, adapters=self.adapters)
 
+    def learner_bytes(self, **changes: Any) -> Mapping[str, int]:
+        """Return the bytes of a rank of a learner by content, with other settings if given."""
+        assert self.learner is not None
+        return learner_bytes(self.size, replace(self.learner, **changes), ranks=self.ranks, sharing=self.sharing)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
@@ -87,47 +96,10 @@ class Placed:
     """Bytes by content."""
 
 
-class OwnEngine(Protocol):
-    """An engine that starts with its first request, such as that of a judge."""
-
-    @property
-    def name(self) -> str:
-        """Name, unless another process has the same."""
-
-    @property
-    def model(self) -> str:
-        """Model as `Policy` takes it."""
-
-    @property
-    def config(self) -> EngineConfig:
-        """Settings of the engine."""
-
-    @property
-    def running(self) -> bool:
-        """Whether it has started."""
-
-    def place(self, name: str, config: EngineConfig) -> None:
-        """Set the name and settings to start with, including its share of a GPU."""
-
-
-class OwnModel(Protocol):
-    """A model that the controller's process loads with the first score, such as a reward model."""
-
-    @property
-    def name(self) -> str:
-        """Name of the verifier."""
-
-    @property
-    def model(self) -> str:
-        """Model as `Policy` takes it."""
-
-    @property
-    def device(self) -> str:
-        """Device as torch names it. Only GPUs are counted."""
-
-    @property
-    def batch_tokens(self) -> int:
-        """Tokens of one pass."""
+OwnEngine: TypeAlias = "EngineChat"
+"""An engine that starts with its first request, such as that of a judge. `place` sets its name and settings."""
+OwnModel: TypeAlias = "TextModel"
+"""A model that the controller's process loads with the first score, such as a reward model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +164,7 @@ def place_here(
         turns: Engines and learners that do not fit at the same time use their GPUs in turns.
 
     Returns:
-        Settings of each engine with its share of a shared GPU, unchanged without GPUs; and settings of each learner,
-        including those that depend on memory.
-
-    Raises:
-        HostError: As `place`.
-        ValueError: Ranks cannot share a model, or an engine does not support it without a GPU.
+        Settings of each engine, with its share of a shared GPU, and of each learner, with those by memory.
     """
     engine = EnginePlan.of(engine or EngineConfig())
     before = {name: settings for name, (settings, _) in learners.items()}
@@ -205,11 +172,11 @@ def place_here(
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
     slots = mesh.preview_placement(meshes)
     on_gpus = any(slot.gpu for slot in slots)
-    for name in dict.fromkeys(slot.name for slot in slots if not slot.gpu):
-        if name in engines:
-            check_head_size(engines[name][0], name)
-        else:
-            check_without_gpu(before[name])
+    on_cpu = {slot.name for slot in slots if not slot.gpu}
+    for name in engines.keys() & on_cpu:
+        check_head_size(engines[name][0], name)
+    for name in before.keys() & on_cpu:
+        check_without_gpu(before[name])
     try:
         parts = checked_parts(engines, learners, ranks=ranks, engine=engine)
     except ModelNotFoundError as error:
@@ -217,7 +184,8 @@ def place_here(
             startup.say(f"the memory on GPUs was not checked: {error}")
         return unchanged
     if not on_gpus:  # no GPU is shared, but the passes of learners depend on the host's memory
-        check_caches(parts, engine)
+        for part in [part for part in parts if part.learner is None]:  # on GPUs, vLLM needs less for windows
+            check_cache(part.size, engine, part.name, dtype=part.dtype, tp=part.ranks)
         placement = place(parts, engine, mesh.preview_placement)
         for line in placement.chosen(before):
             startup.say(line)
@@ -246,30 +214,6 @@ def place_here(
     return placement.engines, placement.learners
 
 
-def parts_of(
-    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
-    learners: Mapping[str, tuple[LearnerPlan, int]],
-    *,
-    ranks: int,
-    tp: int,
-) -> list[Part]:
-    """Return the parts of a run, learners first. Arguments as in `place_here`, with the ranks of each engine.
-
-    Raises:
-        ModelNotFoundError: The size of a model is unknown.
-    """
-    return [
-        *(
-            Part(name=name, ranks=ranks, size=ModelSize.of(Path(plan.model)), learner=plan, sharing=sharing)
-            for name, (plan, sharing) in learners.items()
-        ),
-        *(
-            Part(name=name, ranks=tp, size=ModelSize.of(folder), dtype=models.dtype_of(folder), adapters=adapters)
-            for name, (folder, adapters) in engines.items()
-        ),
-    ]
-
-
 def checked_parts(
     engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
     learners: Mapping[str, tuple[LearnerPlan, int]],
@@ -277,19 +221,36 @@ def checked_parts(
     ranks: int,
     engine: EngineConfig | None = None,
 ) -> list[Part]:
-    """Return the checked parts of a run. Arguments as in `place_here`.
+    """Return the checked parts of a run, learners first. Arguments as in `place_here`.
 
-    Needs no hosts, so a run is checked before it waits in a cluster's queue.
-
-    Raises:
-        ModelNotFoundError: The size of a model is unknown.
-        ValueError: Ranks cannot share a model, or a model does not support the settings.
+    Needs no hosts, so a run is checked before it waits in a cluster's queue. Raises ModelNotFoundError if the size of a
+    model is unknown.
     """
-    engine = engine or EngineConfig()
-    parts = parts_of(engines, learners, ranks=ranks, tp=engine.tp)
-    check_ranks(parts)
-    check_models(parts, engine)
+    engine, parts = engine or EngineConfig(), list[Part]()
+    for name, (plan, sharing) in learners.items():
+        parts.append(Part(name=name, ranks=ranks, size=ModelSize.of(Path(plan.model)), learner=plan, sharing=sharing))
+    for name, (folder, adapters) in engines.items():
+        size, dtype = ModelSize.of(folder), models.dtype_of(folder)
+        parts.append(Part(name=name, ranks=engine.tp, size=size, dtype=dtype, adapters=adapters))
+    check_parts(parts, engine)
     return parts
+
+
+def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:
+    """Raise ValueError if ranks cannot share a model, or a model lacks positions or layers that the settings need."""
+    for part in parts:
+        if part.learner is None:
+            check_tp(part.size, part.ranks, part.name)
+            check_context(part.size, (part.judge or engine).max_model_len, part.name)
+            continue
+        shards_of(part.learner, part.ranks)
+        check_degrees(part.learner, part.size)
+        lora = part.learner.lora
+        if lora is not None and not part.size.plain_layers and set(lora.targets) - set(ATTENTION_TARGETS):
+            raise ValueError(
+                f"{part.name}: every layer of this mixture has experts, which cannot be adapted; set "
+                f"LoRA(targets={ATTENTION_TARGETS!r})"
+            )
 
 
 def host_bytes(parts: Sequence[Part], placement: Placement) -> dict[str, dict[str, int]]:
@@ -354,22 +315,14 @@ def judges_of(judges: Mapping[str, OwnEngine]) -> tuple[list[Part], list[str]]:
             doubts.append(f"not counted: the engine of {name}: {error}")
             continue
         parts.append(Part(name=name, ranks=judge.config.tp, size=size, dtype=dtype, judge=EnginePlan.of(judge.config)))
-    check_ranks(parts)
-    for part in parts:
-        assert part.judge is not None
-        check_models([part], part.judge)
+    check_parts(parts, EngineConfig())
     return parts, doubts
 
 
 def held_on(models_held: Iterable[OwnModel], here: Sequence[ProcessSlot]) -> tuple[list[Placed], list[str]]:
     """Return the models of the controller's process by GPU, and lines about those that are not counted.
 
-    Args:
-        models_held: Models that the process loads.
-        here: A slot on each GPU that it sees.
-
-    Raises:
-        HostError: A GPU does not exist.
+    `here` has a slot on each GPU that the process sees. Raises HostError for a GPU that does not exist.
     """
     names, parts = defaultdict[int, list[str]](list), defaultdict[int, Counter[str]](Counter)
     doubts = list[str]()
@@ -401,48 +354,6 @@ def held_on(models_held: Iterable[OwnModel], here: Sequence[ProcessSlot]) -> tup
     return placed, doubts
 
 
-def check_ranks(parts: Iterable[Part]) -> None:
-    """Check that ranks can share their models.
-
-    Raises:
-        ValueError: They cannot.
-    """
-    for part in parts:
-        if part.learner is None:
-            check_tp(part.size, part.ranks, part.name)
-        else:
-            shards_of(part.learner, part.ranks)
-            check_degrees(part.learner, part.size)
-
-
-def check_models(parts: Iterable[Part], engine: EngineConfig) -> None:
-    """Check that models have the positions and layers that the settings need.
-
-    Raises:
-        ValueError: A model does not have them.
-    """
-    for part in parts:
-        lora = None if part.learner is None else part.learner.lora
-        if part.learner is None:
-            check_context(part.size, engine.max_model_len, part.name)
-        elif lora is not None and not part.size.plain_layers and set(lora.targets) - set(ATTENTION_TARGETS):
-            raise ValueError(
-                f"{part.name}: every layer of this mixture has experts, which cannot be adapted; set "
-                f"LoRA(targets={ATTENTION_TARGETS!r})"
-            )
-
-
-def check_caches(parts: Iterable[Part], engine: EngineConfig) -> None:
-    """Check that the caches of engines on CPU hold a conversation. On GPUs, vLLM needs less for attention windows.
-
-    Raises:
-        ValueError: A cache is too small.
-    """
-    for part in parts:
-        if part.learner is None:
-            check_cache(part.size, engine, part.name, dtype=part.dtype, tp=part.ranks)
-
-
 def place(
     parts: Sequence[Part],
     engine: EngineConfig,
@@ -467,22 +378,21 @@ def place(
         HostError: There are too few GPUs, or too little memory on one; the message has the arithmetic.
     """
     engine = EnginePlan.of(engine)
-    learners = [part.learner for part in parts if part.learner is not None]
-    flexible = any("activation_checkpointing" in learner.left_to_memory for learner in learners)
+    flexible = any(
+        part.learner is not None and "activation_checkpointing" in part.learner.left_to_memory for part in parts
+    )
     engines = [engine, replace(engine, sleeps=True)] if turns and not engine.sleeps else [engine]
-    *candidates, last = itertools.product(engines, RECOMPUTED if flexible else RECOMPUTED[:1])
-    for candidate, mode in candidates:
-        with contextlib.suppress(HostError):
-            return _place([_recomputing(part, mode) for part in parts], candidate, preview, loaded)
-    candidate, mode = last
-    return _place([_recomputing(part, mode) for part in parts], candidate, preview, loaded)
-
-
-def _recomputing(part: Part, mode: Literal["none", "selective", "full"]) -> Part:
-    """Set the recomputation of a learner that leaves it to memory."""
-    if part.learner is None or part.learner.activation_checkpointing is not None:
-        return part
-    return replace(part, learner=replace(part.learner, activation_checkpointing=mode))
+    candidates = list(itertools.product(engines, RECOMPUTED if flexible else RECOMPUTED[:1]))
+    for number, (candidate, mode) in enumerate(candidates, 1):
+        adapted = [
+            part
+            if part.learner is None or part.learner.activation_checkpointing is not None
+            else replace(part, learner=replace(part.learner, activation_checkpointing=mode))
+            for part in parts
+        ]
+        with contextlib.suppress(HostError) if number < len(candidates) else contextlib.nullcontext():
+            return _place(adapted, candidate, preview, loaded)
+    raise AssertionError("the last candidate returns or raises")
 
 
 def _place(
@@ -498,10 +408,23 @@ def _place(
     held = {(process.slot.host, process.slot.gpu): process for process in loaded}
     alone = {gpu: group[0] for gpu, group in slots_on.items() if len(group) == 1 and gpu not in held}
     on_cpu = _cpu_bytes(parts, slots)
-    parts = [
-        part if part.learner is None else replace(part, learner=_filled(part, part.learner, alone, on_cpu))
-        for part in parts
-    ]
+    filled = []
+    for part in parts:
+        if part.learner is not None:  # passes are larger on exclusive GPUs and on CPU; an engine takes shared memory
+            sizes = [slot.gpu_bytes for (_, gpu), slot in alone.items() if gpu and slot.name == part.name]
+            device_bytes = min(sizes) if len(sizes) == part.ranks else on_cpu.get(part.name, 0)
+            learner = by_memory(
+                part.size,
+                part.learner,
+                device_bytes,
+                ranks=part.ranks,
+                sharing=part.sharing,
+                on_cpu=part.name in on_cpu,
+            )
+            filled.append(replace(part, learner=learner))
+        else:
+            filled.append(part)
+    parts = filled
     by_name = {part.name: part for part in parts}
     shares: dict[str, list[MemoryShare]] = defaultdict(list)
     for host, gpu in dict.fromkeys((*slots_on, *held)):
@@ -529,32 +452,9 @@ def _cpu_bytes(parts: Sequence[Part], slots: Sequence[ProcessSlot]) -> dict[str,
 
     All of them share half of the host's memory; the other half is for engines, environments and other programs.
     """
-    learners = {
-        part.name: [slot for slot in slots if slot.name == part.name] for part in parts if part.learner is not None
-    }
-    local = {
-        name: group
-        for name, group in learners.items()
-        if all(not slot.gpu and slot.host.startswith(HERE) for slot in group)
-    }
-    return dict.fromkeys(local, total_bytes() // 2 // max(1, sum(map(len, local.values()))))
-
-
-def _filled(
-    part: Part,
-    learner: LearnerPlan,
-    alone: Mapping[tuple[str, str], ProcessSlot],
-    on_cpu: Mapping[str, int],
-) -> LearnerPlan:
-    """Return the settings of a learner, with larger passes on exclusive GPUs or on this host's CPU.
-
-    On a shared GPU, an engine takes the rest of the memory.
-    """
-    sizes = [slot.gpu_bytes for (_, gpu), slot in alone.items() if gpu and slot.name == part.name]
-    device_bytes = min(sizes) if len(sizes) == part.ranks else on_cpu.get(part.name, 0)
-    return by_memory(
-        part.size, learner, device_bytes, ranks=part.ranks, sharing=part.sharing, on_cpu=part.name in on_cpu
-    )
+    elsewhere = {slot.name for slot in slots if slot.gpu or not slot.host.startswith(HERE)}
+    local = {part.name: part.ranks for part in parts if part.learner is not None and part.name not in elsewhere}
+    return dict.fromkeys(local, total_bytes() // 2 // max(1, sum(local.values())))
 
 
 def _engine_settings(
@@ -580,7 +480,7 @@ def _divide(gpu: str, total: int, parts: Sequence[Part], engine: EnginePlan, hel
         HostError: The memory does not suffice.
     """
     prefix = f"{gpu} has {total / 1e9:.1f} GB"
-    learners = [(part.name, _learner(part, part.learner)) for part in parts if part.learner is not None]
+    learners = [(part.name, part.learner_bytes()) for part in parts if part.learner is not None]
     plans = [part.learner for part in parts if part.learner is not None]
     others = [] if held is None else [(f"{held.slot.role} {held.slot.name}", held.parts)]
     held_bytes = 0 if held is None else held.bytes
@@ -676,10 +576,6 @@ def _reduce_learner(plans: Iterable[LearnerPlan]) -> str:
     )
 
 
-def _learner(part: Part, config: LearnerPlan) -> Mapping[str, int]:
-    return learner_bytes(part.size, config, ranks=part.ranks, sharing=part.sharing)
-
-
 def _doubts(parts: Sequence[Part], slots: Sequence[ProcessSlot]) -> list[str]:
     """Return lines about learners whose longest sample is not limited and may exceed the counted microbatch."""
     lines = []
@@ -688,7 +584,7 @@ def _doubts(parts: Sequence[Part], slots: Sequence[ProcessSlot]) -> list[str]:
         counted = 0 if config is None else config.max_tokens_per_microbatch or 0
         if config is None or config.max_sample_tokens is not None or context <= counted:
             continue
-        longest = sum(_learner(part, replace(config, max_sample_tokens=context)).values())
+        longest = sum(part.learner_bytes(max_sample_tokens=context).values())
         gpus = {(slot.host, slot.gpu): slot.gpu_bytes for slot in slots if slot.name == part.name and slot.gpu_bytes}
         alone = not any((slot.host, slot.gpu) in gpus for slot in slots if slot.name != part.name)
         if gpus and (not alone or longest > USABLE_SHARE * min(gpus.values())):
@@ -703,7 +599,7 @@ def _doubts(parts: Sequence[Part], slots: Sequence[ProcessSlot]) -> list[str]:
 def _placed(slot: ProcessSlot, part: Part, engines: Mapping[str, EnginePlan], share: int) -> Placed:
     needs: Mapping[str, int]
     if part.learner is not None:
-        needs = _learner(part, part.learner)
+        needs = part.learner_bytes()
     else:
         engine = engines[part.name]
         fixed = part.served.fixed(engine)

@@ -6,8 +6,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,14 +21,19 @@ from forge_agents.serving.fleet import assign_engines
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import shards_of
 from forge_trainers.learner.plan import MEMORY_DRIVEN, LearnerPlan
-from forge_trainers.learner.rates import with_rate
+from forge_trainers.learner.rates import described, weak_rate, with_rate
 from forge_trainers.records.run_folder import write_atomically
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.learner_settings import shared_settings
 
 STORE = "weights"
 """Name of the weight store's process."""
 _ANSWER_TIMEOUT_S = 600.0
+_OF_AN_ADAPTER = frozenset({
+    "lr", "warmup_steps", "lr_decay", "lr_min_ratio", "weight_decay", "betas", "max_grad_norm",
+    "optimizer_state_dtype", "loss", "clip", "sequence", "correction", "kl", "kl_coef", "entropy_coef",
+    "num_iterations", "num_minibatches",
+})  # fmt: skip
+"""Fields in which adapters on one model may differ. The others belong to the model or its processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +84,10 @@ def resolve(
         engines: Settings after placement, by the name of the engine's processes. None: without placement.
         learners: Settings after placement, by the name of the learner's processes. None: without placement.
         threads: CPU threads of processes whose settings name none.
-
-    Raises:
-        ModelNotFoundError: A model file is missing or incomplete.
     """
     threads = threads or Threads()
     _, adapters = assign_engines(policies, folders)
-    engine_plans = {}
+    engine_plans, learner_plans = {}, {}
     for home in adapters:
         placed = (engines or {}).get(names_of(home, config.engine.replicas)[0], config.engine)
         engine_plans[home] = EnginePlan.of(
@@ -95,17 +98,22 @@ def resolve(
             answer_timeout_s=_answer_timeout_s(config.stage_timeout_s),
             threads=placed.threads or threads.engine,
         )
-    learner_plans = {}
     for names in learner_groups(policies, folders):
         for name in names:
-            learner_plans[name] = _learner_plan(
-                policies[name],
-                folders[name],
-                config,
-                placed=(learners or {}).get(learner_name(names)),
-                dump_folder=out_dir / "learner" / name,
-                threads=threads.learner,
+            settings = config.learner_of(policies[name])
+            plan = LearnerPlan.of(
+                settings,
+                model=str(folders[name]),
+                lora=policies[name].lora,
+                temperature=policies[name].sampling.temperature,
+                seed=config.seed,
+                dump_folder=str(out_dir / "learner" / name),
+                max_sample_tokens=config.engine.max_model_len or models.context_of(folders[name]),
+                threads=settings.threads or threads.learner,
             )
+            by_memory = (learners or {}).get(learner_name(names), plan).with_memory()
+            memory = {field: getattr(by_memory, field) for field in MEMORY_DRIVEN}
+            learner_plans[name] = with_rate(plan.with_memory(**memory))
     return Plan(engines=engine_plans, learners=learner_plans)
 
 
@@ -117,38 +125,10 @@ def _answer_timeout_s(stage_timeout_s: float) -> float:
     return min(stage_timeout_s / 2, max(_ANSWER_TIMEOUT_S, stage_timeout_s / 3))
 
 
-def _learner_plan(
-    policy: Policy,
-    folder: Path,
-    config: ProcessConfig,
-    *,
-    placed: LearnerPlan | None,
-    dump_folder: Path,
-    threads: int | None,
-) -> LearnerPlan:
-    settings = config.learner_of(policy)
-    plan = LearnerPlan.of(
-        settings,
-        model=str(folder),
-        lora=policy.lora,
-        temperature=policy.sampling.temperature,
-        seed=config.seed,
-        dump_folder=str(dump_folder),
-        max_sample_tokens=config.engine.max_model_len or models.context_of(folder),
-        threads=settings.threads or threads,
-    )
-    by_memory = (placed or plan).with_memory()
-    return with_rate(plan.with_memory(**{name: getattr(by_memory, name) for name in MEMORY_DRIVEN}))
-
-
 def share_threads(cores: int, *, engines: int, ranks: int, overlap: bool) -> Threads:
-    """Divide the cores of a host without GPUs among the processes that compute at the same time, at least 1 for each.
+    """Divide the cores of a host without GPUs among processes that compute at the same time, at least 1 for each.
 
-    Args:
-        cores: Number of cores of the host.
-        engines: Number of processes of all engines.
-        ranks: Number of ranks of all learners.
-        overlap: Whether engines compute while learners do.
+    With `overlap`, engines compute while the ranks of learners do.
     """
     half = cores // 2
     for_engines, for_learners = (half, cores - half) if overlap and ranks else (cores, cores)
@@ -157,13 +137,9 @@ def share_threads(cores: int, *, engines: int, ranks: int, overlap: bool) -> Thr
 
 
 def threads_of(config: ProcessConfig, hosts: Hosts, *, engines: int, learners: int) -> Threads:
-    """Return the threads of each process that names none: on one host without GPUs they divide its cores.
+    """Return the threads of processes that name none: on one host without GPUs they divide its cores.
 
-    Args:
-        config: User settings.
-        hosts: Hosts of the run.
-        engines: Number of engines, replicas not counted.
-        learners: Number of learners.
+    `engines` counts no replicas.
     """
     import torch
 
@@ -182,9 +158,8 @@ def compute_processes(
 ) -> tuple[dict[str, tuple[Path, Sequence[LoRA]]], dict[str, tuple[LearnerPlan, int]]]:
     """Return engines and learners of a run by the names of their processes, as placement needs them.
 
-    Returns:
-        For each engine its model folder and adapters. For each learner its settings and the number of policies that
-        share it.
+    For each engine its model folder and adapters. For each learner its settings and the number of policies that share
+    it.
     """
     _, adapters = assign_engines(policies, folders)
     engines: dict[str, tuple[Path, Sequence[LoRA]]] = {
@@ -233,11 +208,7 @@ def meshes_of(
 def check_hosts(
     meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: ProcessConfig, learners: Iterable[LearnerConfig]
 ) -> None:
-    """Check that processes have different names and fit the hosts and the parallel degrees.
-
-    Raises:
-        ValueError: Two processes have one name, or their number does not fit. The message says what to do.
-    """
+    """Raise ValueError if processes have equal names, or do not fit the hosts and the parallel degrees."""
     counts, roles = Counter[str](), dict[str, str]()
     for name, role, procs in meshes:
         counts[role] += procs
@@ -267,3 +238,59 @@ def learner_name(policies: Iterable[str]) -> str:
     """Return the name of the processes that train `policies`."""
     return f"{'-'.join(policies)}-learner"
 
+
+def shared_settings(policies: Sequence[Policy], config: ProcessConfig) -> LearnerConfig:
+    """Return the settings of the first policy. Raises ValueError if the others cannot share its learner."""
+    first, *others = [config.learner_of(policy) for policy in policies]
+    for policy, settings in zip(policies[1:], others, strict=True):
+        for field in fields(settings):
+            value, first_value = getattr(settings, field.name), getattr(first, field.name)
+            if value != first_value and field.name not in _OF_AN_ADAPTER:
+                raise ValueError(
+                    f"policies {policies[0].name!r} and {policy.name!r} have adapters on one model and share its "
+                    f"learner, but learner.{field.name} is {first_value!r} for one and {value!r} for the other; give "
+                    "both the same value, or adapters of different shapes, which get separate learners"
+                )
+    return first
+
+
+def resolved_settings(policies: Mapping[str, Policy], config: ProcessConfig) -> dict[str, LearnerPlan]:
+    """Return the learner settings of each trainable policy, with model, adapter and learning rate."""
+    return {
+        name: with_rate(
+            LearnerPlan.of(config.learner_of(policy), model=str(models.resolve(policy.model)), lora=policy.lora)
+        )
+        for name, policy in policies.items()
+        if policy.trainable
+    }
+
+
+def record_rates(settings: Mapping[str, Any], rates: Mapping[str, float]) -> dict[str, Any]:
+    """Return plain `settings` for config.yaml with the learning rates in use, by policy.
+
+    A rate that all trainable policies share is written to ``trainer.learner``, other rates to
+    ``policies.NAME.learner``.
+    """
+    trainer, policies = settings["trainer"], settings["policies"]
+    if trainer["learner"]["lr"] is not None:
+        return dict(settings)
+    if len({*rates.values()}) == 1 and not any("lr" in (policy["learner"] or {}) for policy in policies.values()):
+        learner = {**trainer["learner"], "lr": next(iter(rates.values()))}
+        return {**settings, "trainer": {**trainer, "learner": learner}}
+    changed = {
+        name: {**policies[name], "learner": {**(policies[name]["learner"] or {}), "lr": rate}}
+        for name, rate in rates.items()
+    }
+    return {**settings, "policies": {**policies, **changed}}
+
+
+def rate_line(settings: LearnerPlan, *, chosen: bool) -> str:
+    """Return a line about the learning rate of a policy. `chosen` is whether the user set it."""
+    description = described(settings, models.weight_count(models.resolve(settings.model)))
+    return f"lr {settings.lr:g}" + ("" if chosen else f", the default for {description}")
+
+
+def weak_rates(resolved: Mapping[str, LearnerPlan], steps: int) -> list[str]:
+    """Return warnings about learning rates that are too low to change a model within `steps` training steps."""
+    warnings = ((name, weak_rate(settings, steps)) for name, settings in resolved.items())
+    return [f"policy {name}: {warning}" for name, warning in warnings if warning]

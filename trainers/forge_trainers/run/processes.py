@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,31 +97,24 @@ class Processes:
             config: User settings.
             folder: Run folder.
             hosts: Hosts of the processes. None: this host.
-            learn: Whether to start the learners as well. They start at the same time as the engines, unless both share
-                a GPU.
+            learn: Whether to start the learners as well, at the same time unless they share a GPU with engines.
             judges: Engines of LLM judges, which start with the first score and are placed here.
             held: Models that this process loads with the first score; their memory is counted here.
         """
-        paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
+        hosts, paths = hosts or Hosts(), {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
         }  # raises for a model without chat template, before anything starts
-        for name, policy in policies.items():
-            if policy.trainable:
-                families.check_trainable(models.read_json(paths[name] / "config.json"))
-        homes, adapters = assign_engines(policies, paths)
-        hosts, groups = hosts or Hosts(), learner_groups(policies, paths)
-        faults = Faults(max_respawns=MAX_RESPAWNS, file=folder / _FAULTS)
-        meshes = meshes_of(policies, paths, config)
-        parts = compute_processes(policies, paths, config)
+        meshes, parts = meshes_of(policies, paths, config), compute_processes(policies, paths, config)
         check_hosts(meshes, hosts, config, [settings for settings, _ in parts[1].values()])
-        with contextlib.suppress(ModelNotFoundError):
-            checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
+        _check_models(policies, paths, config, parts)
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])
+        homes, adapters = assign_engines(policies, paths)
+        faults = Faults(max_respawns=MAX_RESPAWNS, file=folder / _FAULTS)
         try:
-            placed_engines, placed_learners = place_here(
+            engines, learners = place_here(
                 *parts,
                 ranks=config.learner_procs,
                 engine=config.engine,
@@ -129,17 +122,10 @@ class Processes:
                 held=held,
                 turns=config.colocate,
             )
-            plan = resolve(
-                policies,
-                paths,
-                config,
-                out_dir=folder,
-                engines=placed_engines,
-                learners=placed_learners,
-                threads=threads_of(config, hosts, engines=len(adapters), learners=len(groups)),
-            )
+            threads = threads_of(config, hosts, engines=len(adapters), learners=len(learner_groups(policies, paths)))
+            plan = resolve(policies, paths, config, out_dir=folder, engines=engines, learners=learners, threads=threads)
             plan.write(folder)
-            seats = mesh.preview_placement(meshes)
+            share_gpus = _share_gpus(mesh.preview_placement(meshes))  # before the store, which would change it
             started = cls(
                 policies=policies,
                 config=config,
@@ -149,14 +135,7 @@ class Processes:
                 faults=faults,
                 hosts=hosts,
             )
-            engine_access = started._colocate() if any(own.sleeps for own in plan.engines.values()) else unshared
-            engines = started._start_engines(engine_access)
-            if learn and not _share_gpus(seats):
-                await all_or_first_error((engines, started.start_learners()))
-            else:
-                await engines
-                if learn:
-                    await started.start_learners()
+            await started._start_all(learn=learn, at_once=not share_gpus)
         except BaseException:
             await mesh.shutdown_all()
             raise
@@ -166,6 +145,30 @@ class Processes:
         started._store_watch = asyncio.ensure_future(started._watch_store())
         _stalls.register("run", started.snapshot)
         return started
+
+    async def _start_all(self, *, learn: bool, at_once: bool) -> None:
+        """Start the engines and, with `learn`, the learners: at the same time, or one after the other."""
+        plans = self.plan.engines
+        starting = start_engines(
+            {name: Path(plan.model) for name, plan in plans.items()},
+            plans,
+            adapters={name: plan.adapters for name, plan in plans.items()},
+            store=self.store.ref,
+            faults=self.faults,
+            heartbeat_timeout_s=self.config.heartbeat_timeout_s,
+            timeout_s=self.hosts.start_timeout_s,
+            device_access=self._colocate() if any(plan.sleeps for plan in plans.values()) else unshared,
+        )
+
+        async def start() -> None:
+            self.engines = await starting
+
+        if learn and at_once:
+            await all_or_first_error((start(), self.start_learners()))
+        else:
+            await start()
+            if learn:
+                await self.start_learners()
 
     def _colocate(self) -> DeviceAccess:
         """Let engines and learners use their GPUs one after the other. Returns the engines' context."""
@@ -183,19 +186,6 @@ class Processes:
             "engines",
             offload=lambda: all_or_first_error(engine.sleep() for engine in self.engines.values()),
             onload=lambda: all_or_first_error(engine.wake() for engine in self.engines.values()),
-        )
-
-    async def _start_engines(self, device_access: DeviceAccess) -> None:
-        plans = self.plan.engines
-        self.engines = await start_engines(
-            {name: Path(plan.model) for name, plan in plans.items()},
-            plans,
-            adapters={name: plan.adapters for name, plan in plans.items()},
-            store=self.store.ref,
-            faults=self.faults,
-            heartbeat_timeout_s=self.config.heartbeat_timeout_s,
-            timeout_s=self.hosts.start_timeout_s,
-            device_access=device_access,
         )
 
     def busy_s(self) -> dict[str, float]:
@@ -253,11 +243,8 @@ class Processes:
     async def stop_learners_after(self, error: ActorDiedError | StallError) -> bool:
         """Stop every learner if `error` is the death of one: the others are ahead of its checkpoint.
 
-        Returns:
-            Whether it was. The caller then starts them again and restores them.
-
-        Raises:
-            RespawnLimitError: No more processes may be started.
+        Returns whether it was. The caller then starts them again and restores them. Raises RespawnLimitError if no more
+        processes may start.
         """
         if error.who not in {learner.name for learner in self.learners.values()}:
             return False
@@ -266,12 +253,7 @@ class Processes:
         return True
 
     async def fork(self, config: ProcessConfig, folder: Path) -> None:
-        """Serve another run of the same policies: learners stop, engines keep their weights.
-
-        Args:
-            config: Settings of the other run. Its engine settings must be those of this run.
-            folder: Folder of the other run.
-        """
+        """Serve another run of the same policies and engine settings: learners stop, engines keep their weights."""
         await self._stop_learners()
         folders = {name: models.resolve(policy.model) for name, policy in self.policies.items()}
         by_process = {
@@ -399,13 +381,23 @@ class Processes:
         await mesh.end_hosts(self.hosts)
 
 
-async def _start_store(config: ProcessConfig, hosts: Hosts, faults: Faults) -> WeightStore:
-    def start() -> Coroutine[Any, Any, WeightStore]:
-        return WeightStore.start(
-            name=STORE, heartbeat_timeout_s=config.heartbeat_timeout_s, timeout_s=hosts.start_timeout_s
-        )
+def _check_models(
+    policies: Mapping[str, Policy],
+    paths: Mapping[str, Path],
+    config: ProcessConfig,
+    parts: tuple[Mapping[str, Any], Mapping[str, Any]],
+) -> None:
+    """Raise ValueError for a model that cannot be trained or whose ranks cannot share it."""
+    for name, policy in policies.items():
+        if policy.trainable:
+            families.check_trainable(models.read_json(paths[name] / "config.json"))
+    with contextlib.suppress(ModelNotFoundError):
+        checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
 
-    return await faults.start_with_retries(STORE, start)
+
+async def _start_store(config: ProcessConfig, hosts: Hosts, faults: Faults) -> WeightStore:
+    timeouts = {"heartbeat_timeout_s": config.heartbeat_timeout_s, "timeout_s": hosts.start_timeout_s}
+    return await faults.start_with_retries(STORE, lambda: WeightStore.start(name=STORE, **timeouts))
 
 
 def _share_gpus(seats: Iterable[ProcessSlot]) -> bool:

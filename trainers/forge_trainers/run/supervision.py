@@ -23,8 +23,7 @@ BLOCK_TIMEOUT_S = 120.0
 class Stopwatch:
     """Seconds of the stages of a step, and idle fractions of the machine's parts.
 
-    Args:
-        busy_s: Returns the seconds in which each part of the machine computed, by name.
+    `busy_s` returns the seconds in which each part of the machine computed, by name.
     """
 
     def __init__(self, busy_s: Callable[[], Mapping[str, float]] = dict) -> None:
@@ -59,11 +58,7 @@ class Stopwatch:
 
 @contextlib.contextmanager
 def stalls_recorded(folder: Path) -> Iterator[None]:
-    """Write a stall or death that leaves the block to ``stall-N.json``, with all pending waits.
-
-    Args:
-        folder: Folder of the file, created if it is missing.
-    """
+    """Write a stall or death that leaves the block to ``FOLDER/stall-N.json``, with all pending waits."""
     try:
         yield
     except (StallError, ActorDiedError, RespawnLimitError) as error:
@@ -77,13 +72,10 @@ def stalls_recorded(folder: Path) -> Iterator[None]:
 
 
 class Watchdog:
-    """Interrupts code that blocks the thread of the event loop for too long, such as an environment without isolation.
+    """Interrupts code that blocks the thread of the event loop for over `limit_s`, such as an unisolated environment.
 
     If the loop runs in the main thread, a `StallError` is raised inside that code, and its episode fails. In another
     thread the watchdog only writes to the error stream.
-
-    Args:
-        limit_s: Maximum seconds for which code may block the loop. None: `BLOCK_TIMEOUT_S`.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
 
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import AnyPolicy, Policy
-from forge_agents.settings import settings_class
+from forge_agents.settings import settings_class, values_of
 from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.selfplay.matchmaking import Matchmaking, Standings
 
@@ -109,7 +109,7 @@ class League(LeagueConfig):
     def settings(self) -> dict[str, Any]:
         """Return the league's settings for config.yaml."""
         return {
-            **{item.name: getattr(self, item.name) for item in fields(LeagueConfig)},
+            **values_of(self, LeagueConfig),
             "anchors": [anchor.name for anchor in self.anchors],
             "held_out": [opponent.name for opponent in self.held_out],
         }

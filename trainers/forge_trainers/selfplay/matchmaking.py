@@ -48,13 +48,7 @@ class Opponent:
 
 
 class Standings:
-    """The pool of opponents of one policy, with results and ratings.
-
-    Args:
-        anchors: Names of fixed opponents.
-        start: Name of the start model's snapshot.
-        pool: Maximum number of snapshots, including the start model; at least 2.
-    """
+    """The opponents of one policy, with results and ratings: anchors, and at most `pool` snapshots with the start."""
 
     def __init__(self, *, anchors: Sequence[str] = (), start: str = "start", pool: int = 8) -> None:
         if pool < 2:
@@ -107,14 +101,9 @@ class Standings:
         return probabilities_n
 
     def record(self, results: Mapping[str, Sequence[float]]) -> None:
-        """Record the games of a step.
+        """Record the games of a step: by opponent, the policy's results, 1 for a win, 0.5 for a draw, 0 for a loss.
 
-        Args:
-            results: By opponent, the policy's result of each game: 1 for a win, 0.5 for a draw, 0 for a loss. Games
-                against opponents that left are ignored.
-
-        Raises:
-            ValueError: Another result.
+        Games against opponents that left are ignored. Raises ValueError for another result.
         """
         for name, scores in results.items():
             invalid = [score for score in scores if score not in (0, 0.5, 1)]
@@ -134,13 +123,10 @@ class Standings:
             )
 
     def add(self, name: str, version: int) -> list[Opponent]:
-        """Add a snapshot of the policy, with its rating.
+        """Add a snapshot of the policy, with its rating. Returns the opponents that left.
 
         If the pool is full, the snapshot with the highest win rate of the policy leaves, of equal ones the oldest;
         never the start model, an anchor or the new one.
-
-        Returns:
-            The opponents that left.
         """
         if name in self._opponents:
             raise ValueError(f"the league has an opponent called {name!r} already")
@@ -166,11 +152,7 @@ class Standings:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`.
-
-        Raises:
-            ValueError: The anchors are not those of this league.
-        """
+        """Continue from `state_dict`. Raises ValueError if the anchors are not those of this league."""
         rows = {str(name): at for at, name in enumerate(state["names"])}
         fixed = {opponent.name for opponent in self.opponents if opponent.pinned}
         saved = {name for name, at in rows.items() if state["pinned"][at]}
