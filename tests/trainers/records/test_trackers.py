@@ -124,54 +124,6 @@ def test_what_a_tracker_says_when_it_cannot_open_is_told(wandb, tmp_path, monkey
         RunFolder(tmp_path, {}, tracker="wandb")
 
 
-def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp_path):
-    calls = []
-
-    class Client:
-        def get_experiment_by_name(self, name):
-            calls.append(("experiment", name))
-
-        def create_experiment(self, name):
-            return "7"
-
-        def create_run(self, experiment, run_name):
-            calls.append(("run", experiment, run_name))
-            return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
-
-        def update_run(self, run, status):
-            calls.append(("again", run, status))
-
-        def log_batch(self, run, metrics=(), params=()):
-            calls.append(("batch", run, [tuple(m) for m in metrics], [tuple(p) for p in params]))
-
-        def set_terminated(self, run):
-            calls.append(("end", run))
-
-    mlflow, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
-    mlflow.MlflowClient, mlflow.__spec__ = Client, types.SimpleNamespace()
-    entities.Param = lambda key, value: (key, value)
-    entities.Metric = lambda key, value, time_ms, step: (key, value, step)
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    folder = tmp_path / "duel"
-    folder.mkdir()
-    for step in range(2):
-        curves = trackers.open_tracker("mlflow", folder, {"trainer": {"learner": {"lr": 1e-5}}, "env": ["a"]})
-        curves.log(step, {"reward/mean": 0.25, "kl": float("nan")})
-        curves.close()
-    assert calls == [
-        ("experiment", "forge-agents"),
-        ("run", "7", "duel"),
-        ("batch", "r1", [], [("trainer.learner.lr", "1e-05"), ("env", "['a']")]),
-        ("batch", "r1", [("reward/mean", 0.25, 0)], []),
-        ("end", "r1"),
-        ("again", "r1", "RUNNING"),
-        ("batch", "r1", [("reward/mean", 0.25, 1)], []),
-        ("end", "r1"),
-    ]
-
-
 def test_a_tracker_that_is_not_installed_names_its_extra_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     told = r"tracker=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
@@ -241,7 +193,20 @@ class PickyMLflow:
     """MLflow's rules for names, as its ``utils/validation.py`` has them; a batch with one bad name fails whole."""
 
     def __init__(self):
-        self.taken = []
+        self.taken, self.calls = [], []
+
+    def get_experiment_by_name(self, name):
+        self.calls.append(("experiment", name))
+
+    def create_experiment(self, name):
+        return "7"
+
+    def create_run(self, experiment, run_name):
+        self.calls.append(("run", experiment, run_name))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
+
+    def update_run(self, run, status):
+        self.calls.append(("again", run, status))
 
     def log_batch(self, run, metrics=(), params=()):
         for name, *_ in (*metrics, *params):
@@ -251,24 +216,41 @@ class PickyMLflow:
         if len(metrics) > 1000 or len(params) > 100:
             raise ValueError("too many at once")
         self.taken += [(name, value) for name, value, *_ in metrics]
-
-    def update_run(self, run, status):
-        pass
+        self.calls.append(("batch", run, [(name, value, step) for name, value, _, step in metrics], [*params]))
 
     def set_terminated(self, run):
-        pass
+        self.calls.append(("end", run))
 
 
 @pytest.fixture
-def mlflow(monkeypatch, tmp_path):
+def mlflow(monkeypatch):
     client = PickyMLflow()
     module, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
     module.MlflowClient, module.__spec__ = lambda: client, types.SimpleNamespace()
     entities.Param, entities.Metric = lambda *given: given, lambda *given: given
     monkeypatch.setitem(sys.modules, "mlflow", module)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    (tmp_path / "mlflow.id").write_text("r1")
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     return client
+
+
+def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(mlflow, tmp_path):
+    folder = tmp_path / "duel"
+    folder.mkdir()
+    for step in range(2):
+        curves = trackers.open_tracker("mlflow", folder, {"trainer": {"learner": {"lr": 1e-5}}, "env": ["a"]})
+        curves.log(step, {"reward/mean": 0.25, "kl": float("nan")})
+        curves.close()
+    assert mlflow.calls == [
+        ("experiment", "forge-agents"),
+        ("run", "7", "duel"),
+        ("batch", "r1", [], [("trainer.learner.lr", "1e-05"), ("env", "['a']")]),
+        ("batch", "r1", [("reward/mean", 0.25, 0)], []),
+        ("end", "r1"),
+        ("again", "r1", "RUNNING"),
+        ("batch", "r1", [("reward/mean", 0.25, 1)], []),
+        ("end", "r1"),
+    ]
 
 
 def test_mlflow_takes_names_of_environments_agents_and_policies(mlflow, tmp_path, caplog):

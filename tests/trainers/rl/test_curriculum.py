@@ -181,8 +181,7 @@ def test_success_rates_decay_to_one_episode_at_least():
     record(progress, plan, 2, [True] * 2)
     left *= (1 - 1 / 16) ** 2
     assert progress.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))
-    for _ in range(100):
-        record(progress, plan, 1, [True] * 80)
+    record(progress, plan, 1, [True] * 160)
     assert progress.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))  # the weight of one episode
     record(progress, plan, 2, [False])
     assert progress.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left) / 2)
@@ -277,7 +276,10 @@ def test_run_file_declares_a_curriculum():
     listed, weighed = fa.RunConfig(env=ids, **plan), fa.RunConfig(env={easy: 1.0, hard: 1.0}, **plan)
     assert listed == weighed and listed.played.env_ids == tuple(ids) and listed.suite == f"{easy}+{hard}"
     assert fa.RunConfig(env="test/Dice-v0", **plan).suite == "+".join(f"test/Dice-v0@{n}" for n in (1, 2, 3, 4))
-    assert fa.RunConfig(env="test/Dice-v0", policies=plan["policies"]).suite == "test/Dice-v0"
+    plain = fa.RunConfig(env="test/Dice-v0", policies=plan["policies"])
+    assert plain.suite == plain.played == "test/Dice-v0"
+    played = replace(plain, curriculum=CurriculumConfig(replay=0.25)).played
+    assert played == Curriculum("test/Dice-v0", replay=0.25)
     for wrong in ([], [easy, easy]):
         with pytest.raises(ValueError, match=r"name one id or more, each once"):
             fa.RunConfig(env=wrong, **plan)
@@ -303,19 +305,10 @@ def test_invalid_curriculum_is_refused():
         Curriculum("test/Dice-v0", explore=0)
 
 
-def test_a_run_file_names_a_curriculum():
-    plan = {"policies": {"me": fa.Policy("m")}, "env": "test/Dice-v0"}
-    assert fa.RunConfig(**plan).played == "test/Dice-v0"
-    played = fa.RunConfig(**plan, curriculum=CurriculumConfig(replay=0.25)).played
-    assert played == Curriculum("test/Dice-v0", replay=0.25)
-
-
 def test_generators_of_reasoning_gym_have_levels():
     pytest.importorskip("reasoning_gym")
     assert len(fa.spec("reasoning-gym/chain_sum-v0").levels) == 4
-    lengths = []
-    for level in (1, 4):
-        env = fa.make(f"reasoning-gym/chain_sum-v0@{level}")
-        env.reset(seed=1)
-        lengths.append(np.mean([len(env.observe("solver"))]))
-    assert lengths[1] > lengths[0]
+    easy, hard = (fa.make(f"reasoning-gym/chain_sum-v0@{level}") for level in (1, 4))
+    easy.reset(seed=1)
+    hard.reset(seed=1)
+    assert len(hard.observe("solver")) > len(easy.observe("solver"))

@@ -117,26 +117,25 @@ def test_slow_group_does_not_delay_the_batch():
     assert two[1][0][:2] == (0, 1)  # the slow group is one step late
 
 
-def test_scoring_overlaps_with_training():
-    judged = []
+@pytest.mark.parametrize(("staleness", "ahead"), [(0, [0]), (1, [0, 1])])
+def test_collection_and_scoring_overlap_with_training(staleness, ahead):
+    started, scored = [], []
 
     async def collect(step, numbers, put):
+        started.append(step)
         put(0, step)
 
-    async def judge(step, groups):
-        judged.append(step)
+    async def score(step, groups):
+        scored.append(step)
 
-    async def main(staleness):
-        ahead = Prefetch(collect, judge, staleness=staleness, steps=5, size=1)
-        await ahead.batch(0).scored
-        for _ in range(50):  # the learner trains
-            await asyncio.sleep(0)
-        await ahead.cancel()
-        return judged.copy()
+    async def main():
+        prefetch = Prefetch(collect, score, staleness=staleness, steps=5, size=1)
+        await prefetch.batch(0).scored
+        await asyncio.sleep(0.01)  # the learner trains
+        await prefetch.cancel()
 
-    assert asyncio.run(main(0)) == [0]
-    judged.clear()
-    assert asyncio.run(main(1)) == [0, 1]
+    asyncio.run(main())
+    assert started == scored == ahead
 
 
 @pytest.mark.parametrize("failing", ["collect", "judge"])
@@ -170,22 +169,6 @@ def test_too_few_groups_raise_instead_of_hanging():
 
     with pytest.raises(RuntimeError, match="step 1 has 1 of 2 groups"):
         asyncio.run(asyncio.wait_for(main(), 10))
-
-
-def test_without_staleness_nothing_is_collected_ahead():
-    started = []
-
-    async def collect(step, numbers, put):
-        started.append(step)
-        put(0, step)
-
-    async def main():
-        ahead = Prefetch(collect, as_they_are, staleness=0, steps=5, size=1)
-        await ahead.batch(0).scored
-        await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-    assert started == [0]
 
 
 def test_prefetched_steps_are_cancelled():

@@ -1,7 +1,7 @@
 """Stopping criteria: a run that is solved, uninformative or broken ends with the reason, and is saved before."""
 
 import asyncio
-import dataclasses
+import contextlib
 import json
 import os
 import signal
@@ -53,15 +53,22 @@ def trainer(folder, played, **settings):
     return made
 
 
+def evaluate_with(run, groups, delay_s=0.0):
+    """Let evaluations of `run` collect ``groups()``."""
+
+    async def collect(tasks, collect_group, processes):
+        await asyncio.sleep(delay_s)
+        return groups()
+
+    run._policies.collect = collect
+
+
 def test_best_checkpoint_is_ranked_by_the_trained_policy(tmp_path):
     """In a zero-sum game the mean over all agents would be 0 in every evaluation."""
-
-    async def play_held_out(tasks, play, processes):
-        return [group([-1.0, 1.0, 0.0][run._lifecycle.next_step - 1], seed=n) for n in range(4)]
-
+    rewards = [-1.0, 1.0, 0.0]
     settings = {"groups_per_step": 1, "eval_every": 1, "keep_checkpoints": 1}
     with trainer(tmp_path, lambda step: [group(1.0, 0.0, seed=step)], **settings) as run:
-        run._policies.collect = play_held_out
+        evaluate_with(run, lambda: [group(rewards[run._lifecycle.next_step - 1], seed=n) for n in range(4)])
         result = run.fit(Duel, steps=3)
     assert [row["eval/reward"] for row in result.metrics] == [-1.0, 1.0, 0.0]
     assert [row["eval/reward/team"] for row in result.metrics] == [-1.0, 1.0, 0.0]
@@ -226,7 +233,7 @@ def test_finished_run_starts_no_processes(tmp_path, capsys):
     (first.export / "config.json").write_text("{}")
     assert again(3)[1] is None and again(2, player_1=fa.Policy("m"))[1] is None
     run, result, reward = again(2)
-    assert result == dataclasses.replace(first, curve=result.curve) and reward.seen == run.reward.seen == 8
+    assert result == replace(first, curve=result.curve) and reward.seen == run.reward.seen == 8
     assert f"{tmp_path} has done 2 steps already: set steps above 2 to train on" in " ".join(
         capsys.readouterr().err.split()
     )
@@ -264,11 +271,12 @@ BROKEN = EpisodeError(
     message="'gold'",
     trace='Traceback\n  File "/home/me/my_env.py", line 12, in act\n  File "/site-packages/np.py", line 9, in f\n',
 )
+FAILED = {"error": BROKEN, "end": "error"}
 
 
 def test_failing_episodes_end_the_run_with_file_and_line(tmp_path, capsys):
     def played(step):
-        return [group(0.0, 0.0, seed=n, error=BROKEN, end="error") for n in range(4)]
+        return [group(0.0, 0.0, seed=n, **FAILED) for n in range(4)]
 
     with trainer(tmp_path, played, max_resamples=3) as run, pytest.raises(EmptyBatchError) as caught:
         run.fit(Duel, steps=5)
@@ -363,13 +371,8 @@ def idle_group(seed=0, env_id="t", reward=1.0, forfeits=("player_1",), size=8):
     def ended(episode):
         first, second = episode.trajectories["player_0"], episode.trajectories["player_1"]
         info = {"forfeits": list(forfeits), "outcome": "void"}
-        return dataclasses.replace(
-            episode,
-            trajectories={
-                "player_0": dataclasses.replace(first, turns=(), initial_reward=reward, info=info),
-                "player_1": dataclasses.replace(second, info=info),
-            },
-        )
+        first = replace(first, turns=(), initial_reward=reward, info=info)
+        return replace(episode, trajectories={"player_0": first, "player_1": replace(second, info=info)})
 
     played = group(*(reward,) * size, seed=seed, env_id=env_id)
     return EpisodeGroup(env_id=env_id, seed=seed, episodes=tuple(map(ended, played.episodes)))
@@ -411,10 +414,8 @@ def test_run_without_turns_fails_and_names_who_ended_the_games(tmp_path):
 def test_short_run_without_turns_fails_at_its_end(tmp_path):
     """The run has fewer steps than `max_empty_steps`."""
     idle = [idle_group(seed=n, forfeits=()) for n in range(4)]
-    with (
-        trainer(tmp_path, lambda step: idle) as run,
-        pytest.raises(EmptyBatchError, match="32 by player_1 .rival. with the"),
-    ):
+    run = trainer(tmp_path, lambda step: idle)
+    with run, pytest.raises(EmptyBatchError, match="32 by player_1 .rival. with the"):
         run.fit(Duel, steps=1)
     assert not (tmp_path / "export").exists()
 
@@ -455,11 +456,8 @@ def test_policy_without_turns_is_named_at_the_end(tmp_path, capsys):
 
 
 def test_evaluation_without_turns_has_no_reward(tmp_path, caplog):
-    async def play_held_out(tasks, play, processes):
-        return IDLE
-
     with trainer(tmp_path, lambda step: MIXED) as run:
-        run._policies.collect = play_held_out
+        evaluate_with(run, lambda: IDLE)
         result = run.evaluate(Duel, episodes=8)
     assert np.isnan(result.reward) and np.isnan(result.by_policy["team"])
     assert "held-out episodes do not measure team: policy team had no turn in 64 episodes" in caplog.text
@@ -469,23 +467,12 @@ def test_evaluation_without_turns_has_no_reward(tmp_path, caplog):
 def test_one_zero_variance_policy_of_two_does_not_end_the_run():
     def both(seed):
         """The team always earns 1, and a second trained policy has not learned yet."""
-        one = group(1.0, 1.0, seed=seed).episodes
-        second = [
-            dataclasses.replace(
-                e.trajectories["player_1"],
-                policy="second",
-                turns=(
-                    dataclasses.replace(
-                        e.trajectories["player_0"].turns[0], agent="player_1", policy="second", reward=r
-                    ),
-                ),
-            )
-            for e, r in zip(one, (0.0, 1.0), strict=True)
-        ]
-        siblings = [
-            dataclasses.replace(e, trajectories={**e.trajectories, "player_1": t})
-            for e, t in zip(one, second, strict=True)
-        ]
+        siblings = []
+        for item, reward in zip(group(1.0, 1.0, seed=seed).episodes, (0.0, 1.0), strict=True):
+            team = item.trajectories["player_0"]
+            turn = replace(team.turns[0], agent="player_1", policy="second", reward=reward)
+            second = replace(item.trajectories["player_1"], policy="second", turns=(turn,))
+            siblings.append(replace(item, trajectories={"player_0": team, "player_1": second}))
         return EpisodeGroup(env_id="t", seed=seed, episodes=tuple(siblings))
 
     endings = StoppingCriteria(1)
@@ -528,9 +515,9 @@ def test_the_most_that_a_reward_can_be():
 def test_failure_names_the_users_code():
     assert describe_error(BROKEN).endswith("at /home/me/my_env.py:12 in act")
     ours = f'  File "{fa.__file__}", line 3, in checked\n'
-    through_ours = dataclasses.replace(BROKEN, trace=BROKEN.trace + ours)
+    through_ours = replace(BROKEN, trace=BROKEN.trace + ours)
     assert describe_error(through_ours).endswith("at /home/me/my_env.py:12 in act")
-    only_ours = dataclasses.replace(BROKEN, trace=ours)
+    only_ours = replace(BROKEN, trace=ours)
     assert describe_error(only_ours) == f"{BROKEN.where}: {BROKEN.kind}: {BROKEN.message}"
     assert describe_error(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
 
@@ -586,7 +573,7 @@ def test_max_reward_of_an_environment_must_be_a_number(most, known):
 
 def unlucky(step):
     """One seed per step; every third one fails."""
-    return [group(0.0, 1.0, seed=step, **({"error": BROKEN, "end": "error"} if step % 3 == 2 else {}))]
+    return [group(0.0, 1.0, seed=step, **(FAILED if step % 3 == 2 else {}))]
 
 
 def test_run_of_single_groups_survives_a_failing_seed(tmp_path, capsys):
@@ -597,7 +584,7 @@ def test_run_of_single_groups_survives_a_failing_seed(tmp_path, capsys):
 
 def test_broken_run_ends_after_max_empty_steps(tmp_path):
     def played(step):
-        return [group(0.0, 1.0, seed=n, **({"error": BROKEN, "end": "error"} if step > 1 else {})) for n in range(4)]
+        return [group(0.0, 1.0, seed=n, **(FAILED if step > 1 else {})) for n in range(4)]
 
     with trainer(tmp_path, played, max_empty_steps=3) as run, pytest.raises(EmptyBatchError, match=r"step 5: all 8"):
         run.fit(Duel, steps=50)
@@ -607,25 +594,17 @@ def test_broken_run_ends_after_max_empty_steps(tmp_path):
 
 
 def test_held_out_episodes_that_fail_are_counted(tmp_path):
-    async def play_held_out(tasks, play, processes):
-        return [group(1.0, seed=n, **({"error": BROKEN, "end": "error"} if n else {})) for n in range(4)]
-
-    def played(step):
-        return [group(0.0, 1.0, seed=n) for n in range(4)]
-
-    with trainer(tmp_path, played, eval_every=1, eval_episodes=4) as run:
-        run._policies.collect = play_held_out
+    groups = [group(0.0, 1.0, seed=n) for n in range(4)]
+    with trainer(tmp_path, lambda step: groups, eval_every=1, eval_episodes=4) as run:
+        evaluate_with(run, lambda: [group(1.0, seed=n, **(FAILED if n else {})) for n in range(4)])
         (row,) = run.fit(Duel, steps=1).metrics
     assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)
 
 
 def test_evaluation_reports_each_level(tmp_path):
-    async def play_held_out(tasks, play, processes):
-        levels = ["t@1", "t@2", "t@1", "t@2"]
-        return [group(float(n), seed=n, env_id=level) for n, level in enumerate(levels)]
-
+    levels = ["t@1", "t@2", "t@1", "t@2"]
     with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=1) as run:
-        run._policies.collect = play_held_out
+        evaluate_with(run, lambda: [group(float(n), seed=n, env_id=level) for n, level in enumerate(levels)])
         (row,) = run.fit(Duel, steps=1).metrics
         result = run.evaluate(Duel)
     assert result.by_env == {"t@1": 1.0, "t@2": 2.0} and result.reward == 1.5
@@ -640,13 +619,9 @@ def test_stage_times_sum_to_the_step_time(tmp_path, monkeypatch):
         await asyncio.sleep(0.05)
         await begun(self, folder)
 
-    async def play_held_out(tasks, play, processes):
-        await asyncio.sleep(0.05)
-        return [group(1.0)]
-
     monkeypatch.setattr(Learner, "start_save", slow)
     with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=2, checkpoint_every=1) as run:
-        run._policies.collect = play_held_out
+        evaluate_with(run, lambda: [group(1.0)], delay_s=0.05)
         rows = run.fit(Duel, steps=3).metrics
     stages = [{name for name in row if name.startswith("time/")} - {"time/step_s"} for row in rows]
     always = {f"time/{stage}_s" for stage in ("collect", "score", "learn", "sync")}
@@ -718,31 +693,21 @@ def test_interrupt_after_the_checkpoint_of_a_step_saves_the_next_step(tmp_path, 
 def test_evaluation_counts_failures_and_abstentions(failed, status, tmp_path, monkeypatch, capsys):
     """The reward abstains in the episode where player_0 earns 9."""
 
-    async def play_held_out(tasks, play, processes):
-        rewards = (9.0, 0.0, 1.0, 0.5)
-        broken = {"error": BROKEN, "end": "error"}
-        return [group(reward, seed=n, **(broken if n < failed else {})) for n, reward in enumerate(rewards)]
+    rewards = (9.0, 0.0, 1.0, 0.5)
 
     def unsure(trajectories):
         return np.array([np.nan if t.reward == 9 else t.reward for t in trajectories])
 
     run = trainer(tmp_path, lambda step: [])
-    run._policies.collect = play_held_out
+    evaluate_with(
+        run, lambda: [group(reward, seed=n, **(FAILED if n < failed else {})) for n, reward in enumerate(rewards)]
+    )
     result = run.evaluate(Duel, episodes=4, reward=unsure)
     assert (result.failed, result.abstained) == (failed, 1 if failed == 0 else 0)
     assert np.isnan(result.reward) if failed == 4 else result.reward == 0.5
 
-    class Given:
-        def __init__(self, *_):
-            pass
-
-        def __enter__(self):
-            return SimpleNamespace(evaluate=lambda *_, **__: result)
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(fa, "GRPOTrainer", Given, raising=False)
+    evaluated = SimpleNamespace(evaluate=lambda *_, **__: result)
+    monkeypatch.setattr(fa, "GRPOTrainer", lambda *_: contextlib.nullcontext(evaluated), raising=False)
     (tmp_path / "run.yaml").write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: m}}\n")
     assert cli.main(["eval", str(tmp_path / "run.yaml")]) == status
     told = f"4 episodes, {failed} failed" + (", 1 without a reward" if failed == 0 else "")
