@@ -1,7 +1,5 @@
 """Weights through the real TorchStore: exact, versioned, all or nothing, nothing left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os
@@ -97,8 +95,7 @@ def writers(import_actors):
 
 @pytest.fixture(scope="module")
 def store(run):
-    started = run(WeightStore.start(name="test store"))
-    return started
+    return run(WeightStore.start(name="test store"))
 
 
 async def read(subscriber, taken, version=None, **options):
