@@ -77,7 +77,7 @@ def test_a_person_watches_the_demo(tiny_llama, tmp_path):
     )
     child.str_last_chars = 5000  # a failure shows the table
     try:
-        child.expect(r"Two seats of .*forge/Relay-v0.*, both played by")
+        child.expect(r"Two agents of .*forge/Relay-v0.*, both played by")
         child.expect("1/1")  # the bar of the training
         child.expect("mean reward on held-out seeds")
         child.expect("trained .* did not learn")

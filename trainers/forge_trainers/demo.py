@@ -1,7 +1,4 @@
-"""The demo: two agents learn a relay on the whole stack, beside a control that must not learn.
-
-In: nothing but a seed. Out: a table, a plot, and whether the team learned. Waits for both runs.
-"""
+"""The demo: two agents learn a relay on the whole stack, next to a control run that must not learn."""
 
 from __future__ import annotations
 
@@ -35,47 +32,47 @@ ENV_ARGS: dict[str, Any] = {"max_number": 9, "tool": False}
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """The demo's knobs; the defaults finish in minutes on two CPU cores."""
+    """Settings of the demo. The defaults finish in minutes on two CPU cores."""
 
     model: str = "smollm2-135m-instruct"
-    """The team's model."""
+    """Model of both agents."""
     steps: int = 15
-    """Optimiser steps of the training run."""
+    """Number of optimizer steps of the training run."""
     control_steps: int = 4
-    """Steps of the control run, whose learning rate is 0, so that more of them show nothing more; 0 leaves it out."""
+    """Number of steps of the control run, which has learning rate 0. 0 leaves it out."""
     episodes: int = 128
-    """Held-out seeds before and after."""
+    """Number of held-out episodes, before and after training."""
     seed: int = 0
-    """Of the whole experiment."""
+    """Random seed of both runs."""
     out_dir: str = ""
-    """Folder of the runs; empty makes a new one under runs/."""
+    """Folder of the runs. Empty (default): a new one in runs/."""
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_model_len=512))
-    """With `enforce_eager` nothing is compiled: it needs no C compiler, starts sooner and samples slower."""
+    """Settings of the engine. With `enforce_eager` it needs no C compiler, starts sooner and samples slower."""
     mesh: Hosts = field(default_factory=Hosts)
-    """Where processes run."""
+    """Hosts of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run: held-out reward before and after, its metrics, its seconds of training."""
+    """One run: held-out rewards before and after, its metrics, and seconds of training."""
 
     before: EvalResult
     after: EvalResult
     rows: list[dict[str, Any]]
     train_s: float
     first_step_s: float | None = None
-    """From the demo's beginning until the first step was done, starts and evaluation included; None where none was."""
+    """Seconds from the start of the demo to the end of the first step. None without a step."""
 
     @property
     def learned(self) -> bool:
-        """Twice the reward, or half of what it missed of 1, with intervals that do not overlap."""
+        """Whether the reward doubled, or its distance to 1 halved, with intervals that do not overlap."""
         before, after = self.before, self.after
         clear = after.reward - after.ci > before.reward + before.ci
         return bool(clear and (after.reward >= 2 * before.reward or 1 - after.reward <= (1 - before.reward) / 2))
 
     @property
     def unmoved(self) -> bool:
-        """The reward afterwards lies inside the interval of the difference that chance makes."""
+        """Whether the difference of the rewards lies inside its confidence interval."""
         return bool(abs(self.after.reward - self.before.reward) <= np.hypot(self.before.ci, self.after.ci))
 
 
@@ -84,7 +81,7 @@ def demo(config: DemoConfig | None = None) -> bool:
     config = config or DemoConfig()
     console, began = Console(), time.perf_counter()
     folder = user_path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))
-    console.print(f"Two seats of {ENV_ID}, both played by {config.model}; everything goes to {folder}")
+    console.print(f"Two agents of {ENV_ID}, both played by {config.model}; all files are in {folder}")
     control = None
     try:
         first = GRPOTrainer(
@@ -99,7 +96,7 @@ def demo(config: DemoConfig | None = None) -> bool:
                     control = _run(second, config, began, steps=config.control_steps, before=trained.before)
                     _save(control, folder / "control", "control", config.seed)
     except KeyboardInterrupt:
-        raise interrupted(f"stopped; {folder} holds what was played, and another demo begins anew") from None
+        raise interrupted(f"stopped; {folder} has the episodes so far; another demo starts anew") from None
     console.print(_table(trained, control))
     picture = _plot(folder, trained, control)
     if trained.first_step_s is not None:
@@ -120,12 +117,12 @@ def settings(config: DemoConfig, lr: float | None = None) -> GRPOConfig:
         learner=learner if lr is None else replace(learner, lr=lr),
         engine=config.engine,
         checkpoint_every=20,
-        max_resamples=0,  # the control plays as much
+        max_resamples=0,  # so that the control collects as many episodes
     )
 
 
 def team(model: str) -> Policy:
-    """The policy of both seats."""
+    """The policy of both agents."""
     return Policy(model, name="team", sampling=Sampling(temperature=1.0, max_tokens=16))
 
 
@@ -142,7 +139,7 @@ def _run(
 
 
 def _save(run: Outcome, folder: Path, arm: str, seed: int) -> None:
-    """Write the held-out rewards with half the width of their 95 % intervals to ``result.json``."""
+    """Write the held-out rewards, with half-widths of their 95 % intervals, to ``result.json``."""
     before, after = ([result.reward, result.ci] for result in (run.before, run.after))
     result = {"arm": arm, "seed": seed, "before": before, "after": after, "seconds": run.train_s}
     (folder / "result.json").write_text(json.dumps(result))

@@ -45,9 +45,9 @@ def hf_dpo(model, start, rows):
     policy, reference = (AutoModelForCausalLM.from_pretrained(m, dtype=torch.float32) for m in (model, start))
 
     def logprob(hf, question, answer):
-        heard, said = renderer.start("", question), renderer.answer(answer)
-        logits = hf(torch.tensor([[*heard, *said]])).logits[0].double()
-        return torch.log_softmax(logits, -1)[len(heard) - 1 : -1].gather(1, torch.tensor(said)[:, None]).sum()
+        prompt_ids, output = renderer.start("", question), renderer.answer(answer)
+        logits = hf(torch.tensor([[*prompt_ids, *output]])).logits[0].double()
+        return torch.log_softmax(logits, -1)[len(prompt_ids) - 1 : -1].gather(1, torch.tensor(output)[:, None]).sum()
 
     losses = []
     for row in rows:
@@ -113,10 +113,10 @@ def test_a_resumed_run_compares_with_the_same_start_model(trainer, starts):
 def test_new_data_to_measure_restarts_the_learner(trainer, starts):
     with trainer() as run:
         run.fit(preferences(12), steps=2)
-        found = run.fit(preferences(12), eval_dataset=preferences(4, start=50), steps=3).metrics
+        result = run.fit(preferences(12), eval_dataset=preferences(4, start=50), steps=3).metrics
     assert len(starts) == 2
-    assert [row["step"] for row in found] == [1, 2, 3]
-    assert found[-1]["eval/margin"] != 0.0
+    assert [row["step"] for row in result] == [1, 2, 3]
+    assert result[-1]["eval/margin"] != 0.0
 
 
 # ---- what is read
@@ -136,13 +136,13 @@ def answers(streams):
 
 
 def test_rows_may_repeat_their_prompt(renderer):
-    asked = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x"}]
+    requests = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x"}]
     more = {"role": "user", "content": "two"}
     whole = {
-        side: [*asked, more, {"role": "assistant", "content": word}]
+        side: [*requests, more, {"role": "assistant", "content": word}]
         for side, word in (("chosen", "good"), ("rejected", "bad"))
     }
-    apart = {"prompt": [*asked, more], "chosen": "good", "rejected": "bad"}
+    apart = {"prompt": [*requests, more], "chosen": "good", "rejected": "bad"}
     first, second = pairs([whole, apart], renderer).items
     assert first.content == second.content
     assert answers(first.chosen) == ["good"]
@@ -158,10 +158,10 @@ def episode(word, reward, *, seed=0):
 
 def test_the_best_sibling_is_preferred_to_the_worst(renderer):
     played = [episode("b", 0.5), episode("c", 0.9), episode("a", 0.1), episode("x", 1.0, seed=1)]
-    found = pairs([*played, episode("y", 1.0, seed=1)], renderer)
-    (pair,) = found.items
+    result = pairs([*played, episode("y", 1.0, seed=1)], renderer)
+    (pair,) = result.items
     assert (answers(pair.chosen), answers(pair.rejected)) == (["c"], ["a"])
-    assert found.counts == {"learned": 1, "groups without a difference": 1, "rendered from text": 2}
+    assert result.counts == {"learned": 1, "groups without a difference": 1, "rendered from text": 2}
     with pytest.raises(ValueError, match="nothing is left to learn.*2 groups without a difference"):
         pairs([*played, episode("y", 1.0, seed=1)], renderer, min_difference=0.8)
 
@@ -180,8 +180,8 @@ def test_a_malformed_pair_is_named(renderer, row, message):
 
 def test_a_pair_that_is_too_long_is_named_dropped_and_counted(renderer, caplog):
     long = {"prompt": "a", "chosen": "b" * 99, "rejected": "c"}
-    found = pairs([{"prompt": "a", "chosen": "b", "rejected": "c"}, long], renderer)
-    assert found.counts == {"learned": 1, "too long": 1} and "row 1, chosen has 1" in caplog.text
+    result = pairs([{"prompt": "a", "chosen": "b", "rejected": "c"}, long], renderer)
+    assert result.counts == {"learned": 1, "too long": 1} and "row 1, chosen has 1" in caplog.text
     with pytest.raises(ValueError, match=r"row 0, chosen has 1.. tokens, the learner takes at most 100"):
         pairs([long], renderer, too_long="error")
 
@@ -203,11 +203,11 @@ def test_the_memory_that_is_expected_counts_the_longest_sample(trainer, tiny_lla
     monkeypatch.setattr("forge_trainers.offline.trainer.place_here", place_here)
     rows = [{"prompt": "1?", "chosen": "a", "rejected": "b"}, {"prompt": "2?", "chosen": "c", "rejected": "d" * 200}]
     if kind == "dpo":
-        runs, said = trainer(), "d" * 200
+        runs, output = trainer(), "d" * 200
     else:
-        runs, said = fa.SFTTrainer(fa.Policy(str(tiny_llama), name="hero"), out_dir=tmp_path / "sft"), "d" * 300
+        runs, output = fa.SFTTrainer(fa.Policy(str(tiny_llama), name="hero"), out_dir=tmp_path / "sft"), "d" * 300
         rows = [{"prompt": row["prompt"], "completion": "d" * 300} for row in rows]
     with runs, pytest.raises(HostError, match="too long"):
         runs.fit(rows)
     renderer = Renderer.of(tiny_llama)
-    assert counted == [len(renderer.start("", "2?")) + len(renderer.answer(said))]
+    assert counted == [len(renderer.start("", "2?")) + len(renderer.answer(output))]

@@ -29,9 +29,9 @@ def dpo(renderer):
     return dpo
 
 
-def content(found):
+def content(result):
     """What a data set comes to: digests of its items."""
-    return [item.content for item in found.items]
+    return [item.content for item in result.items]
 
 
 def chat(*turns):
@@ -66,8 +66,8 @@ REPEATED = [  # the prompt, an answer that repeats it, and both as they should b
 
 @pytest.mark.parametrize(("prompt", "repeated", "expected"), REPEATED)
 def test_a_prompt_that_the_completion_repeats_stands_once(sft, prompt, repeated, expected):
-    found = sft({"prompt": prompt, "completion": repeated})
-    assert content(found) == content(sft({"prompt": expected[0], "completion": expected[1]}))
+    result = sft({"prompt": prompt, "completion": repeated})
+    assert content(result) == content(sft({"prompt": expected[0], "completion": expected[1]}))
 
 
 @pytest.mark.parametrize(("prompt", "repeated", "expected"), REPEATED)
@@ -75,9 +75,9 @@ def test_a_prompt_that_both_sides_of_a_pair_repeat_stands_once(dpo, prompt, repe
     def worse(answer):
         return f"{answer} or 5" if isinstance(answer, str) else [*answer[:-1], *chat("a5")]
 
-    found = dpo({"prompt": prompt, "chosen": repeated, "rejected": worse(repeated)})
+    result = dpo({"prompt": prompt, "chosen": repeated, "rejected": worse(repeated)})
     side = worse(expected[1]) if isinstance(repeated, str) or not isinstance(expected[1], str) else "5"
-    assert content(found) == content(dpo({"prompt": expected[0], "chosen": expected[1], "rejected": side}))
+    assert content(result) == content(dpo({"prompt": expected[0], "chosen": expected[1], "rejected": side}))
 
 
 def test_a_prompt_that_one_side_of_a_pair_repeats_stands_once(dpo):
@@ -87,15 +87,15 @@ def test_a_prompt_that_one_side_of_a_pair_repeats_stands_once(dpo):
 
 
 def test_an_answer_without_its_repeated_prompt_is_counted(sft, dpo):
-    found = sft({"prompt": ASKED, "completion": f"{ASKED} 4"}, {"prompt": ASKED, "completion": "4"})
-    assert found.counts == {"learned": 2, "answers without the prompt that they repeated": 1}
-    found = dpo({"prompt": "one", "chosen": "one two", "rejected": "one three"})
-    assert found.counts["answers without the prompt that they repeated"] == 2
+    result = sft({"prompt": ASKED, "completion": f"{ASKED} 4"}, {"prompt": ASKED, "completion": "4"})
+    assert result.counts == {"learned": 2, "answers without the prompt that they repeated": 1}
+    result = dpo({"prompt": "one", "chosen": "one two", "rejected": "one three"})
+    assert result.counts["answers without the prompt that they repeated"] == 2
 
 
 def test_an_answer_that_begins_with_a_prompt_of_one_word_is_counted(sft):
-    found = sft({"prompt": "Hi", "completion": "Hi there!"}, {"prompt": "Hi", "completion": "Hello!"})
-    assert found.counts == {"learned": 2, "answers that begin with a prompt of one word": 1}
+    result = sft({"prompt": "Hi", "completion": "Hi there!"}, {"prompt": "Hi", "completion": "Hello!"})
+    assert result.counts == {"learned": 2, "answers that begin with a prompt of one word": 1}
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_an_answer_that_begins_with_a_prompt_of_one_word_is_counted(sft):
     ],
 )
 def test_an_ordinary_answer_that_uses_the_words_of_its_prompt_is_learned_whole(sft, dpo, prompt, answer):
-    found = sft({"prompt": prompt, "completion": answer})
-    asked = chat(f"u{prompt}") if isinstance(prompt, str) else prompt
-    assert content(found) == content(sft({"prompt": asked, "completion": chat(f"a{answer}")}))
+    result = sft({"prompt": prompt, "completion": answer})
+    requests = chat(f"u{prompt}") if isinstance(prompt, str) else prompt
+    assert content(result) == content(sft({"prompt": requests, "completion": chat(f"a{answer}")}))
     pair = dpo({"prompt": prompt, "chosen": answer, "rejected": "no"})
-    assert content(pair) == content(dpo({"prompt": asked, "chosen": chat(f"a{answer}"), "rejected": "no"}))
+    assert content(pair) == content(dpo({"prompt": requests, "chosen": chat(f"a{answer}"), "rejected": "no"}))
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ FLAGS = ("weight", "loss", "train", "training", "trainable", "learn", "loss_mask
 @pytest.mark.parametrize("key", FLAGS)
 @pytest.mark.parametrize(("off", "on"), [(0, 1), (False, True), (0.0, 1.0), (0, None), (np.False_, np.int64(1))])
 def test_an_answer_that_is_marked_as_not_learned_is_read_and_not_learned(sft, key, off, on):
-    found = sft({"messages": marked(key, off, on, off, on)})
-    (item,) = found.items
+    result = sft({"messages": marked(key, off, on, off, on)})
+    (item,) = result.items
     assert taught(item) == ["1", "3"]
     assert b"answer 0" in bytes(token for token in item.ids.tolist() if token < 256)
     completion = {"prompt": "first", "completion": marked(key, on, off)}
@@ -176,9 +176,9 @@ def test_an_answer_that_is_marked_as_not_learned_is_read_and_not_learned(sft, ke
 def test_rows_without_an_answer_to_learn_are_left_out_and_counted(sft, dpo, key):
     good = {"messages": chat("uone", "atwo")}
     rows = [{"messages": marked(key, 0)}, good, {"messages": chat("uone", "atwo"), key: False}]
-    found = sft(*rows)
-    assert found.counts == {"learned": 1, "marked as not to be learned": 2}
-    assert content(found) == content(sft(good))
+    result = sft(*rows)
+    assert result.counts == {"learned": 1, "marked as not to be learned": 2}
+    assert content(result) == content(sft(good))
     pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
     assert dpo(pair, {**pair, key: 0}).counts == {"learned": 1, "marked as not to be learned": 1}
     with pytest.raises(ValueError, match="nothing is left to learn .1 marked as not to be learned"):
@@ -267,8 +267,8 @@ def test_pair_of_equal_answers_is_left_out_and_counted(dpo):
         return fa.Episode(env_id="e", seed=seed, trajectories={"a": trajectory})
 
     luck = [episode(1, "1", 1.0), episode(1, "1", 0.0), episode(2, "1", 1.0), episode(2, "2", 0.0)]
-    found = dpo(*luck, {"prompt": "one?", "chosen": "1 ", "rejected": "1"})
-    assert len(found.items) == 1 and found.counts["pairs of equal answers"] == 2
+    result = dpo(*luck, {"prompt": "one?", "chosen": "1 ", "rejected": "1"})
+    assert len(result.items) == 1 and result.counts["pairs of equal answers"] == 2
 
 
 def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):

@@ -57,13 +57,13 @@ def hf_loss(model, rows):
     hf, renderer = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), Renderer.of(model)
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for row in rows:
-        ids, labels, said = (), [], ()
+        ids, labels, output = (), [], ()
         for question, answer in zip(row["messages"][::2], row["messages"][1::2], strict=True):
-            text = question["content"]
-            heard = renderer.extend(ids[: len(ids) - len(said)], said, text) if ids else renderer.start("", text)
-            said = renderer.answer(answer["content"])
-            labels += [-100] * (len(heard) - len(ids)) + list(said)
-            ids = (*heard, *said)
+            text, prompt = question["content"], ids[: len(ids) - len(output)]
+            prompt_ids = renderer.extend(prompt, output, text) if ids else renderer.start("", text)
+            output = renderer.answer(answer["content"])
+            labels += [-100] * (len(prompt_ids) - len(ids)) + list(output)
+            ids = (*prompt_ids, *output)
         ids, labels = torch.tensor(ids), torch.tensor(labels)
         logits = hf(ids[None]).logits[0, :-1].double()
         total = total + torch.nn.functional.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")

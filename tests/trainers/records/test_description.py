@@ -47,16 +47,16 @@ def module(tmp_path, monkeypatch):
         (tmp_path / "extraction.py").write_text(extraction)
         importlib.invalidate_caches()
         for name in ("extraction", "graded_reward"):
-            found = importlib.reload(importlib.import_module(name))
-        return found
+            result = importlib.reload(importlib.import_module(name))
+        return result
 
     return load
 
 
 def test_a_function_is_described_by_its_path_and_a_hash_of_its_source(module):
-    found = describe(module().reward)
-    assert found["function"] == "graded_reward:reward" and len(found["source"]) == 16
-    assert describe(module().reward) == found, "the same in every process"
+    result = describe(module().reward)
+    assert result["function"] == "graded_reward:reward" and len(result["source"]) == 16
+    assert describe(module().reward) == result, "the same in every process"
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,25 @@ def test_a_change_elsewhere_in_the_module_leaves_the_hash(module):
 
 
 def test_closures_partials_lambdas_and_methods_show_their_values(module):
-    found = module()
-    assert describe(found.make(1)) != describe(found.make(2))
-    assert describe(functools.partial(found.reward, k=1)) != describe(functools.partial(found.reward, k=2))
+    result = module()
+    assert describe(result.make(1)) != describe(result.make(2))
+    assert describe(functools.partial(result.reward, k=1)) != describe(functools.partial(result.reward, k=2))
     assert describe(lambda ts, k=1: k) != describe(lambda ts, k=2: k)
-    assert describe(found.Graded(1).__call__) != describe(found.Graded(2).__call__)
+    assert describe(result.Graded(1).__call__) != describe(result.Graded(2).__call__)
 
 
 def test_an_object_shows_its_class_and_attributes_and_hides_keys(module):
-    found = describe(module().Graded(2.5, api_key="sk-abcdefgh12345678"))
-    assert (found["class"], found["scale"], found["api_key"]) == ("graded_reward:Graded", 2.5, "(hidden)")
+    result = describe(module().Graded(2.5, api_key="sk-abcdefgh12345678"))
+    assert (result["class"], result["scale"], result["api_key"]) == ("graded_reward:Graded", 2.5, "(hidden)")
     assert "12345678" not in json.dumps(describe({"url": "http://me:12345678@host", "header": "Bearer 12345678"}))
 
 
 def test_credentials_are_hidden_wherever_they_stand(module):
-    secret, found = "sk-proj-AbCd-1234567890", module()
+    secret, result = "sk-proj-AbCd-1234567890", module()
     values = [
-        found.make(secret),
-        functools.partial(found.reward, secret),
-        functools.partial(found.Graded, 2.0, "plain-secret"),
+        result.make(secret),
+        functools.partial(result.reward, secret),
+        functools.partial(result.Graded, 2.0, "plain-secret"),
         {"headers": {"X-Api-Key": "plain-secret"}, "auth": ("me", "plain-secret")},
         ["npx", "server", "--api-key", "plain-secret", "--token=plain-secret"],
         {"url": "https://me:plain-secret@host/?api_key=plain-secret"},
@@ -113,11 +113,11 @@ def test_credentials_are_hidden_wherever_they_stand(module):
 
 def test_verifiers_of_an_ensemble_show_what_they_were_made_with():
     ensemble = fa.Ensemble([fv.Exact(), fv.Repetition(size=3)], combine="mean", refit_every=4)
-    found = describe(0.5 * ensemble + 0.5 * fv.Format())
-    inner = found["terms"][0][1]
+    result = describe(0.5 * ensemble + 0.5 * fv.Format())
+    inner = result["terms"][0][1]
     assert inner["combine"] == "mean" and inner["refit_every"] == 4
     assert inner["verifiers"][1] == {"class": "forge_verifiers.rules.text:Repetition", "size": 3}
-    assert [weight for weight, _ in found["terms"]] == [0.5, 0.5]
+    assert [weight for weight, _ in result["terms"]] == [0.5, 0.5]
 
 
 def test_players_and_several_rewards_show_their_parts(module):

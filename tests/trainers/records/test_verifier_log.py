@@ -61,9 +61,9 @@ def test_an_ensemble_within_a_reward_is_found(tmp_path):
     folder.keep_verifiers(0, reward)
     asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, parts={"reward": reward}).save(1, {}))
     folder.close()
-    (found,) = verifier_history(tmp_path)
-    assert [v.name for v in found.report.verifiers] == [v.name for v in inner.verifiers]
-    assert found.report.evidence.posterior().tobytes() == inner.report().evidence.posterior().tobytes()
+    (result,) = verifier_history(tmp_path)
+    assert [v.name for v in result.report.verifiers] == [v.name for v in inner.verifiers]
+    assert result.report.evidence.posterior().tobytes() == inner.report().evidence.posterior().tobytes()
 
 
 def test_a_reward_that_reports_nothing_leaves_no_log(tmp_path):

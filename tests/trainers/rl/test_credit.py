@@ -77,8 +77,8 @@ RULES = [
 def test_advantages_sum_to_zero_and_do_not_depend_on_order(seed, credit):
     rng = np.random.default_rng(seed)
     scored = [one(float(rng.integers(-2, 3)), seed=s, role=role) for s in range(3) for role in "ab" for _ in range(4)]
-    found = credit.assign(scored)
-    flat = np.array([0.0 if own is None else own[0] for own in found])
+    result = credit.assign(scored)
+    flat = np.array([0.0 if own is None else own[0] for own in result])
     sums = {}
     for advantage, s in zip(flat, scored, strict=True):
         part = tuple(getattr(s, name) for name in credit.by if name != "turn")
@@ -115,10 +115,10 @@ def test_spread_below_the_noise_has_no_advantages():
 def test_batch_std_is_one_number_per_role():
     scored = [one(0, seed=0), one(2, seed=0), one(0, seed=1), one(4, seed=1), one(0, role="b"), one(100, role="b")]
     spread = np.std([-1, 1, -2, 2])
-    found = np.concatenate(Credit(scale="batch_std").assign(scored))
-    np.testing.assert_allclose(found, [-1 / spread, 1 / spread, -2 / spread, 2 / spread, -1, 1], rtol=1e-6)
+    result = np.concatenate(Credit(scale="batch_std").assign(scored))
+    np.testing.assert_allclose(result, [-1 / spread, 1 / spread, -2 / spread, 2 / spread, -1, 1], rtol=1e-6)
     alike = np.concatenate(Credit(by=("seed",), scale="batch_std").assign(scored[:4]))
-    np.testing.assert_allclose(alike, found[:4], rtol=1e-6)
+    np.testing.assert_allclose(alike, result[:4], rtol=1e-6)
 
 
 def test_turns_of_a_group_share_one_baseline():
@@ -212,9 +212,9 @@ def test_invalid_credit_is_refused(make, message):
 @pytest.mark.parametrize("unscored", [0, 3, 30])
 def test_batch_std_uses_only_scored_turns(unscored):
     credit = Credit(by=("role",), baseline="mean", scale="batch_std")
-    found = credit.assign(by_turn(*([nan] * unscored + [reward] for reward in (0.0, 1.0, 2.0, 5.0))))
-    last = [own[-1] for own in found]
-    assert np.std(last) == pytest.approx(1) and all(not own[:-1].any() for own in found)
+    result = credit.assign(by_turn(*([nan] * unscored + [reward] for reward in (0.0, 1.0, 2.0, 5.0))))
+    last = [own[-1] for own in result]
+    assert np.std(last) == pytest.approx(1) and all(not own[:-1].any() for own in result)
 
 
 def test_custom_credit_rule_is_used():

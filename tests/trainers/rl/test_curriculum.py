@@ -202,8 +202,8 @@ def test_success_is_a_fraction_of_max_reward(caplog):
         record(progress, plan, 2, [True, False], top=0.5)
         record(progress, plan, 2, [True, False], top=0.5)
     assert progress.success("test/Dice-v0@2") == 0.5
-    (told,) = caplog.records
-    assert "lie between 0 and 2 times the maximum" in told.getMessage()
+    (message,) = caplog.records
+    assert "lie between 0 and 2 times the maximum" in message.getMessage()
 
 
 @pytest.mark.parametrize("top", [0.0, -0.5, float("inf")])
@@ -247,10 +247,10 @@ def test_replayed_seeds_do_not_count_as_success():
     for seed in range(10):
         record(progress, plan, 1, [seed == 0, False], seed=seed)
     before = progress.success("test/Dice-v0@1")
-    found = [record(progress, plan, 1, wins, seed=0) for wins in ([True, True], [True, False])]
+    result = [record(progress, plan, 1, wins, seed=0) for wins in ([True, True], [True, False])]
     assert before == pytest.approx(0.05, abs=0.01)
-    assert found[0]["curriculum/success/test/Dice-v0@1"] == before, "it was chosen, because it can be won"
-    assert found[1]["curriculum/success/test/Dice-v0@1"] > before, "solved, it was forgotten: a seed like others"
+    assert result[0]["curriculum/success/test/Dice-v0@1"] == before, "it was chosen, because it can be won"
+    assert result[1]["curriculum/success/test/Dice-v0@1"] > before, "solved, it was forgotten: a seed like others"
     assert progress.replayed(replace(plan, replay=0.99), np.random.default_rng(1)) == ("test/Dice-v0@1", 0)
     before = progress.success("test/Dice-v0@1")
     late = [record(progress, plan, 1, [True, True], seed=0) for _ in range(2)]  # drawn twice before the first result

@@ -35,8 +35,8 @@ class Duel(fa.TurnEnv):
 
 class Halved(fa.Credit):
     def advantages(self, rewards_n, noise_n=None):
-        found = super().advantages(rewards_n, noise_n)
-        return None if found is None else found / 2
+        result = super().advantages(rewards_n, noise_n)
+        return None if result is None else result / 2
 
 
 def reward(trajectories):
@@ -75,19 +75,19 @@ def fit(
 
 
 def test_config_records_what_decides_a_run(tmp_path):
-    found = fit(
+    result = fit(
         tmp_path,
         env_args={"size": 3},
         rival=fa.Scripted(lambda text: "x", name="rival"),
         credit=Halved(min_spread=0.1),
     )
-    assert found["reward"]["function"] == f"{__name__}:reward" and found["reward"]["source"]
-    assert found["env_args"] == {"size": 3} and found["steps"] == 2 and found["method"] == "grpo"
-    assert found["environments"]["Duel"]["class"] == f"{__name__}:Duel"
-    assert found["trainer"]["credit"]["class"] == f"{__name__}:Halved"
-    assert found["trainer"]["credit"]["min_spread"] == 0.1
-    assert found["players"]["rival"]["fn"]["function"].endswith("<lambda>")
-    assert found["loss"]["name"] == "dapo" and found["packages"]["torch"] and found["weights"]["team"]
+    assert result["reward"]["function"] == f"{__name__}:reward" and result["reward"]["source"]
+    assert result["env_args"] == {"size": 3} and result["steps"] == 2 and result["method"] == "grpo"
+    assert result["environments"]["Duel"]["class"] == f"{__name__}:Duel"
+    assert result["trainer"]["credit"]["class"] == f"{__name__}:Halved"
+    assert result["trainer"]["credit"]["min_spread"] == 0.1
+    assert result["players"]["rival"]["fn"]["function"].endswith("<lambda>")
+    assert result["loss"]["name"] == "dapo" and result["packages"]["torch"] and result["weights"]["team"]
 
 
 def test_groups_of_one_episode_need_a_rule_that_compares_none(tmp_path):
@@ -100,12 +100,12 @@ def test_groups_of_one_episode_need_a_rule_that_compares_none(tmp_path):
 
 
 def test_config_records_the_environment_reward(tmp_path):
-    found = fit(tmp_path, reward=None, env={"settings/Duel-v0@1": 1.0, "settings/Duel-v0@2": 3.0}, credit=fa.Credit())
-    assert found["reward"] is None and found["env_args"] == {}
-    levels = found["environments"]
+    result = fit(tmp_path, reward=None, env={"settings/Duel-v0@1": 1.0, "settings/Duel-v0@2": 3.0}, credit=fa.Credit())
+    assert result["reward"] is None and result["env_args"] == {}
+    levels = result["environments"]
     assert levels["settings/Duel-v0@2"]["weight"] == 3.0
     assert levels["settings/Duel-v0@2"]["arguments"] == {"size": 2}
-    assert found["trainer"]["credit"]["baseline"] == "mean", "a rule of ours needs no class"
+    assert result["trainer"]["credit"]["baseline"] == "mean", "a rule of ours needs no class"
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_change_on_resume_is_told(tmp_path, capsys, change, told):
     fit(tmp_path)
     capsys.readouterr()
     fit(tmp_path, steps=3, **change)
-    said = capsys.readouterr().out.replace("2.0e-05", "2e-05").replace("3.0e-06", "3e-06")
-    assert told in said and "config.previous.yaml has the old ones" in said
+    output = capsys.readouterr().out.replace("2.0e-05", "2e-05").replace("3.0e-06", "3e-06")
+    assert told in output and "config.previous.yaml has the old ones" in output
     capsys.readouterr()
     fit(tmp_path, steps=4, **change)
     assert told not in capsys.readouterr().out, "the record is that of the last session"

@@ -53,19 +53,19 @@ def batches_of(staleness, playing, loading, judging=None):
             batch = ahead.batch(step)
             groups = await batch.collected
             assert await batch.scored == (step, groups)
-            found.append([(at, number, learner - version) for at, number, version in groups])
+            result.append([(at, number, learner - version) for at, number, version in groups])
             await asyncio.sleep(0)
             learner += 1
             await weights.start(functools.partial(load, learner))
         await weights.done()
         assert engines == len(playing)
 
-    found, judged = [], []
+    result, judged = [], []
     ahead = Prefetch(collect, judge, staleness=staleness, steps=len(playing), size=len(playing[0]))
     weights = Background()
     asyncio.run(asyncio.wait_for(main(), 60))
     assert judged == list(range(len(playing)))
-    return found
+    return result
 
 
 async def as_they_are(step, groups):
@@ -81,12 +81,12 @@ GROUPS = st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size
 @settings(max_examples=150, deadline=None)
 @given(staleness=st.integers(0, 4), playing=GROUPS, loading=DELAYS, judging=DELAYS)
 def test_every_group_is_used_once_within_the_policy_lag(staleness, playing, loading, judging):
-    found = batches_of(staleness, playing, loading, judging)
-    assert sorted((at, number) for batch in found for at, number, _ in batch) == [
+    result = batches_of(staleness, playing, loading, judging)
+    assert sorted((at, number) for batch in result for at, number, _ in batch) == [
         (at, number) for at in range(len(playing)) for number in range(3)
     ]
     ahead, late = window(staleness)
-    for step, batch in enumerate(found):
+    for step, batch in enumerate(result):
         assert len(batch) == 3 and batch == sorted(batch)
         assert all(step - late <= at <= step + ahead for at, _, _ in batch)
         assert all(0 <= age <= staleness for _, _, age in batch)
@@ -97,8 +97,8 @@ def test_every_group_is_used_once_within_the_policy_lag(staleness, playing, load
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
 def test_policy_lag_of_10_000_groups_is_bounded_and_reached(staleness):
     rng = np.random.default_rng(staleness)
-    found = batches_of(staleness, rng.integers(0, 12, (1250, 8)), rng.integers(0, 12, 1250), rng.integers(0, 12, 1250))
-    ages = [age for batch in found for _, _, age in batch]
+    result = batches_of(staleness, rng.integers(0, 12, (1250, 8)), rng.integers(0, 12, 1250), rng.integers(0, 12, 1250))
+    ages = [age for batch in result for _, _, age in batch]
     assert len(ages) == 10_000
     assert min(ages) >= 0 and max(ages) == staleness
 

@@ -39,9 +39,9 @@ class World(fa.TurnEnv):
     possible_agents = ["player_0", "player_1"]
     seeds: list = []
 
-    def __init__(self, told="Say something.", seen="Now."):
+    def __init__(self, message="Say something.", seen="Now."):
         super().__init__()
-        self.told, self.seen = told, seen
+        self.told, self.seen = message, seen
 
     def reset(self, seed=None, options=None):
         type(self).seeds.append(seed)
@@ -92,10 +92,10 @@ def line_of(what, text):
 
 
 def test_valid_run_passes_preflight_in_two_lines(tried, tmp_path):
-    asked = []
+    requests = []
 
     def reward(trajectories):
-        asked.append(trajectories)
+        requests.append(trajectories)
         return [t.reward for t in trajectories]
 
     random.seed(5)
@@ -103,7 +103,7 @@ def test_valid_run_passes_preflight_in_two_lines(tried, tmp_path):
     said = tried(reward=reward)
     assert said.splitlines()[0] == f"World with team; {tmp_path / 'run'}"
     assert "preflight: 2 episodes of random players took" in said and "skipped" not in said
-    assert [t.policy for t in asked[0]] == ["team"] * 4 and [t.reward for t in asked[0]] == [1.0, 0.5] * 2
+    assert [t.policy for t in requests[0]] == ["team"] * 4 and [t.reward for t in requests[0]] == [1.0, 0.5] * 2
     assert World.seeds == [preflight.SEED] * 2 and preflight.SEED < HELD_OUT_FROM  # a training seed
     assert random.random() == drawn  # the random state is restored
 
@@ -151,7 +151,7 @@ def in_words(trajectory):
 
 
 @pytest.mark.parametrize(
-    ("reward", "told"),
+    ("reward", "message"),
     [
         (wrong, ["AttributeError", "'rewarded'", line_of(wrong, "t.rewarded")]),
         (scores_one, ["scores one trajectory", "call its parameter `trajectory`", line_of(scores_one, "def")]),
@@ -167,10 +167,10 @@ def in_words(trajectory):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_broken_reward_is_refused_before_engines_start(tried, tmp_path, reward, told):
+def test_broken_reward_is_refused_before_engines_start(tried, tmp_path, reward, message):
     with pytest.raises(PreflightError) as error:
         tried(reward=reward)
-    assert all(text in str(error.value) for text in told), str(error.value)
+    assert all(text in str(error.value) for text in message), str(error.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -332,14 +332,14 @@ class RewardsNobody(World):
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "message"),
     [
         (BreaksContract, "returned dict; return an Outcome"),
         (RewardsNobody, "has 'player_00'.*Did you mean 'player_0'"),
     ],
 )
-def test_environment_that_violates_the_contract_is_refused(tried, env, told):
-    with pytest.raises(PreflightError, match=told):
+def test_environment_that_violates_the_contract_is_refused(tried, env, message):
+    with pytest.raises(PreflightError, match=message):
         tried(env=env)
 
 
@@ -458,20 +458,20 @@ def test_environments_in_worker_processes_are_skipped(tried):
 
 def test_first_prompt_that_fills_the_context_is_refused(tried):
     with pytest.raises(PreflightError, match="context of 256 tokens") as error:
-        tried(env_args={"told": "x" * 300})
+        tried(env_args={"message": "x" * 300})
     # one token per byte: 300 of instructions, plus the template
     assert re.search(r"has 3\d\d tokens, 3[01]\d of them instructions \(player_0 in World\)", str(error.value))
-    said = tried(env_args={"told": "x" * 215})
+    said = tried(env_args={"message": "x" * 215})
     assert re.search(r"leaves (\d|1[0-5]|none) of max_tokens=16 for the first answer", said)
-    assert "of max_tokens=16" not in tried(env_args={"told": "x" * 100})
+    assert "of max_tokens=16" not in tried(env_args={"message": "x" * 100})
 
 
 @pytest.mark.parametrize(("context", "fits", "fills"), [("window", 430, 470), ("summarize", 20, 180)])
 def test_conversation_that_cannot_continue_is_reported(tried, tiny_llama, context, fits, fills):
-    def said(told, context):
+    def said(message, context):
         team = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16), context=context)
         engine = fa.EngineConfig(max_model_len=512)
-        return tried(env_args={"told": "x" * told}, seats=team, engine=engine)
+        return tried(env_args={"message": "x" * message}, seats=team, engine=engine)
 
     assert f"context='{context}' cannot continue" in said(fills, context)
     assert "cannot continue" not in said(fits, context)
@@ -520,27 +520,31 @@ def test_missing_tracker_is_reported_before_the_start(tried, monkeypatch, tmp_pa
 
 
 def test_preflight_of_a_league_uses_its_policy(tried, tiny_llama):
-    asked = []
+    requests = []
 
     def reward(trajectories):
-        asked.extend(trajectories)
+        requests.extend(trajectories)
         return [0.0] * len(trajectories)
 
     tried(seats=fa.League(fa.Policy(str(tiny_llama), name="hero")), reward=reward)
-    assert {t.policy for t in asked} == {"hero"} and len(asked) == 4
+    assert {t.policy for t in requests} == {"hero"} and len(requests) == 4
 
 
 def test_oracle_is_refused_without_a_scripted_policy(tried, tiny_llama):
     team = fa.Policy(str(tiny_llama), name="team")
-    asked = []
+    requests = []
     for seats in ({"player_0": team, "player_1": fa.Oracle()}, fa.League(team, anchors=(fa.Oracle(),))):
         with pytest.raises(ValueError, match="World has no oracle.*forge/Codewords-v0"):
             tried(seats=seats)
         assert not World.seeds
-        fa.register("preflight/World-v0", entry_point=World, oracle=lambda *_: lambda seen: asked.append(seen) or "x")
+
+        def oracle(*_):
+            return lambda seen: requests.append(seen) or "x"
+
+        fa.register("preflight/World-v0", entry_point=World, oracle=oracle)
         tried("preflight/World-v0", seats=seats)
         World.seeds.clear()
-    assert asked == ["Now."] * 2, "a league's policy sits everywhere"
+    assert requests == ["Now."] * 2, "a league's policy sits everywhere"
 
 
 def test_a_running_loop_is_no_obstacle(tried):
@@ -554,8 +558,8 @@ class EndsAtOnce(World):
     """The first action of player_0 ends the game, as an illegal action does."""
 
     def act(self, agent, action):
-        told = {seat: {"forfeits": ["player_0"]} for seat in self.agents}
-        return fa.Outcome(rewards={"player_0": -1.0, "player_1": 1.0}, done=True, info=told)
+        message = {seat: {"forfeits": ["player_0"]} for seat in self.agents}
+        return fa.Outcome(rewards={"player_0": -1.0, "player_1": 1.0}, done=True, info=message)
 
 
 def test_preflight_reports_policies_without_turns(tried, tiny_llama):

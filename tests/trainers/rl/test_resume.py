@@ -174,11 +174,11 @@ def test_early_and_owed_groups_survive_a_checkpoint():
 
     async def rest():
         ahead = Prefetch(collect, judge, staleness=2, steps=3, size=2, taken=again)
-        found = []
+        result = []
         for step in (1, 2):
-            found.append(await ahead.batch(step).scored)
+            result.append(await ahead.batch(step).scored)
             again.settle(step)
-        return found
+        return result
 
     again.early = frozenset({(1, 1)})
     again.begin()

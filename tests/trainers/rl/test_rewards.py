@@ -247,14 +247,14 @@ def test_metrics_leave_out_abstentions():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "output"),
     [
         (lambda ts: np.zeros(1), r"shape \(1,\) for 4 trajectories"),
         (lambda ts: np.zeros((len(ts), 1)), r"shape \(4, 1\)"),
     ],
 )
-def test_reward_of_the_wrong_shape_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
+def test_reward_of_the_wrong_shape_is_refused(wrong, output):
+    with pytest.raises(ValueError, match=output):
         scored([group((0, 0), (1, 1))], wrong)
 
 
@@ -493,11 +493,11 @@ def test_running_means_count_trained_roles_of_valid_groups():
 
 
 def test_uninformative_groups_are_resampled():
-    asked = []
+    requests = []
 
     class Collector:
         async def resample(self, step, count, attempt):
-            asked.append((step, count, attempt))
+            requests.append((step, count, attempt))
             return [group((0, 0), (int(attempt == 2), 0), seed=10 * attempt + i) for i in range(count)]
 
     first = [group((0, 0), (1, 0)), group((0, 0), (0, 0), seed=1), group((0, 0), (0, 0), seed=2)]
@@ -507,9 +507,9 @@ def test_uninformative_groups_are_resampled():
         config = GRPOConfig(groups_per_step=3, max_resamples=max_resamples)
         plan = SimpleNamespace(reward=env_reward, credit=config.credit_rule, config=config)
         scorer = Scorer(plan, Collector(), lifecycle, RewardState(env_reward), None)
-        asked.clear()
+        requests.clear()
         groups = asyncio.run(scorer.score(7, list(first)))
-        assert asked == expected
+        assert requests == expected
         assert credit_groups(groups, Credit(), {"hero"}).counts["used"] == (3 if max_resamples == 9 else 1)
         assert len(groups) == 3 + 2 * len(expected) and (scorer.resample_s.get(7, 0) > 0) == bool(expected)
 

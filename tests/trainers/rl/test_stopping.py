@@ -123,7 +123,7 @@ def test_run_shows_learning_rates_and_warns_of_low_ones(tmp_path, capsys, tiny_m
 
 
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("sampling", "output"),
     [
         ({"temperature": 0}, "temperature=0, always the most probable token"),
         ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
@@ -133,12 +133,12 @@ def test_run_shows_learning_rates_and_warns_of_low_ones(tmp_path, capsys, tiny_m
         ({"repetition_penalty": 1.1}, "or penalized"),
     ],
 )
-def test_trainer_refuses_sampling_the_learner_cannot_compute(sampling, said, tmp_path):
+def test_trainer_refuses_sampling_the_learner_cannot_compute(sampling, output, tmp_path):
     for trainable in (True, False):
         hero = fa.Policy("m", name="hero", sampling=fa.Sampling(**sampling), trainable=trainable)
         for seats in (hero, {"player_0": fa.Random(), "player_1": hero}):
             if trainable:
-                with pytest.raises(ValueError, match=f"policy 'hero' samples with .*{said}"):
+                with pytest.raises(ValueError, match=f"policy 'hero' samples with .*{output}"):
                     GRPOTrainer(seats, out_dir=tmp_path)
             else:
                 GRPOTrainer(seats, out_dir=tmp_path)
@@ -254,10 +254,10 @@ def test_uninformative_run_ends_saved_with_advice(tmp_path):
 
     with trainer(tmp_path, played, max_empty_steps=3) as run, pytest.raises(EmptyBatchError) as caught:
         run.fit(Duel, steps=200)
-    said = str(caught.value)
-    assert "3 consecutive steps had no informative group" in said and "'zero_variance': 4" in said
-    assert "player_0 of t 0.25, the highest seen is 0.75" in said and "player_1" not in said
-    assert (tmp_path / "export").is_dir() and str(tmp_path / "export") in said
+    output = str(caught.value)
+    assert "3 consecutive steps had no informative group" in output and "'zero_variance': 4" in output
+    assert "player_0 of t 0.25, the highest seen is 0.75" in output and "player_1" not in output
+    assert (tmp_path / "export").is_dir() and str(tmp_path / "export") in output
     assert (tmp_path / "checkpoints/step-000004/experiment.json").exists()
     assert ending_of(tmp_path)["ending"] == "uninformative"
     with trainer(tmp_path, played, max_empty_steps=3) as again, pytest.raises(EmptyBatchError):
@@ -339,7 +339,7 @@ MIXED = [group(*(1.0, 0.0) * 4)]
 
 
 @pytest.mark.parametrize(
-    ("steps", "tops", "wanted"),
+    ("steps", "tops", "expected"),
     [
         ([FULL] * 9, {"t": None}, ("solved", 3)),  # always the maximum
         ([FULL] * 9, {"t": 1.0}, ("solved", 3)),
@@ -361,8 +361,8 @@ MIXED = [group(*(1.0, 0.0) * 4)]
         ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a few failures
     ],
 )
-def test_run_is_solved_only_with_enough_evidence(steps, tops, wanted):
-    assert watch(steps, tops=tops) == wanted
+def test_run_is_solved_only_with_enough_evidence(steps, tops, expected):
+    assert watch(steps, tops=tops) == expected
 
 
 def idle_group(seed=0, env_id="t", reward=1.0, forfeits=("player_1",), size=8):
@@ -382,7 +382,7 @@ IDLE = [idle_group(seed=n) for n in range(8)]
 
 
 @pytest.mark.parametrize(
-    ("steps", "tops", "wanted"),
+    ("steps", "tops", "expected"),
     [
         ([IDLE] * 9, {"t": None}, ("broken", 3)),  # the rival forfeits first: all rewards are 1 without a sampled token
         ([IDLE] * 9, {"t": 1.0}, ("broken", 3)),
@@ -397,17 +397,17 @@ IDLE = [idle_group(seed=n) for n in range(8)]
         ),  # most episodes failed
     ],
 )
-def test_only_episodes_with_sampled_tokens_prove_success(steps, tops, wanted):
-    assert watch(steps, tops=tops) == wanted
+def test_only_episodes_with_sampled_tokens_prove_success(steps, tops, expected):
+    assert watch(steps, tops=tops) == expected
 
 
 def test_run_without_turns_fails_and_names_who_ended_the_games(tmp_path):
     run = trainer(tmp_path, lambda step: IDLE, max_empty_steps=3, groups_per_step=8)
     with run, pytest.raises(EmptyBatchError) as caught:
         run.fit(Duel, steps=200)
-    said = str(caught.value)
-    assert "no trained policy had a turn in 192 episodes" in said
-    assert "192 by player_1 (rival) with an illegal action" in said and "player_1 wrote 'x'" in said
+    output = str(caught.value)
+    assert "no trained policy had a turn in 192 episodes" in output
+    assert "192 by player_1 (rival) with an illegal action" in output and "player_1 wrote 'x'" in output
     assert not (tmp_path / "export").exists() and ending_of(tmp_path)["ending"] == "broken"
 
 
@@ -649,11 +649,11 @@ def test_waiting_for_a_checkpoint_counts_as_save_time(tmp_path, monkeypatch):
 
 
 def test_resampling_time_is_not_scoring_time(tmp_path):
-    asked = []
+    requests = []
 
     def played(step):
-        asked.append(step)
-        if len(asked) > 1:  # resampling
+        requests.append(step)
+        if len(requests) > 1:  # resampling
             time.sleep(0.05)
             return [group(0.0, 1.0, seed=9)]
         return [group(0.0, 1.0, seed=n) for n in range(3)] + [group(0.5, 0.5, seed=3)]

@@ -64,8 +64,8 @@ def run(given, learners, folder, skipped=None, max_bad_logprobs=0.01, **settings
 
 def test_groups_ages_and_learners_are_reported(tmp_path):
     given = dataclasses.replace(samples(5, 4, 4), abstained=4, too_long=2, bad_logprobs={"hero": 0.01, "rival": 0.0})
-    found = run(given, {"hero": Learner(5)}, tmp_path, max_staleness=2)
-    assert found == {
+    result = run(given, {"hero": Learner(5)}, tmp_path, max_staleness=2)
+    assert result == {
         "groups/used": 3.0,
         "groups/failed": 1.0,
         "groups/abstained": 0.0,
@@ -90,8 +90,8 @@ def test_step_without_samples_reports_zero(tmp_path):
     nothing = StepSamples(
         samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "zero_variance": 0}, advantages={}
     )
-    found = run(nothing, {"hero": Learner()}, tmp_path)
-    assert found["staleness/max"] == found["staleness/0"] == 0 and np.isnan(found["groups/zero_variance_fraction"])
+    result = run(nothing, {"hero": Learner()}, tmp_path)
+    assert result["staleness/max"] == result["staleness/0"] == 0 and np.isnan(result["groups/zero_variance_fraction"])
 
 
 def test_samples_outside_the_policy_lag_are_refused(tmp_path):
@@ -139,9 +139,9 @@ def test_two_consecutive_non_finite_losses_end_the_run(tmp_path, caplog):
         learners = {"hero": learner, "rival": Learner()}
         return run(samples(0, policies=("hero", "rival")), learners, tmp_path, skipped, **settings)
 
-    found = step(bad)
-    assert found["learner/hero/skipped"] == 1.0 and "learner/hero/loss" not in found
-    assert found["learner/rival/skipped"] == 0.0 and found["learner/rival/loss"] == 0.5
+    result = step(bad)
+    assert result["learner/hero/skipped"] == 1.0 and "learner/hero/loss" not in result
+    assert result["learner/rival/skipped"] == 0.0 and result["learner/rival/loss"] == 0.5
     assert "step 12 is skipped" in caplog.text and "step-000012-hero.safetensors" in caplog.text
     step(Learner())  # a valid step resets the count
     step(bad)
@@ -159,8 +159,8 @@ class PartlyFinite(Learner):
 
 def test_repeatedly_skipped_minibatches_end_the_run(tmp_path, caplog):
     skipped = Counter[str]()
-    found = run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
-    assert found["learner/skipped"] == 0.0 and found["learner/loss"] == 0.5, "the others were learned from"
+    result = run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
+    assert result["learner/skipped"] == 0.0 and result["learner/loss"] == 0.5, "the others were learned from"
     assert "1 of 4 minibatches of step 12 are skipped" in caplog.text and "step-000012-hero" in caplog.text
     run(samples(0), {"hero": Learner()}, tmp_path, skipped)
     assert skipped["hero"] == 0, "a step without one begins the count anew"
@@ -195,8 +195,8 @@ def test_quantiles_are_tokens_ratios():
     mask = torch.ones(202, dtype=torch.bool)
     mask[:2] = False
     shuffled = ratios[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
-    found = ratio_quantiles(torch.cat([torch.tensor([99.0, -99.0]), shuffled.log()]), mask)
-    assert found == pytest.approx({"ratio_p1": 2.0, "ratio_p50": 100.0, "ratio_p99": 198.0})
+    result = ratio_quantiles(torch.cat([torch.tensor([99.0, -99.0]), shuffled.log()]), mask)
+    assert result == pytest.approx({"ratio_p1": 2.0, "ratio_p50": 100.0, "ratio_p99": 198.0})
     one = ratio_quantiles(torch.zeros(1), torch.ones(1, dtype=torch.bool))
     assert one == {"ratio_p1": 1.0, "ratio_p50": 1.0, "ratio_p99": 1.0}
 
@@ -224,10 +224,10 @@ def gap(core, batch, sampler):
     batch["tokens"]["logprobs"] = sampler.logprobs(batch)
     microbatches, _ = core._plan(batch)
     count = float(batch["tokens"]["loss_mask"].sum())
-    found = [core._forward_backward(batch, microbatch, count)["logprob_gap_mean/mean"] for microbatch in microbatches]
+    result = [core._forward_backward(batch, microbatch, count)["logprob_gap_mean/mean"] for microbatch in microbatches]
     core._loss.loss_fn.take_log_ratios()
     core._optimizers.zero_grad()
-    return float(sum(found))
+    return float(sum(result))
 
 
 def guarded(core, batch, sampler):
@@ -271,21 +271,21 @@ def test_every_step_reports_ratios_work_and_memory(tiny_llama, random_batch):
     core, batch = learner(tiny_llama, max_tokens_per_microbatch=100), random_batch(groups=4)
     now_T, mask_T = core.logprobs(batch), batch["tokens"]["loss_mask"]
     ratios = (now_T - batch["tokens"]["logprobs"])[mask_T].exp().sort().values
-    found = core.train_step(batch)
-    assert found["microbatches"] > 1
+    result = core.train_step(batch)
+    assert result["microbatches"] > 1
     for name, share in (("ratio_p1", 0.01), ("ratio_p50", 0.5), ("ratio_p99", 0.99)):
         place = int(np.ceil(share * len(ratios))) - 1
-        assert found[name] == pytest.approx(float(ratios[place]), rel=1e-4)
+        assert result[name] == pytest.approx(float(ratios[place]), rel=1e-4)
     # six operations per weight and position, and 6 x layers x heads x (key + value size) x length for attention
     weights = sum(p.numel() for p in core.model.parameters())
     lengths = batch["samples"]["length"].double()
     config = json.loads((tiny_llama / "config.json").read_text())
     attention = 6 * config["num_hidden_layers"] * 2 * config["hidden_size"] * float((lengths**2).sum() / lengths.sum())
-    flops = found["positions"] * (6 * weights + attention)
-    assert found["flops_per_s"] * found["step_s"] == pytest.approx(flops, rel=1e-6)
-    assert found["mfu"] == pytest.approx(found["flops_per_s"] / found["peak_flops_per_s"])
-    assert found["peak_flops_per_s"] == peak_flops(torch.float32) > 1e8
-    assert found["peak_rss_bytes"] > 1e8 and "peak_device_bytes" not in found
+    flops = result["positions"] * (6 * weights + attention)
+    assert result["flops_per_s"] * result["step_s"] == pytest.approx(flops, rel=1e-6)
+    assert result["mfu"] == pytest.approx(result["flops_per_s"] / result["peak_flops_per_s"])
+    assert result["peak_flops_per_s"] == peak_flops(torch.float32) > 1e8
+    assert result["peak_rss_bytes"] > 1e8 and "peak_device_bytes" not in result
 
 
 def test_non_finite_loss_leaves_the_weights_unchanged(tiny_llama, random_batch):

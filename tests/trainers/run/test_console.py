@@ -75,10 +75,10 @@ def test_a_reward_of_no_game_is_left_out_and_no_other_nan(monkeypatch, shown):
 
 def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys):
     row = {"reward/mean": 0.0, "reward/a": 0.5, "reward/b": -0.5}
-    for policies, told in ((["a", "b"], "reward 0.000  a 0.500  b -0.500"), (["a"], "reward 0.000\n")):
+    for policies, message in ((["a", "b"], "reward 0.000  a 0.500  b -0.500"), (["a"], "reward 0.000\n")):
         with display.Display("train", 1, policies=policies) as live:
             live.step(0, row)
-        assert told in capsys.readouterr().out
+        assert message in capsys.readouterr().out
 
 
 def test_held_out_rewards_and_skipped_steps_of_several_policies_are_shown(capsys):

@@ -59,24 +59,24 @@ def test_a_well_known_model_has_the_weights_that_its_maker_counts(model, billion
 
 
 def test_two_gpus_serve_learner_and_engine():
-    found = placed("0.6b", 2)
-    assert [(one.slot.name, one.slot.gpu) for one in found.processes] == [("hero-learner", "0"), ("hero-0", "1")]
-    assert found.engines["hero-0"].gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
-    lines = found.lines()
+    result = placed("0.6b", 2)
+    assert [(one.slot.name, one.slot.gpu) for one in result.processes] == [("hero-learner", "0"), ("hero-0", "1")]
+    assert result.engines["hero-0"].gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
+    lines = result.lines()
     assert lines[0].split() == ["process", "rank", "host", "GPU", "expects"]
     assert lines[1].startswith("hero-learner")
     assert lines[2].startswith("engine hero-0") and lines[2].endswith("72.0 of 80.0 GB")
 
 
 def test_engine_takes_what_the_learner_leaves_on_one_gpu():
-    found = placed("0.6b", 1)
-    assert {one.slot.gpu for one in found.processes} == {"0"}
-    assert 0.5 < found.engines["hero-0"].gpu_memory_utilization < 0.95
-    assert sum(one.bytes for one in found.processes) <= 0.951 * H100
+    result = placed("0.6b", 1)
+    assert {one.slot.gpu for one in result.processes} == {"0"}
+    assert 0.5 < result.engines["hero-0"].gpu_memory_utilization < 0.95
+    assert sum(one.bytes for one in result.processes) <= 0.951 * H100
     size = ModelSize.named("0.6b")
     left = 0.95 * H100 - sum(learner_bytes(size, LearnerPlan()).values())
     beside = sum(fixed_bytes(size, sequences=64).values())
-    assert found.engines["hero-0"].kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
+    assert result.engines["hero-0"].kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
 
 def test_every_adapter_of_an_engine_counts_as_the_largest():
@@ -108,18 +108,18 @@ def test_misfit_is_refused_with_the_arithmetic():
 
 
 def test_cache_holds_one_conversation():
-    found = placed("8b", 8, ranks=4, replicas=4, engine=fa.EngineConfig())
-    engine = next(one for one in found.processes if one.slot.role == "engines")
+    result = placed("8b", 8, ranks=4, replicas=4, engine=fa.EngineConfig())
+    engine = next(one for one in result.processes if one.slot.role == "engines")
     size = ModelSize.named("8b")
     assert kv_bytes(size, size.context) == pytest.approx(40960 * 2 * 36 * 8 * 128 * 2, rel=0.02)  # 6 GB: over 1
     assert engine.parts["cache"] > kv_bytes(size, size.context)
 
 
 def test_large_model_is_split_over_ranks():
-    found = placed("32b", 8, ranks=4, replicas=2, engine=fa.EngineConfig(tp=2, max_model_len=8192),
+    result = placed("32b", 8, ranks=4, replicas=2, engine=fa.EngineConfig(tp=2, max_model_len=8192),
                    lora=fa.LoRA(), activation_checkpointing="full")  # fmt: skip
-    assert [one.slot.gpu for one in found.processes] == list("01234567")
-    assert all(one.bytes <= H100 for one in found.processes)
+    assert [one.slot.gpu for one in result.processes] == list("01234567")
+    assert all(one.bytes <= H100 for one in result.processes)
 
 
 def test_gpu_of_unknown_memory_is_used():
@@ -154,7 +154,7 @@ def test_engines_share_the_rest_of_a_gpu_evenly():
             for name, gpu in seats
         ]
 
-    found = place(
+    result = place(
         [
             Part(name="learner", ranks=1, size=large, learner=learner),
             Part(name="small", ranks=1, size=small),
@@ -168,18 +168,18 @@ def test_engines_share_the_rest_of_a_gpu_evenly():
     least = {size: kv_bytes(size, 8192) for size in (small, large)}
     even = (0.95 * H100 - sum(fixed.values()) - sum(least.values())) / 2
     beside = 0.95 * H100 - sum(learner_bytes(large, learner).values()) - fixed[small]
-    cache = {name: 1e9 * (config.kv_cache_gb or 0) for name, config in found.engines.items()}
+    cache = {name: 1e9 * (config.kv_cache_gb or 0) for name, config in result.engines.items()}
     assert cache["large"] == pytest.approx(least[large] + even, abs=1e7)
     # one model's have the same settings: the smaller room counts
     assert cache["small"] == cache["other"] == pytest.approx(min(beside, least[small] + even), abs=1e7)
-    assert sum(one.bytes for one in found.processes if one.slot.gpu == "1") <= 0.951 * H100
+    assert sum(one.bytes for one in result.processes if one.slot.gpu == "1") <= 0.951 * H100
 
 
 def test_large_and_small_engine_share_a_gpu():
     parts = [Part(name=name, ranks=1, size=ModelSize.named(name)) for name in ("32b", "0.6b")]
     seats = on(1, {"engines": 2})
-    found = place(parts, fa.EngineConfig(max_model_len=2048), seats)
-    large, little = found.processes
+    result = place(parts, fa.EngineConfig(max_model_len=2048), seats)
+    large, little = result.processes
     assert large.bytes > 0.8 * H100 > 0.2 * H100 > little.bytes and large.bytes + little.bytes <= 0.951 * H100
     with pytest.raises(HostError, match=r"2 engines may take 76\.0, and engine 32b .*; engine 0\.6b expects"):
         place(parts, fa.EngineConfig(max_model_len=16384), seats)
@@ -192,20 +192,20 @@ def test_engine_alone_on_a_gpu_is_not_limited():
         Part(name="small", ranks=1, size=ModelSize.named("0.6b")),
     ]
     each = 29_800_000_000
-    found = place(parts, fa.EngineConfig(max_model_len=40960), on(2, {"learner": 1, "engines": 2}, each))
-    gpus = {one.slot.name: one.slot.gpu for one in found.processes}
+    result = place(parts, fa.EngineConfig(max_model_len=40960), on(2, {"learner": 1, "engines": 2}, each))
+    gpus = {one.slot.name: one.slot.gpu for one in result.processes}
     assert gpus == {"learner": "0", "large": "1", "small": "0"}
-    assert found.engines["large"].gpu_memory_utilization is found.engines["large"].kv_cache_gb is None
-    assert 4 < (found.engines["small"].kv_cache_gb or 0) < 6
+    assert result.engines["large"].gpu_memory_utilization is result.engines["large"].kv_cache_gb is None
+    assert 4 < (result.engines["small"].kv_cache_gb or 0) < 6
 
 
 def test_colocated_run_takes_turns_if_needed():
     small, whole = 24_000_000_000, {"activation_checkpointing": "none"}
     with pytest.raises(HostError, match=r"hero-0 expects .* same GPU, hero-learner expects 18\.9 GB.*or set colocate"):
         placed("0.6b", 1, each=small, **whole)
-    found = placed("0.6b", 1, each=small, turns=True, **whole)
-    learner, engine = found.processes
-    assert found.engines["hero-0"].sleeps and learner.slot.gpu == engine.slot.gpu == "0"
+    result = placed("0.6b", 1, each=small, turns=True, **whole)
+    learner, engine = result.processes
+    assert result.engines["hero-0"].sleeps and learner.slot.gpu == engine.slot.gpu == "0"
     assert learner.bytes + OVERHEAD_BYTES <= 0.95 * small  # beside an engine that sleeps
     assert engine.bytes + OVERHEAD_BYTES == pytest.approx(0.95 * small, rel=1e-3)  # beside a learner that is parked
     assert not placed("0.6b", 1, turns=True).engines["hero-0"].sleeps  # it fits as it is
@@ -217,11 +217,11 @@ def test_colocated_run_takes_turns_if_needed():
 
 def test_learner_recomputes_as_little_as_possible():
     def recomputed(model, ranks, **settings):
-        found = placed(model, 2 * ranks, ranks=ranks, replicas=ranks, **settings)
-        how = found.learners["hero-learner"].activation_checkpointing
-        learner = found.processes[0]
+        result = placed(model, 2 * ranks, ranks=ranks, replicas=ranks, **settings)
+        how = result.learners["hero-learner"].activation_checkpointing
+        learner = result.processes[0]
         size = ModelSize.named(model)
-        assert learner.bytes == sum(learner_bytes(size, found.learners["hero-learner"], ranks=ranks).values())
+        assert learner.bytes == sum(learner_bytes(size, result.learners["hero-learner"], ranks=ranks).values())
         return how
 
     assert recomputed("0.6b", 1) == "none"
@@ -267,10 +267,10 @@ def test_learners_on_cpu_share_half_of_the_memory(monkeypatch, gigabytes, ranks,
 
 @pytest.mark.parametrize(("gigabytes", "decided"), [(25, (4096, 1024)), (4, (2048, 256))])
 def test_passes_on_cpu_follow_the_host_memory(monkeypatch, gigabytes, decided):
-    said = []
+    output = []
     layout = on(0, {"learner": 1, "engines": 1}).__self__
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
-    monkeypatch.setattr(startup, "say", said.append)
+    monkeypatch.setattr(startup, "say", output.append)
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
     folder = Path(placement.models.resolve("smollm2-135m-instruct"))
     learner, engine = LearnerPlan(model=str(folder)), fa.EngineConfig(max_num_seqs=3)
@@ -278,7 +278,7 @@ def test_passes_on_cpu_follow_the_host_memory(monkeypatch, gigabytes, decided):
     own = learners["hero-learner"]
     assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens, own.activation_checkpointing) == (*decided, "none")
     assert engines == {"hero": EnginePlan.of(engine)}
-    assert [line.partition(":")[0] for line in said] == ["hero-learner, by memory"] * (decided != (2048, 256))
+    assert [line.partition(":")[0] for line in output] == ["hero-learner, by memory"] * (decided != (2048, 256))
 
 
 def test_passes_grow_on_exclusive_gpus():
@@ -299,17 +299,17 @@ def test_passes_grow_on_exclusive_gpus():
 
 
 def test_memory_driven_settings_are_shown_and_keep_the_loss():
-    asked = LearnerPlan(loss="dr_grpo", loss_chunk_tokens=300)
-    found = placed("0.6b", 2, loss="dr_grpo", loss_chunk_tokens=300)
-    own = found.learners["hero-learner"]
-    assert own.loss_settings == asked.loss_settings and own.loss_settings.length_constant == 2048
-    assert found.chosen({"hero-learner": asked}) == [
+    requests = LearnerPlan(loss="dr_grpo", loss_chunk_tokens=300)
+    result = placed("0.6b", 2, loss="dr_grpo", loss_chunk_tokens=300)
+    own = result.learners["hero-learner"]
+    assert own.loss_settings == requests.loss_settings and own.loss_settings.length_constant == 2048
+    assert result.chosen({"hero-learner": requests}) == [
         "hero-learner, by memory: max_tokens_per_microbatch 8192, activation_checkpointing none"
     ]
     assert placed("0.6b", 1).chosen({"hero-learner": LearnerPlan()}) == []  # as small as can be
-    said = LearnerPlan(max_tokens_per_microbatch=4096, loss_chunk_tokens=7, activation_checkpointing="none")
-    assert place([Part(name="hero-learner", ranks=1, size=ModelSize.named("0.6b"), learner=said)], fa.EngineConfig(),
-                 on(1, {"learner": 1})).chosen({"hero-learner": said}) == []  # fmt: skip
+    output = LearnerPlan(max_tokens_per_microbatch=4096, loss_chunk_tokens=7, activation_checkpointing="none")
+    assert place([Part(name="hero-learner", ranks=1, size=ModelSize.named("0.6b"), learner=output)], fa.EngineConfig(),
+                 on(1, {"learner": 1})).chosen({"hero-learner": output}) == []  # fmt: skip
 
 
 def test_colocation_excludes_asynchronous_rollouts():
@@ -342,10 +342,10 @@ def node(monkeypatch):
 
     def placed_with(gpus, judges, folder, **settings):
         wants = {"learner": 1, "engines": 1, "judges": len(judges)}
-        said = []
+        output = []
         layout = on(gpus, wants).__self__
         monkeypatch.setattr(mesh, "_cluster", lambda: layout)
-        monkeypatch.setattr(startup, "say", said.append)
+        monkeypatch.setattr(startup, "say", output.append)
         monkeypatch.setattr(placement, "available_bytes", lambda: 1 << 50)
         monkeypatch.setattr(placement.models, "resolve", Path)
         learner = LearnerPlan(model=str(folder), max_sample_tokens=2048)
@@ -353,7 +353,7 @@ def node(monkeypatch):
         place_here(
             {"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine, judges=judges, **settings
         )
-        return [line for line in said if "by memory" not in line]
+        return [line for line in output if "by memory" not in line]
 
     return placed_with
 
@@ -405,9 +405,9 @@ def test_judge_stays_loaded_during_colocation(node, small_judge):
     ]
     each = 28_000_000_000
     seats = on(1, {"learner": 1, "engines": 1, "judges": 1}, each)
-    found = place(parts, settings, seats, turns=True)
-    learner, hero, one = (process.bytes for process in found.processes)
-    assert found.engines["hero"].sleeps and not found.engines["judge"].sleeps
+    result = place(parts, settings, seats, turns=True)
+    learner, hero, one = (process.bytes for process in result.processes)
+    assert result.engines["hero"].sleeps and not result.engines["judge"].sleeps
     assert learner + OVERHEAD_BYTES + one <= 0.951 * each and OVERHEAD_BYTES + hero + one <= 0.951 * each
     with pytest.raises(HostError, match=r"judge judge .* same GPU, learner expects .* give judges separate GPUs"):
         place(parts, settings, on(1, {"learner": 1, "engines": 1, "judges": 1}, 25_000_000_000), turns=True)
@@ -470,15 +470,15 @@ def test_short_host_memory_is_reported():
     whole = Part(name="hero-learner", ranks=64, size=size, learner=LearnerPlan(activation_checkpointing="full"))
     rival = Part(name="rival", ranks=4, size=size)
     parts = [whole, *engines, rival]
-    found = place(parts, engine, on(80, {"learner": 64, "engines": 12}))
+    result = place(parts, engine, on(80, {"learner": 64, "engines": 12}))
     each = 2 * size.weights
-    assert host_doubts(parts, found, free=each) == []  # whoever reads them, they are there once
-    (told,) = host_doubts(parts, found, free=each - 1)
+    assert host_doubts(parts, result, free=each) == []  # whoever reads them, they are there once
+    (told,) = host_doubts(parts, result, free=each - 1)
     assert "(published weights 141.1) and 141.1 are free" in told
     exact = replace(whole, learner=LearnerPlan(compute_dtype="float32"))  # and travels as it is computed
-    assert "(published weights 282.2)" in host_doubts([exact, *engines], found, free=0)[0]
+    assert "(published weights 282.2)" in host_doubts([exact, *engines], result, free=0)[0]
     adapter = replace(whole, learner=LearnerPlan(lora=fa.LoRA(), activation_checkpointing="full"))
-    assert host_doubts([adapter, *engines], found, free=0) == []  # its bytes are few
+    assert host_doubts([adapter, *engines], result, free=0) == []  # its bytes are few
     small = ModelSize.named("0.6b")
     settings = LearnerPlan(activation_checkpointing="none")
     learner = Part(name="hero-learner", ranks=1, size=small, learner=settings)

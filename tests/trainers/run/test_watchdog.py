@@ -50,9 +50,9 @@ def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path):
     for number in range(2):
         with pytest.raises(StallError, match=rf"team did not finish .*is in .*stall-{number}\.json"):
             asyncio.run(main())
-        found = json.loads((tmp_path / f"stall-{number}.json").read_text())
-        assert found["error"].startswith("StallError: team did not finish a completion")
-        assert found["tasks"] and found["threads"]
+        result = json.loads((tmp_path / f"stall-{number}.json").read_text())
+        assert result["error"].startswith("StallError: team did not finish a completion")
+        assert result["tasks"] and result["threads"]
 
 
 def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_path):

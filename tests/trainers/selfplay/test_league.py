@@ -137,8 +137,8 @@ def test_league_reward_counts_games_against_opponents():
         ),
     ]
     own = LeaguePolicies(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
-    found = summarize(own, {"hero"})
-    assert found["reward/mean"] == found["reward/hero"] == 1 and "reward/player_1" not in found
+    result = summarize(own, {"hero"})
+    assert result["reward/mean"] == result["reward/hero"] == 1 and "reward/player_1" not in result
 
 
 def test_opponents_tokens_never_enter_the_loss():
@@ -147,8 +147,8 @@ def test_opponents_tokens_never_enter_the_loss():
     judged = asyncio.run(score([versus, swapped], env_reward, timeout_s=10))
     samples = credit_groups(judged, fa.GRPOConfig().credit_rule, ["hero"])
     assert set(samples.samples) == {"hero"}
-    said = [[i for i, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in samples.samples["hero"]]
-    assert said == [[0], [0], [7], [7]], (
+    output = [[i for i, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in samples.samples["hero"]]
+    assert output == [[0], [0], [7], [7]], (
         "player_0's token where the policy has that seat, player_1's where it has the other"
     )
 
@@ -196,14 +196,14 @@ def test_a_file_declares_a_league(tmp_path, capsys):
     assert run_config(tmp_path, "--league.pool", "4", text=league).players == fa.League(
         HERO, opponents="near", pool=4, anchors=(RANDOM,)
     )
-    for words, said in (
+    for words, output in (
         (["--league.anchors", "[randm]"], "Did you mean 'random'"),
         (["--policy_mapping", "random"], "a league needs a policy that learns"),
         (["--policy_mapping", "{player_0: hero, player_1: hero}"], "a league chooses the players"),
     ):
         with pytest.raises(SystemExit):
             run_config(tmp_path, *words, text=league)
-        assert said in capsys.readouterr().err
+        assert output in capsys.readouterr().err
 
 
 class Learner:

@@ -135,7 +135,7 @@ class OfflineTrainer(ABC, Generic[T]):
             )
         total = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
         described = self._settings(data, total, reward)
-        return self._loop.run(self._fit(described, data, learned, held_out, total))
+        return self._loop.run(self._fit(described, data, (learned, held_out), total))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format."""
@@ -219,32 +219,26 @@ class OfflineTrainer(ABC, Generic[T]):
         }
 
     async def _fit(
-        self,
-        described: Mapping[str, Any],
-        data: Gathered[T],
-        learned: Sequence[T],
-        held_out: Sequence[T],
-        steps: int,
+        self, described: Mapping[str, Any], data: Gathered[T], parts: tuple[list[T], list[T]], steps: int
     ) -> FitResult:
-        config = self.config
         self._check_resumable(described)
-        check_installed(config.tracker)
+        check_installed(self.config.tracker)
         with startup.show() as say:
-            self._checkpoints.check_room([(self.policy, config.learner)], say)
-        with RunFolder(self.out_dir, described, tracker=config.tracker) as run:
+            self._checkpoints.check_room([(self.policy, self.config.learner)], say)
+        with RunFolder(self.out_dir, described, tracker=self.config.tracker) as run:
             try:
                 self._keep_digest(data.digest)
-                return await self._session(run, data.counts, learned, held_out, steps)
+                with startup.show():
+                    learner = await self._started([*parts[0], *parts[1]])
+                return await self._session(run, learner, data, parts, steps)
             finally:
                 await self._checkpoints.settle()
 
     async def _session(
-        self, run: RunFolder, counts: Mapping[str, int], learned: Sequence[T], held_out: Sequence[T], steps: int
+        self, run: RunFolder, learner: Learner, data: Gathered[T], parts: tuple[list[T], list[T]], steps: int
     ) -> FitResult:
-        """Train until the end of the run."""
-        config = self.config
-        with startup.show():
-            learner = await self._started([*learned, *held_out])
+        """Train until the end of the run, on the first of `parts`; the second is held out."""
+        config, (learned, held_out) = self.config, parts
         first = self._next_step
         await learner.set_total_steps(steps)
         run.rewind(first)
@@ -254,7 +248,7 @@ class OfflineTrainer(ABC, Generic[T]):
             display.say(rate_line(settings, chosen=config.learner.lr is not None))
             if warning := weak_rate(settings, steps, self.method):
                 display.say(warning)
-            display.say("data: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
+            display.say("data: " + ", ".join(f"{number} {kind}" for kind, number in data.counts.items() if number))
             display.resumed(first, run.changed)
             for step in range(first, steps):
                 watch = Stopwatch()

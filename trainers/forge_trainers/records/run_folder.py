@@ -100,7 +100,8 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
         if changed := next((name for name in (old | new) if old.get(name) != new.get(name)), None):
             setting, values = changed, [str(side.get(changed)) for side in (old, new)]
             if key.startswith("weights."):  # name the model instead of its hash
-                setting = _model_setting(after, key.removeprefix("weights."))
+                policy = key.removeprefix("weights.")
+                setting = f"policies.{policy}.model" if "policies" in after else "policy.model"
                 names = [_at(side, setting) for side in (before, after)]
                 values = [f"{name} (hash {value})" for name, value in zip(names, values, strict=True)]
             raise RunFolderError(
@@ -109,11 +110,6 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
                     f"cannot change when a run is resumed: set {setting} back, or choose another out_dir"
                 )
             )
-
-
-def _model_setting(settings: Mapping[str, Any], policy: str) -> str:
-    """Return the dotted key of a policy's model."""
-    return f"policies.{policy}.model" if "policies" in settings else "policy.model"
 
 
 _ABSENT = object()
@@ -235,7 +231,7 @@ class RunFolder:
 
     def _track(self, what: str, timeout_s: float, call: Callable[..., None], *args: Any, quiet: bool = False) -> None:
         """Call the tracker. Its errors only cost a warning, because ``metrics.jsonl`` has all rows."""
-        if not self._tracker_answers:
+        if self._tracking is not None and not self._tracking.done():
             return
         self._tracking = begin_in_thread(call, *args, name=f"tracker {self._tracker}")
         try:
@@ -245,10 +241,6 @@ class RunFolder:
             if not self._tracking.done():
                 why = f"no answer in {timeout_s:g} s; until there is, it is given nothing more"
             _log.log(logging.DEBUG if quiet else logging.WARNING, "%s did not %s (%s)", self._tracker, what, why)
-
-    @property
-    def _tracker_answers(self) -> bool:
-        return self._tracking is None or self._tracking.done()
 
     def keep_episodes(
         self,
@@ -262,21 +254,13 @@ class RunFolder:
 
         `advantages` has those of each turn by agent, per episode; None if nothing was learned.
         """
-        learners = sorted(trained)
+        facts = {"step": step, "trained": sorted(trained)}
         learned = advantages or [{}] * len(episodes)
-        self._append(
-            EPISODES,
-            [
-                {
-                    "step": step,
-                    "trained": learners,
-                    "rewards": dict(reward),
-                    "advantages": dict(advantage),
-                    **episode.as_json(),
-                }
-                for episode, reward, advantage in zip(episodes, rewards, learned, strict=True)
-            ],
-        )
+        rows = [
+            {**facts, "rewards": dict(reward), "advantages": dict(advantage), **episode.as_json()}
+            for episode, reward, advantage in zip(episodes, rewards, learned, strict=True)
+        ]
+        self._append(EPISODES, rows)
 
     def end(self, step: int, kind: str, reason: str) -> None:
         """Write ``ending.json`` with the reason why the run ended early after `step`."""
@@ -285,8 +269,7 @@ class RunFolder:
 
     def keep_verifiers(self, step: int, reward: object) -> None:
         """Append an ensemble's estimates of its verifiers, if `reward` or one of its parts is an ensemble."""
-        report = _report_of(reward)
-        if report is not None:
+        if (report := _report_of(reward)) is not None:
             self._append(_VERIFIERS, [{"step": step, **report.row()}])
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -314,7 +297,7 @@ class RunFolder:
 
     def close(self, *, quiet: bool = False) -> None:
         """Release the folder. `quiet` leaves out warnings, because an error about the disk is reported already."""
-        if not self._tracker_answers:
+        if self._tracking is not None and not self._tracking.done():
             _log.warning("%s is left open, because it does not answer", self._tracker)
         self._track("close", trackers.CLOSE_TIMEOUT_S, self._curves.close, quiet=quiet)
         self._lock.close()
@@ -450,14 +433,14 @@ def checkpoint_marks(folder: Path) -> list[Path]:
 
 def saved_reward(folder: Path) -> dict[str, np.ndarray]:
     """Read the state of the reward in the newest complete checkpoint in `folder`. Empty if none was saved."""
-    files = (mark.with_name("reward.npz") for mark in checkpoint_marks(folder))
-    newest = next((file for file in files if file.exists()), None)
-    if newest is None:
-        return {}
-    try:
-        return read_arrays(newest) or {}
-    except (OSError, ValueError, BadZipFile) as cause:
-        raise ForgeError(f"{newest} cannot be read ({cause}); delete that checkpoint") from cause
+    for mark in checkpoint_marks(folder):
+        file = mark.with_name("reward.npz")
+        try:
+            if (arrays := read_arrays(file)) is not None:
+                return arrays
+        except (OSError, ValueError, BadZipFile) as cause:
+            raise ForgeError(f"{file} cannot be read ({cause}); delete that checkpoint") from cause
+    return {}
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray] | None:

@@ -80,7 +80,10 @@ class StoppingCriteria:
         `max_rewards` has every environment of the run; None if the maximum is unknown. `last` marks the last step.
         """
         problem, informative = nothing_to_train_on(groups, trained), bool(samples.samples)
-        self._count_tokens(groups, trained)
+        for trajectory in (t for group in groups for t in group.trajectories if t.policy in trained):
+            tokens = total_tokens(trajectory.turns)
+            self._tokens[trajectory.policy] += tokens
+            self._sampled += tokens
         if problem is not None:
             self._invalid += 1
             # After a valid step, one step of few seeds may just be bad luck.
@@ -110,13 +113,6 @@ class StoppingCriteria:
             return f"{names} never had a turn, so the exported weights are those that training started with"
         return "" if self._informative_steps else _UNTRAINED
 
-    def _count_tokens(self, groups: Sequence[EpisodeGroup], trained: Collection[str]) -> None:
-        for group in groups:
-            for trajectory in group.trajectories:
-                if trajectory.policy in trained:
-                    self._tokens[trajectory.policy] += (tokens := total_tokens(trajectory.turns))
-                    self._sampled += tokens
-
     def _record(self, group: EpisodeGroup, trained: Collection[str], *, informative: bool) -> None:
         """Record the rewards of a group, of agents for which a trained policy acted."""
         episodes = group.episodes
@@ -144,11 +140,8 @@ class StoppingCriteria:
 
     def _no_turns(self) -> StopReason:
         """Return the reason for a run, or for many steps, in which no trained policy sampled a token."""
-        return StopReason(
-            kind="broken",
-            reason=f"nothing was trained: {explain_idle(self._idle)}. Give the trained policy an opponent that plays "
-            "legal moves",
-        )
+        advice = "Give the trained policy an opponent that plays legal moves"
+        return StopReason(kind="broken", reason=f"nothing was trained: {explain_idle(self._idle)}. {advice}")
 
     def _uninformative(self, samples: StepSamples, max_rewards: Mapping[str, float | None]) -> StopReason | None:
         if self._idle and not self._sampled:
