@@ -37,7 +37,9 @@ class Profile:
 
     def _event(self, frame, event, _):
         code = frame.f_code
+        # Programs patch threads for the rest of a process, also of this one if other tests ran programs before.
         is_product = code.co_filename.startswith(SOURCES) and not code.co_name.startswith("<")
+        is_product = is_product and not code.co_qualname.startswith("_patch.")
         if event == "call" and is_product and frame not in self._callers:
             file = str(Path(code.co_filename).relative_to(ROOT))
             self.functions.setdefault(file, {}).setdefault(code.co_qualname)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
 
 _log = logging.getLogger(__name__)
-_CONTINUES = "the checkpoints are unchanged, and the next run continues from the newest"
 
 
 async def train(
@@ -87,7 +86,9 @@ async def train(
         if skipped[name]:
             message = saved(name, DivergedError(f"policy {name}: {reason}"))
             if skipped[name] > config.max_skipped_steps:
-                raise DivergedError(f"{message}; {_CONTINUES}") from cause
+                raise DivergedError(
+                    f"{message}; the checkpoints are unchanged, and the next run continues from the newest"
+                ) from cause
             _log.warning("%s skipped, and max_skipped_steps=%d: %s", subject, config.max_skipped_steps, message)
         return {**result, "skipped": float(cause is not None)}
 
@@ -97,7 +98,9 @@ async def train(
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise MismatchError(f"{saved(name, error)}; {_CONTINUES}") from None
+                raise MismatchError(
+                    f"{saved(name, error)}; the checkpoints are unchanged, and the next run continues from the newest"
+                ) from None
         metrics |= {f"{prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 
