@@ -19,6 +19,8 @@ from forge_trainers.offline import trainer as offline
 HERE = str(Path(__file__).parent)
 sys.path[:0] = [HERE] if HERE not in sys.path else []
 
+from batch_helpers import sample_of  # noqa: E402
+
 VOCAB = 256
 
 
@@ -32,16 +34,10 @@ def _random_samples(
         prompt_ids = torch.randint(0, VOCAB, (prompt,), generator=rng).tolist()
         for _ in range(siblings):
             n = int(torch.randint(1, longest + 1, (), generator=rng))
-            samples.append(
-                Sample(
-                    token_ids=(*prompt_ids, *torch.randint(0, VOCAB, (n,), generator=rng).tolist()),
-                    loss_mask=(False,) * prompt + (True,) * n,
-                    logprobs=(0.0,) * prompt + tuple((-5.0 - torch.rand(n, generator=rng)).tolist()),
-                    advantage=float(torch.randn((), generator=rng)),
-                    versions=(-1,) * prompt + (0,) * n,
-                    group=group,
-                )
-            )
+            ids = (*prompt_ids, *torch.randint(0, VOCAB, (n,), generator=rng).tolist())
+            logprobs = (0.0,) * prompt + tuple((-5.0 - torch.rand(n, generator=rng)).tolist())
+            advantage = float(torch.randn((), generator=rng))
+            samples.append(sample_of(ids, n, logprobs=logprobs, advantage=advantage, group=group))
     return samples
 
 

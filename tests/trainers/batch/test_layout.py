@@ -6,6 +6,7 @@ import itertools
 import math
 
 import pytest
+from batch_helpers import sample_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,18 +25,9 @@ def samples(draw: st.DrawFn) -> list[Sample]:
     for _ in range(draw(st.integers(1, 12))):
         ids = draw(st.lists(token, min_size=2, max_size=12))
         mask = [False, *draw(st.lists(st.booleans(), min_size=len(ids) - 1, max_size=len(ids) - 1))]
-        found.append(
-            Sample(
-                token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=(0.0,) * len(ids), advantage=0.0,
-                versions=(-1,) * len(ids), group=draw(st.integers(0, 2)),
-            )
-        )  # fmt: skip
+        found.append(sample_of(ids, mask, group=draw(st.integers(0, 2))))
     if not any(any(s.loss_mask) for s in found):
-        found.append(
-            Sample(
-                token_ids=(0, 1), loss_mask=(False, True), logprobs=(0.0, 0.0), advantage=0.0, versions=(-1, 0), group=0
-            )
-        )
+        found.append(sample_of((0, 1), 1))
     return found
 
 
@@ -124,15 +116,7 @@ def test_rows_hold_the_batch_exactly(found, share, openings, multiple_of):
 
 
 def test_padding_uses_only_positions_of_samples():
-    batch = pack(
-        [
-            Sample(
-                token_ids=(1,) * length, loss_mask=(False,) + (True,) * (length - 1), logprobs=(0.0,) * length,
-                advantage=1.0, versions=(-1,) + (0,) * (length - 1), group=0,
-            )
-            for length in (5, 3)
-        ]
-    )  # fmt: skip
+    batch = pack([sample_of((1,) * length, length - 1, advantage=1.0) for length in (5, 3)])
     row = build_row(batch, blocks_of(batch, max_tokens=24, share_prefixes=False), multiple_of=32)
     positions, spans = row.positions_1L[0].tolist(), row.spans
     assert len(positions) == 32 == sum(span.length for span in spans) and max(positions) == 4
@@ -158,11 +142,7 @@ def test_rows_take_the_room_that_was_planned(found, share, room, ranks):
 
 
 def with_prompt(prompt: tuple[int, ...], group: int, answer: int = 7) -> Sample:
-    n = len(prompt)
-    return Sample(
-        token_ids=(*prompt, answer, answer), loss_mask=(False,) * n + (True, True), logprobs=(0.0,) * (n + 2),
-        advantage=0.0, versions=(-1,) * (n + 2), group=group,
-    )  # fmt: skip
+    return sample_of((*prompt, answer, answer), 2, group=group)
 
 
 def test_groups_share_openings():
@@ -227,14 +207,8 @@ def test_rows_of_compiled_blocks_are_of_few_lengths(batches, room, tp):
 
 
 def test_episodes_of_a_group_share_their_prompt():
-    def one(ids: tuple[int, ...], group: int) -> Sample:
-        n = len(ids)
-        return Sample(
-            token_ids=ids, loss_mask=(False,) * 4 + (True,) * (n - 4), logprobs=(0.0,) * n, advantage=0.0,
-            versions=(-1,) * n, group=group,
-        )  # fmt: skip
-
-    batch = pack([one((1, 2, 3, 4, 5), 0), one((1, 2, 3, 4, 6, 7), 0), one((1, 2, 3, 4, 8), 1)])
+    rows = (((1, 2, 3, 4, 5), 0), ((1, 2, 3, 4, 6, 7), 0), ((1, 2, 3, 4, 8), 1))
+    batch = pack([sample_of(ids, len(ids) - 4, group=group) for ids, group in rows])
     shared = blocks_of(batch, max_tokens=100, share_prefixes=True)
     assert sorted((block.prefix_length, block.num_tokens) for block in shared) == [(0, 5), (4, 7)]
     alone = blocks_of(batch, max_tokens=100, share_prefixes=False)
@@ -242,18 +216,12 @@ def test_episodes_of_a_group_share_their_prompt():
 
 
 def test_tokens_in_the_loss_are_never_shared():
-    twins = [
-        Sample(
-            token_ids=(1, 2, 3, 4), loss_mask=(False, True, False, True), logprobs=(0.0,) * 4, advantage=0.0,
-            versions=(-1,) * 4, group=0,
-        )
-    ] * 2  # fmt: skip
+    twins = [sample_of((1, 2, 3, 4), (False, True, False, True))] * 2
     (block,) = blocks_of(pack(twins), max_tokens=100, share_prefixes=True)
     assert block.prefix_length == 1
 
 
 def test_rank_without_blocks_gets_one_padding_position():
-    row = build_row(pack([Sample(token_ids=(0, 1), loss_mask=(False, True), logprobs=(0.0, -1.0), advantage=0.0,
-                                 versions=(-1, 0), group=0)]), [])  # fmt: skip
+    row = build_row(pack([sample_of((0, 1), 1)]), [])
     assert row.token_ids_1L.shape == (1, 1)
     assert row.token_S.numel() == 0

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from batch_helpers import sample_of
 
 from forge_agents.errors import EmptyBatchError
 from forge_agents.types import Trajectory, Turn, VersionSpan
@@ -26,10 +27,7 @@ def trajectory(*turns: Turn) -> Trajectory:
 
 
 def sample(**changes: object) -> Sample:
-    base = Sample(
-        token_ids=(1, 2, 3), loss_mask=(False, True, True), logprobs=(0.0, -1.0, -2.0), advantage=0.5,
-        versions=(-1, 0, 0), group=0,
-    )  # fmt: skip
+    base = sample_of((1, 2, 3), 2, logprobs=(0.0, -1.0, -2.0), advantage=0.5)
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 

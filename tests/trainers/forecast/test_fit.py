@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,25 @@ from forge_trainers.run.plan import compute_processes, meshes_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"
 SETTINGS = ProcessConfig(engine=fa.EngineConfig(max_model_len=8192))
+TEAM = "env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n"
+POKER = "env: forge/KuhnPoker-v0\npolicies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
+
+
+@pytest.fixture
+def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """``simulate(file, *words, status=0)``: what the command prints about a run's file."""
+
+    def run(file: str, *words: str, status: int = 0) -> str:
+        (tmp_path / "train.yaml").write_text(file)
+        try:
+            code = main(["simulate", str(tmp_path / "train.yaml"), *words])
+        except SystemExit as end:
+            code = end.code
+        assert code == status
+        printed = capsys.readouterr()
+        return " ".join((printed.out or printed.err).split())
+
+    return run
 
 
 def row(name: str, found: Fit) -> str:
@@ -332,40 +352,27 @@ def test_model_is_given_by_shape_or_name(tiny_llama):
         ModelSize.named("9b")
 
 
-def test_simulate_command_reports_fit(tmp_path, capsys):
-    file = tmp_path / "train.yaml"
-    file.write_text("policies: {team: {model: smollm2-135m-instruct}}\npolicy_mapping: team\nenv: forge/Relay-v0\n")
-    assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
-    assert "it fits into 2 GPUs of 80 GB" in capsys.readouterr().out
-    assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fits"] and [one["role"] for one in told["processes"]] == ["learner", "engines"]
-    assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--policies.team.trainable", "false"]) == 0
-    assert "the run uses 1 of them" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--sweep"])
-    assert "cannot be combined with --sweep" in capsys.readouterr().err
-    assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
-    said = capsys.readouterr().out
-    assert "learner_procs: 4" in said and "engine.replicas: 4" in said
+def test_simulate_command_reports_fit(simulate):
+    team = TEAM.replace("tiny-random", "smollm2-135m-instruct")
+    assert "it fits into 2 GPUs of 80 GB" in simulate(team, "--gpus", "2", "--model", "0.6b")
+    eight = ("--gpus", "8", "--model", "0.6b")
+    report = json.loads(simulate(team, *eight, "--json"))
+    assert report["fits"] and [process["role"] for process in report["processes"]] == ["learner", "engines"]
+    assert "the run uses 1 of them" in simulate(team, *eight, "--policies.team.trainable", "false")
+    assert "cannot be combined with --sweep" in simulate(team, *eight, "--sweep", status=2)
+    assert "needs --model" in simulate(team, "--gpus", "4", "--gpu_gb", "40", status=2)
 
 
-def test_current_settings_are_reported_before_changes(tmp_path, capsys):
-    file = tmp_path / "train.yaml"
-    file.write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
-    assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    places = [
-        said.index(words)
-        for words in ("does not fit with these settings", "it fits with", "expected memory with these changes")
-    ]
-    assert places == sorted(places)
-    assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "with these changes" not in said and "memory of host 0" in said and "published weights 1.2" in said
+def test_current_settings_are_reported_before_changes(simulate):
+    text = simulate(TEAM, "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192", status=1)
+    assert "learner_procs: 4" in text and "engine.replicas: 4" in text
+    parts = ("does not fit with these settings", "it fits with", "expected memory with these changes")
+    assert sorted(parts, key=text.index) == list(parts)
+    text = simulate(TEAM, "--gpus", "2", "--model", "0.6b")
+    assert "with these changes" not in text and "memory of host 0" in text and "published weights 1.2" in text
 
 
-def test_host_memory_is_counted_and_checked(tmp_path, capsys):
+def test_host_memory_is_counted_and_checked(simulate):
     offloaded = replace(SETTINGS, learner=fa.LearnerConfig(cpu_offload=True))
     size = ModelSize.named("0.6b")
     (needs,) = fit_gpus(offloaded, "0.6b", Hardware(gpus=2)).hosts.values()
@@ -378,56 +385,38 @@ def test_host_memory_is_counted_and_checked(tmp_path, capsys):
         fit_gpus(offloaded, "0.6b", Hardware(gpus=2, host_gb=0.1))
     with pytest.raises(ValueError, match="host_gb=0"):
         Hardware(gpus=1, host_gb=0)
-    file = tmp_path / "train.yaml"
-    file.write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
-    assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b", "--host_gb", "1"]) == 1
-    assert "the memory of host 0" in capsys.readouterr().out
+    assert "the memory of host 0" in simulate(TEAM, "--gpus", "2", "--model", "0.6b", "--host_gb", "1", status=1)
 
 
-def test_adapter_is_advised_for_fully_trained_policies(tmp_path, capsys):
+def test_adapter_is_advised_for_fully_trained_policies(simulate):
     policies = "{a: {model: tiny-random}, b: {model: tiny-random}, c: {model: tiny-random, lora: {rank: 4}}}"
-    config = tmp_path / "train.yaml"
-    config.write_text(
+    run = (
         f"env: forge/Relay-v0\npolicies: {policies}\npolicy_mapping: {{asker: a, answerer: b}}\n"
         "trainer: {engine: {max_model_len: 2048}}\n"
     )
-    assert main(["simulate", str(config), "--gpus", "4", "--gpu_gb", "80", "--model", "32b"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "policies.a.lora: {rank: 16, alpha: 32}, policies.b.lora: {rank: 16, alpha: 32}" in said
-    assert "policies.c" not in said
+    text = simulate(run, "--gpus", "4", "--gpu_gb", "80", "--model", "32b", status=1)
+    assert "policies.a.lora: {rank: 16, alpha: 32}, policies.b.lora: {rank: 16, alpha: 32}" in text
+    assert "policies.c" not in text
 
 
-def test_gpu_memory_needs_model(tmp_path, capsys):
-    (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
-    with pytest.raises(SystemExit):
-        main(["simulate", str(tmp_path / "train.yaml"), "--gpus", "4", "--gpu_gb", "40"])
-    assert "needs --model" in capsys.readouterr().err
-
-
-def test_judges_and_league_models_are_counted(tmp_path, capsys, monkeypatch):
+def test_judges_and_league_models_are_counted(simulate, tmp_path, capsys, monkeypatch):
     (tmp_path / "my_judge.py").write_text(
         "import forge_verifiers as fv\nreward = fv.Judge('tiny-random', 'Is it polite?', name='polite')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    file = tmp_path / "train.yaml"
-    file.write_text(
-        "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
-        "env: forge/KuhnPoker-v0\nreward: my_judge:reward\n"
-        "league: {anchors: [random]}\n"
-    )
-    assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["role"] for one in told["processes"]] == ["learner", "engines", "engines", "judges"]
-    judge = told["processes"][-1]
+    run = f"{POKER}reward: my_judge:reward\nleague: {{anchors: [random]}}\n"
+    processes = json.loads(simulate(run, "--gpus", "8", "--model", "0.6b", "--json"))["processes"]
+    assert [process["role"] for process in processes] == ["learner", "engines", "engines", "judges"]
+    judge = processes[-1]
     assert (judge["name"], judge["gpu"]) == ("polite", "3") and judge["bytes"]["weights"] < 2e6
     nodes = ["--mesh.kind", "slurm", "--mesh.hosts", '{"learner": 1, "engines": 1, "judges": 1}']
-    assert main(["train", str(file), "--dry-run", *nodes]) == 0
-    said = capsys.readouterr().out
-    assert said.count("rank 0, GPU") == 4 and "judges-0 (a node of the job): " in said
-    assert "  polite rank 0, GPU 0: " in said
+    assert main(["train", str(tmp_path / "train.yaml"), "--dry-run", *nodes]) == 0
+    text = capsys.readouterr().out
+    assert text.count("rank 0, GPU") == 4 and "judges-0 (a node of the job): " in text
+    assert "  polite rank 0, GPU 0: " in text
 
 
-def test_reward_model_of_the_controller_is_counted(tmp_path, capsys, monkeypatch):
+def test_reward_model_of_the_controller_is_counted(simulate, tmp_path, monkeypatch):
     (tmp_path / "my_grader.py").write_text(
         "import forge_verifiers as fv\n"
         "grader = fv.RewardModel('tiny-random', device='cuda')\n"
@@ -435,18 +424,13 @@ def test_reward_model_of_the_controller_is_counted(tmp_path, capsys, monkeypatch
         "reward.judges = [grader]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    file = tmp_path / "train.yaml"
-    file.write_text(
-        "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
-        "env: forge/KuhnPoker-v0\nreward: my_grader:reward\n"
-    )
+    run = f"{POKER}reward: my_grader:reward\n"
     for gpus, more in (("2", ()), ("16", ()), ("16", ("--mesh.kind", "slurm", "--mesh.hosts", '{"learner": 1}'))):
-        assert main(["simulate", str(file), "--gpus", gpus, "--model", "0.6b", "--json", *more]) == 0
-        *_, own = json.loads(capsys.readouterr().out)["processes"]
-        assert (own["name"], own["role"], own["gpu"]) == ("reward_model", "controller", "0")
-        assert own["bytes"]["overhead"] == 2_500_000_000 and own["bytes"]["weights"] > 0
-    assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
-    assert "controller rank" in capsys.readouterr().out
+        report = json.loads(simulate(run, "--gpus", gpus, "--model", "0.6b", "--json", *more))
+        model = report["processes"][-1]
+        assert (model["name"], model["role"], model["gpu"]) == ("reward_model", "controller", "0")
+        assert model["bytes"]["overhead"] == 2_500_000_000 and model["bytes"]["weights"] > 0
+    assert "controller rank" in simulate(run, "--gpus", "2", "--model", "0.6b")
 
 
 TWO = {name: fa.Policy(f"model-{name}", name=name) for name in ("solver", "hero-2")}
@@ -534,61 +518,50 @@ def test_recomputation_is_never_reduced(asked, allowed):
     assert found.changes.get("learner.activation_checkpointing", asked) == learner.activation_checkpointing
 
 
-def test_table_names_the_policies_of_processes(tmp_path, capsys, monkeypatch):
+def test_table_names_the_policies_of_processes(simulate, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    file = tmp_path / "train.yaml"
     adapter = "{model: tiny-random, lora: {rank: 4}}"
-    file.write_text(
+    run = (
         f"env: forge/Relay-v0\npolicies: {{hero: {adapter}, hero-2: {adapter}, hero-2-1: {{model: tiny-random}}}}\n"
         "policy_mapping: {asker: hero, answerer: hero-2, third: hero-2-1}\n"
         "trainer: {engine: {max_model_len: 512, replicas: 2}}\n"
     )
-    words = ["simulate", str(file), "--gpus", "8"]
-    assert main([*words, "--model"]) == 0
-    lines = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert {cell.strip(): int(many) for cell, many in lines if "memory of" not in cell} == {
-        "learner rank of hero, hero-2": 1,
-        "learner rank of hero-2-1": 1,
-        "engine rank of hero, hero-2": 2,
-        "engine rank of hero-2-1": 2,
+    text = simulate(run, "--gpus", "8", "--model")
+    assert dict(re.findall(r"│ (\w+ rank of [^│]*?) │ (\d+) │", text)) == {
+        "learner rank of hero, hero-2": "1",
+        "learner rank of hero-2-1": "1",
+        "engine rank of hero, hero-2": "2",
+        "engine rank of hero-2-1": "2",
     }
-    assert main([*words, "--model", "hero-2-1=8b", "--json", "--trainer.learner_procs", "4", "--gpus", "16"]) == 0
-    told = json.loads(capsys.readouterr().out)["processes"]
-    whose = {one["name"]: (one["role"], one["policies"]) for one in told}
-    assert whose["hero-hero-2-learner"] == ("learner", ["hero", "hero-2"])
-    assert whose["hero-1"] == ("engines", ["hero", "hero-2"]) and whose["hero-2-1-0"] == ("engines", ["hero-2-1"])
-    large = {name for name, one in zip(whose, whose.values(), strict=True) if "hero-2-1" in one[1]}
-    assert {one["name"] for one in told if one["bytes"]["weights"] > 1e9} == large, "only its model is so large"
-    assert main([*words, "--model", "hero-2=8b"]) == 1
-    assert "hero and hero-2 are adapters of 'tiny-random' and share an engine" in capsys.readouterr().err
+    words = ("--gpus", "16", "--model", "hero-2-1=8b", "--json", "--trainer.learner_procs", "4")
+    processes = json.loads(simulate(run, *words))["processes"]
+    by_name = {process["name"]: (process["role"], process["policies"]) for process in processes}
+    assert by_name["hero-hero-2-learner"] == ("learner", ["hero", "hero-2"])
+    assert by_name["hero-1"] == ("engines", ["hero", "hero-2"])
+    assert by_name["hero-2-1-0"] == ("engines", ["hero-2-1"])
+    large = {name for name, (_, policies) in by_name.items() if "hero-2-1" in policies}
+    assert {process["name"] for process in processes if process["bytes"]["weights"] > 1e9} == large
+    refusal = "hero and hero-2 are adapters of 'tiny-random' and share an engine"
+    assert refusal in simulate(run, "--gpus", "8", "--model", "hero-2=8b", status=1)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["8b", "team=0.6b"], "--model 8b team=0.6b: give one model for all policies, or POLICY=MODEL"),
         (["team="], "give one model for all policies, or POLICY=MODEL"),
         (["team=8b", "team=0.6b"], "--model gives team two models, 8b and 0.6b; give one"),
     ],
 )
-def test_invalid_model_options_are_refused(words, said, tmp_path, capsys):
-    (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["simulate", str(tmp_path / "train.yaml"), "--gpus", "4", "--model", *words])
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+def test_invalid_model_options_are_refused(simulate, words, message):
+    assert message in simulate(TEAM, "--gpus", "4", "--model", *words, status=2)
 
 
-def test_league_snapshots_have_the_model_of_their_policy(tmp_path, capsys):
-    file = tmp_path / "train.yaml"
-    file.write_text(
-        "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
-        "env: forge/KuhnPoker-v0\nleague: {anchors: [random]}\n"
-        "trainer: {engine: {max_model_len: 512}}\n"
-    )
-    assert main(["simulate", str(file), "--gpus", "8", "--model", "team=0.6b", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["processes"]
-    found = {one["name"]: one["bytes"]["weights"] for one in told}
-    assert found["team"] == found["team-opponent"] == 2 * ModelSize.named("0.6b").weights
+def test_league_snapshots_have_the_model_of_their_policy(simulate):
+    run = f"{POKER}league: {{anchors: [random]}}\ntrainer: {{engine: {{max_model_len: 512}}}}\n"
+    report = json.loads(simulate(run, "--gpus", "8", "--model", "team=0.6b", "--json"))
+    weights = {process["name"]: process["bytes"]["weights"] for process in report["processes"]}
+    assert weights["team"] == weights["team-opponent"] == 2 * ModelSize.named("0.6b").weights
 
 
 def test_judge_with_the_name_of_a_policy_is_separate():

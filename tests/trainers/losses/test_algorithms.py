@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from batch_helpers import sample_of
 
 import forge_trainers.losses.registry as algorithms
 from forge_agents.types import EpisodeBatch
-from forge_trainers.batch.packing import Sample, pack
+from forge_trainers.batch.packing import pack
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.correction import kl_estimate, loss_columns, reduction_weights, sequence_numbers
@@ -57,18 +58,9 @@ def ragged(seed: int) -> EpisodeBatch:
                 number += [-1] * new + [t] * said
                 advantage += [0.0] * new + [float(torch.randn((), generator=rng))] * said
             if mask:
-                samples.append(
-                    Sample(
-                        token_ids=tuple(torch.randint(0, VOCAB, (len(mask),), generator=rng).tolist()),
-                        loss_mask=tuple(mask),
-                        logprobs=(0.0,) * len(mask),
-                        advantage=tuple(advantage),
-                        versions=tuple(0 if m else -1 for m in mask),
-                        group=trajectory // 3,
-                        trajectory=trajectory,
-                        turns=tuple(number),
-                    )
-                )
+                ids = torch.randint(0, VOCAB, (len(mask),), generator=rng).tolist()
+                fields = {"group": trajectory // 3, "trajectory": trajectory, "turns": tuple(number)}
+                samples.append(sample_of(ids, mask, advantage=tuple(advantage), **fields))
     return pack(samples)
 
 
@@ -303,20 +295,12 @@ def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise):
     ids = torch.randint(0, VOCAB, (count * length,), generator=rng)
     now_S = torch.log_softmax(logits_SV, -1).gather(1, ids[:, None]).squeeze(1)
     sampler_S = (now_S + noise * torch.randn(now_S.shape, generator=rng)).clamp(max=0)
-    batch = pack(
-        [
-            Sample(
-                token_ids=(1, *ids[at : at + length].tolist()),
-                loss_mask=(False, *[True] * length),
-                logprobs=(0.0, *sampler_S[at : at + length].tolist()),
-                advantage=float(torch.randn((), generator=rng)),
-                versions=(-1, *[0] * length),
-                group=at,
-                trajectory=at,
-            )
-            for at in range(0, count * length, length)
-        ]
-    )
+    samples = []
+    for at in range(0, count * length, length):
+        logprobs, advantage = (0.0, *sampler_S[at : at + length].tolist()), float(torch.randn((), generator=rng))
+        fields = {"logprobs": logprobs, "advantage": advantage, "group": at, "trajectory": at}
+        samples.append(sample_of((1, *ids[at : at + length].tolist()), length, **fields))
+    batch = pack(samples)
     mask_T, tokens = batch["tokens"]["loss_mask"], batch["tokens"]
     before_T = torch.zeros(mask_T.shape)
     before_T[mask_T] = now_S
@@ -414,10 +398,7 @@ def test_token_functions_pass_gradcheck(name):
 
 
 def test_sequences_are_trajectories_or_turns():
-    alone = Sample(
-        token_ids=(1, 2, 3), loss_mask=(False, True, True), logprobs=(0.0, -1.0, -1.0), advantage=1.0,
-        versions=(-1, 0, 0), group=0,
-    )  # fmt: skip
+    alone = sample_of((1, 2, 3), 2, logprobs=(0.0, -1.0, -1.0), advantage=1.0)
     samples = [
         dataclasses.replace(alone, trajectory=5, turns=(-1, 0, 1)),
         alone,

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from batch_helpers import sample_of
 
-from forge_trainers.batch.packing import Sample, pack
+from forge_trainers.batch.packing import pack
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.correction import correction_weights, loss_columns
 from forge_trainers.losses.policy_loss import PolicyLoss
@@ -55,16 +56,9 @@ class Same:
         samples, start = [], 0
         for length, advantage in zip(LENGTHS, self.advantages.tolist(), strict=True):
             part = slice(start, start + length)
-            samples.append(
-                Sample(
-                    token_ids=(0,) * PROMPT + tuple(self.labels[part].tolist()),
-                    loss_mask=(False,) * PROMPT + (True,) * length,
-                    logprobs=(0.0,) * PROMPT + tuple(self.sampler[part].tolist()),
-                    advantage=advantage,
-                    versions=(-1,) * PROMPT + (0,) * length,
-                    group=0,
-                )
-            )
+            ids = (*(0,) * PROMPT, *self.labels[part].tolist())
+            logprobs = (*(0.0,) * PROMPT, *self.sampler[part].tolist())
+            samples.append(sample_of(ids, length, logprobs=logprobs, advantage=advantage))
             start += length
         tokens = (batch := pack(samples))["tokens"]
         mask_T, n = tokens["loss_mask"], sum(LENGTHS)
