@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
-from forge_agents.runtime.machine import resident_bytes
 from forge_agents.serving import _vllm
 from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request
@@ -39,7 +38,6 @@ class EngineActor(Actor):
         self._fetched: dict[str, int] = {}
         """Versions that came from the store; version 0 of the model's folder is none of them."""
         self._last_update: dict[str, float] = {}
-        self._start_s = 0.0
         self._answers: list[Answer] = []
         self._failure: str | None = None
         self._has_answers = asyncio.Event()
@@ -53,7 +51,6 @@ class EngineActor(Actor):
             follow(self._config, ready, _exit)
             await asyncio.wrap_future(ready)
             return None
-        start = time.perf_counter()
         loop = asyncio.get_running_loop()
         thread = EngineThread(
             self._config,
@@ -62,7 +59,6 @@ class EngineActor(Actor):
         )
         await asyncio.wrap_future(thread.ready)
         self._thread = thread
-        self._start_s = time.perf_counter() - start
         return self._info()
 
     @concurrent_endpoint
@@ -178,24 +174,19 @@ class EngineActor(Actor):
 
     def _info(self) -> EngineInfo:
         thread = self._running()
-        rss_bytes, peak_rss_bytes = resident_bytes()
         peak_device_bytes, device_used_bytes = _device_bytes()
         return EngineInfo(
             pid=os.getpid(),
             vocab_size=int(thread.engine.model_config.get_vocab_size()),
             max_model_len=_vllm.max_model_len(thread.engine),
             version=self._versions[""],
-            adapters={name: version for name, version in self._versions.items() if name},
             generated_tokens=thread.generated_tokens,
             prompt_tokens=thread.prompt_tokens,
             cached_tokens=thread.cached_tokens,
             unfinished=thread.unfinished,
             steps=thread.steps,
-            rss_bytes=rss_bytes,
-            peak_rss_bytes=peak_rss_bytes,
             peak_device_bytes=peak_device_bytes,
             device_used_bytes=device_used_bytes,
-            start_s=self._start_s,
             last_update=self._last_update,
         )
 

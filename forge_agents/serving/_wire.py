@@ -51,8 +51,6 @@ class EngineInfo:
     """Maximum number of tokens of prompt and response together."""
     version: int
     """Version of the model's own weights."""
-    adapters: Mapping[str, int]
-    """Versions of the adapters, by name."""
     generated_tokens: int
     prompt_tokens: int
     cached_tokens: int
@@ -60,14 +58,9 @@ class EngineInfo:
     unfinished: int
     """Number of requests in the engine."""
     steps: int
-    rss_bytes: int
-    """Resident memory of the engine's process."""
-    peak_rss_bytes: int
     peak_device_bytes: int
     """Peak memory that torch allocated on the first rank's accelerator; 0 on CPU."""
     device_used_bytes: int
     """Memory in use on that accelerator by all processes; 0 on CPU."""
-    start_s: float
-    """Seconds that the engine took to build."""
     last_update: Mapping[str, float] = field(default_factory=dict)
     """Timings of the last weight update, as returned by `EngineProcess.load_weights`."""

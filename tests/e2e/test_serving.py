@@ -277,7 +277,6 @@ def test_concurrent_requests_are_batched(run, engine):
         assert after.generated_tokens - before.generated_tokens == total
         assert after.steps - before.steps < 60  # 16 at a time; one by one would take 640
         assert after.pid == engine.initial_info.pid
-        assert after.rss_bytes > 100e6
 
     run(main())
 

@@ -426,7 +426,7 @@ def _candidates(
     adapter = LoRA() if all(size.plain_layers for size in fully_trained) else LoRA(targets=ATTENTION_TARGETS)
     for lora, recomputed, share, tp in itertools.product(
         (None, adapter) if fully_trained else (None,),
-        _recomputed(settings.learner.activation_checkpointing),
+        RECOMPUTED[RECOMPUTED.index(settings.learner.activation_checkpointing or "none") :],  # never less than the run
         dict.fromkeys([described["learner"]] if "learner" in described else shares),
         _tensor_parallel(sizes, hardware, settings.engine.tp),
     ):
@@ -452,10 +452,3 @@ def _tensor_parallel(sizes: Mapping[str, _Model], hardware: Hardware, current: i
         if hardware.gpus_per_host % degree == 0 and all(size.divides(degree) for size in different)
     ]
     return sorted(degrees, key=lambda degree: degree != current)
-
-
-def _recomputed(current: str | None) -> Sequence[str]:
-    """Return the modes that recompute at least as much as the current one."""
-    if current is None:
-        return RECOMPUTED
-    return [mode for mode in RECOMPUTED if RECOMPUTED.index(mode) >= RECOMPUTED.index(current)]
