@@ -275,8 +275,7 @@ class Ranks:
     def send(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         """On the first rank: make the others do calls that it does itself with `call_here`, whether they fail or not.
 
-        Args:
-            calls: Names of functions of `_vllm`, with their arguments after the engine.
+        `calls` are names of functions of `_vllm`, with their arguments after the engine.
         """
         if self._group is not None:
             import torch.distributed as dist
@@ -295,11 +294,11 @@ class Ranks:
     def load(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """On the first rank: replace all weights on all ranks. Tensors are sent one by one; each keeps its part."""
         if self._group is None:
-            self.call_here("load_tensors", tensors, version)
+            self.call_here("load_tensors", tensors.items(), version)
             return
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         self.send([("load", (shapes, version))])
-        self._load(_BroadcastTensors(shapes, self._group, tensors), version)
+        self._load(shapes, version, tensors)
 
     def follow(self) -> None:
         """On the other ranks: repeat the first rank's calls until it closes.
@@ -316,8 +315,7 @@ class Ranks:
                 if name == _CLOSE:
                     return
                 if name == "load":
-                    shapes, version = args
-                    self._load(_BroadcastTensors(shapes, self._group), version)
+                    self._load(*args)
                     continue
                 try:
                     self.call_here(name, *args)
@@ -329,41 +327,20 @@ class Ranks:
         """On the first rank, while all is well: end the others."""
         self.send([(_CLOSE, ())])
 
-    def _load(self, tensors: _BroadcastTensors, version: int) -> None:
+    def _load(self, shapes: Mapping[str, Any], version: int, source: Mapping[str, torch.Tensor] | None = None) -> None:
+        tensors = self._broadcast(shapes, source)
         self.call_here("load_tensors", tensors, version)
-        tensors.finish()
-
-
-class _BroadcastTensors(Mapping[str, "torch.Tensor"]):
-    """Tensors that are sent from the first rank, which has the `source`, to the others while they are iterated once."""
-
-    def __init__(self, shapes: Mapping[str, Any], group: Any, source: Mapping[str, torch.Tensor] | None = None) -> None:
-        self._shapes, self._group, self._source = shapes, group, source
-        self._remaining = self._broadcast()
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        raise TypeError(f"{name} may not have arrived yet; iterate over items()")
-
-    def items(self) -> Any:
-        """Names and tensors, each as soon as all ranks have it."""
-        return self._remaining
-
-    def finish(self) -> None:
-        """Receive the tensors that were not iterated, so that all ranks stay in step."""
-        for _ in self._remaining:
+        for _ in tensors:  # receive the tensors that vLLM did not read, so that all ranks stay in step
             continue
 
-    def _broadcast(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _broadcast(
+        self, shapes: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors, each as soon as all ranks have received it from the first rank, which has the `source`."""
         import torch
         import torch.distributed as dist
 
-        for name, (shape, dtype) in self._shapes.items():
-            tensor = torch.empty(shape, dtype=dtype) if self._source is None else self._source[name].contiguous()
+        for name, (shape, dtype) in shapes.items():
+            tensor = torch.empty(shape, dtype=dtype) if source is None else source[name].contiguous()
             dist.broadcast(tensor.view(-1).view(torch.uint8), src=0, group=self._group)
             yield name, tensor

@@ -570,7 +570,7 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tu
             raise ValueError(f"tensor {name!r} has shape {tuple(tensors[name].shape)}; the served model has {shape}")
 
 
-def load_tensors(engine: Any, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+def load_tensors(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
     """Replace all weights in place and drop all keys and values that were computed with the old ones.
 
     Running requests keep their tokens; their keys and values are computed again.
@@ -580,7 +580,7 @@ def load_tensors(engine: Any, tensors: Mapping[str, torch.Tensor], version: int)
     model = engine.model_executor.driver_worker.get_model()
     with torch.no_grad():
         _unpack_experts(model)
-        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
         _repack_tied_heads(model)
     _set_version(engine, _BASE, version)
 

@@ -93,7 +93,7 @@ class Bench(Actor):
         seen = [answers(engine, prompts)]
         for version, folder in enumerate((new, config.model), 1):
             lent = load_file(folder + "/model.safetensors")
-            _vllm.load_tensors(engine, lent, version)
+            _vllm.load_tensors(engine, lent.items(), version)
             for tensor in lent.values():  # pages that the learner writes over next
                 tensor.zero_()
             seen.append(answers(engine, prompts))

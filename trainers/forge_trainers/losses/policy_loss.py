@@ -6,6 +6,7 @@ Axes: S loss tokens, V vocabulary, or this rank's part of the vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,7 +161,7 @@ class PolicyLoss:
             The loss, and metrics that TorchTitan's wrapper sums (``NAME/mean``) or maximizes (``NAME/max``) over
             chunks.
         """
-        settings, rule = self._settings, self._settings.correction
+        settings = self._settings
         column = {name: value[0] for name, value in columns_1S.items()}
         logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=self._temperature)
         valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
@@ -171,27 +172,8 @@ class PolicyLoss:
         # With one optimizer step per batch, the learner has not changed since the start of the batch: r = p / sg[p] is
         # 1, and its gradient is that of log p.
         start_S = column.get("old_logprobs", now_S)
-        old_S = sampler_S if rule.how == "ratio" else start_S
-        result = settings.loss.function(
-            TokenInputs(
-                logprobs_S=logprobs_S,
-                log_ratio_S=limited(logprobs_S - old_S),
-                # without a column the ratio is 1
-                sequence_log_ratio_S=column.get("sequence_log_ratio", torch.zeros_like(now_S))
-                if settings.loss.sequence_ratio
-                else torch.empty(0).as_subclass(_NotComputed),
-                advantages_S=column["advantages"],
-                clip_low=settings.clip_low,
-                clip_high=settings.clip_high,
-            )
-        )
-        loss_S, clipped_S = _checked_result(result, settings.loss.name, now_S.shape)
-        match rule.how:
-            case "truncate" | "mask" as how:
-                log_ratio_S = column.get("correction_log_ratio", start_S - sampler_S)
-                correction_S, corrected_S = correction_weights(log_ratio_S, how, low=rule.low, high=rule.high)
-            case _:
-                correction_S, corrected_S = torch.ones_like(now_S), torch.zeros_like(now_S)
+        loss_S, clipped_S = self._published_loss(logprobs_S, start_S, column)
+        correction_S, corrected_S = self._correction(start_S, column)
         loss_S = loss_S * correction_S
         kl_S = torch.zeros_like(now_S)
         if "reference_logprobs" in column:
@@ -206,21 +188,51 @@ class PolicyLoss:
                 "only their weights (advantages_S and sequence_log_ratio_S have no gradient)"
             )
         with torch.no_grad():
-            self._log_ratios.append(now_S - sampler_S)
-            computed = num_loss_tokens * self._computed_share
-            gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
-            metrics = {
-                "loss/mean": loss.detach(),
-                "ratio_mean/mean": mean(limited(now_S - sampler_S).exp(), computed),
-                "clip_fraction/mean": mean(clipped_S, computed),
-                "correction/mean": mean(correction_S, computed),
-                "corrected_fraction/mean": mean(corrected_S, computed),
-                "kl/mean": mean(kl_S, computed),
-                "entropy/mean": mean(entropy_S, computed),
-                "logprob_gap_mean/mean": mean(gap_S, computed),
-                "logprob_gap_max/max": gap_S.max(),
+            log_ratio_S = now_S - sampler_S
+            self._log_ratios.append(log_ratio_S)
+            gap_S = torch.where(valid_S, log_ratio_S.abs(), 0.0)
+            means = {
+                "ratio_mean": limited(log_ratio_S).exp(),
+                "clip_fraction": clipped_S,
+                "correction": correction_S,
+                "corrected_fraction": corrected_S,
+                "kl": kl_S,
+                "entropy": entropy_S,
+                "logprob_gap_mean": gap_S,
             }
-        return loss, metrics
+            computed = num_loss_tokens * self._computed_share
+            metrics = {"loss/mean": loss.detach()}
+            metrics |= {f"{name}/mean": mean(values_S, computed) for name, values_S in means.items()}
+        return loss, {**metrics, "logprob_gap_max/max": gap_S.max()}
+
+    def _published_loss(
+        self, logprobs_S: torch.Tensor, start_S: torch.Tensor, column: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of each token, and 1 for clipped tokens. `start_S`: log-probabilities at the start of the batch."""
+        settings = self._settings
+        old_S = column["sampler_logprobs"] if settings.correction.how == "ratio" else start_S
+        sequence_S: torch.Tensor = torch.empty(0).as_subclass(_NotComputed)
+        if settings.loss.sequence_ratio:  # without a column the ratio is 1
+            sequence_S = column.get("sequence_log_ratio", torch.zeros_like(start_S))
+        inputs = TokenInputs(
+            logprobs_S=logprobs_S,
+            log_ratio_S=limited(logprobs_S - old_S),
+            sequence_log_ratio_S=sequence_S,
+            advantages_S=column["advantages"],
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+        )
+        return _checked_result(settings.loss.function(inputs), settings.loss.name, logprobs_S.shape)
+
+    def _correction(
+        self, start_S: torch.Tensor, column: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Importance weight of each token, and 1 for truncated or masked tokens."""
+        rule = self._settings.correction
+        if rule.how not in ("truncate", "mask"):
+            return torch.ones_like(start_S), torch.zeros_like(start_S)
+        log_ratio_S = column.get("correction_log_ratio", start_S - column["sampler_logprobs"])
+        return correction_weights(log_ratio_S, rule.how, low=rule.low, high=rule.high)
 
     def take_log_ratios(self) -> torch.Tensor:
         """Learner's minus sampler's log-probabilities at all positions since the last call, in order."""
