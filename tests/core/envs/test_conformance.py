@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,12 +83,6 @@ class _Fragile(Good):
         return super().act(agent, action)
 
 
-class _Unicode(Good):
-    def act(self, agent, action):
-        action.encode("latin-1")
-        return super().act(agent, action)
-
-
 class _GlobalNumpy(Good):
     def setup(self, rng):
         super().setup(rng)
@@ -103,59 +98,9 @@ class _GlobalPython(Good):
         return super().act(agent, action)
 
 
-class _Shared(Good):
-    count = [0]
-
-    def observe_text(self, agent):
-        return f"{self.count}"
-
-    def act(self, agent, action):
-        self.count[0] += 1
-        return super().act(agent, action)
-
-
-class _Unseeded(Good):
-    def setup(self, rng):
-        super().setup(np.random.default_rng())
-
-    def observe_text(self, agent):
-        return f"about {self.number // 10}"
-
-
-class _Consuming(Good):
-    def setup(self, rng):
-        super().setup(rng)
-        self.looks = 0
-
-    def observe_text(self, agent):
-        self.looks += 1
-        return f"look {self.looks}"
-
-
 class _Leaking(Good):
     def observe_text(self, agent):
         return f"Do not say that it is {self.number}."
-
-
-class _Locked(Good):
-    def setup(self, rng):
-        super().setup(rng)
-        self.lock = threading.Lock()
-
-
-class _Surrogate(Good):
-    def observe_text(self, agent):
-        return "\ud83c"
-
-
-class _Long(Good):
-    max_observation_chars = 4
-
-
-class _Unjson(Good):
-    def act(self, agent, action):
-        outcome = super().act(agent, action)
-        return fa.Outcome(rewards=outcome.rewards, done=outcome.done, info={agent: {"rng": self.rng}})
 
 
 class _SavesAndDraws(Good):
@@ -189,42 +134,24 @@ class _Hinting(_Telling):
         return ["yes"] if self.number % 2 else ["no"]
 
 
-class _Unswapped(_Hinting):
-    def legal_actions(self, agent):
-        return ["yes", "no"]
-
-    def swap_secrets(self, agent, rng):
-        pass
-
-
-class _Promising(Good):
-    def legal_actions(self, agent):
-        return ["no"]
-
-    def act(self, agent, action):
-        outcome = super().act(agent, action)
-        told = {agent: {"illegal": "" if "yes" in action else "only yes"}}
-        return fa.Outcome(rewards=outcome.rewards, done=outcome.done, info=told)
-
-
-class _SharedLater(Good):
-    """Copies share a list, which is visible only after one of them has played on."""
-
-    def setup(self, rng):
-        super().setup(rng)
-        self.said = _Uncopied()
-
-    def observe_text(self, agent):
-        return f"{len(self.said)} said"
-
-    def act(self, agent, action):
-        self.said.append(action)
-        return super().act(agent, action)
-
-
 class _Uncopied(list):
     def __deepcopy__(self, memo):
         return self
+
+
+class _Remembering(Good):
+    """Observes how many actions there were. Copies share the list, which shows only after one of them has played on."""
+
+    def setup(self, rng):
+        super().setup(rng)
+        self.actions = _Uncopied()
+
+    def observe_text(self, agent):
+        return f"{len(self.actions)} actions"
+
+    def act(self, agent, action):
+        self.actions.append(action)
+        return super().act(agent, action)
 
 
 class _Gossiping(Good):
@@ -234,23 +161,14 @@ class _Gossiping(Good):
 
     def setup(self, rng):
         super().setup(rng)
-        self.said = ""
+        self.heard = ""
 
     def observe_text(self, agent):
-        return f"Heard: {self.said}"
+        return f"Heard: {self.heard}"
 
     def act(self, agent, action):
-        self.said = action[:200]
+        self.heard = action[:200]
         return super().act(agent, action)
-
-
-class _Noting(_Gossiping):
-    def observe_text(self, agent):
-        return "Odd?"
-
-    def act(self, agent, action):
-        outcome = super().act(agent, action)
-        return fa.Outcome(rewards=outcome.rewards, done=outcome.done, info={"a": {"last": self.said}})
 
 
 class _Discreet(_Gossiping):
@@ -258,50 +176,77 @@ class _Discreet(_Gossiping):
         return super().act(agent, split_reasoning(action)[1])
 
 
-class _Crowded(Good):
-    min_agents = 1
+def changed(base=Good, *, after_setup=None, before_act=None, info=None, **members):
+    """A subclass with other members, code around `setup` and `act`, or another info of actions."""
 
-    def select_agents(self, rng):
-        return self.possible_agents
+    def setup(self, rng):
+        base.setup(self, rng)
+        after_setup(self)
 
-
-class _Nan(Good):
     def act(self, agent, action):
-        return fa.Outcome(rewards={agent: float("nan")}, done=True)
+        if before_act is not None:
+            before_act(self, action)
+        outcome = base.act(self, agent, action)
+        return outcome if info is None else replace(outcome, info=info(self, agent, action))
+
+    members |= {"setup": setup} if after_setup else {}
+    members |= {"act": act} if before_act or info else {}
+    return type("Changed", (base,), members)
+
+
+def look(self, agent):
+    self.looks = getattr(self, "looks", 0) + 1
+    return f"look {self.looks}"
+
+
+SHARED = []
+_shared = changed(before_act=lambda self, action: SHARED.append(1), observe_text=lambda self, agent: f"{len(SHARED)}")
+_unseeded = changed(
+    setup=lambda self, rng: Good.setup(self, np.random.default_rng()),
+    observe_text=lambda self, agent: f"about {self.number // 10}",
+)
 
 
 @pytest.mark.parametrize(
-    ("env", "check", "says"),
+    ("env", "check", "message"),
     [
         (_Fragile, "odd actions", "answered '': ValueError"),
-        (_Unicode, "odd actions", "UnicodeEncodeError"),
+        (changed(before_act=lambda self, action: action.encode("latin-1")), "odd actions", "UnicodeEncodeError"),
         (_GlobalNumpy, "global randomness", "numpy.random"),
         (_GlobalPython, "global randomness", "generator of random was"),
-        (_Shared, "determinism", "observation of step"),
-        (_Shared, "fork", "of step"),
-        (_Unseeded, "determinism", "seed 0"),
-        (_Unseeded, "pettingzoo seed", "Incorrect"),
-        (_Consuming, "observing", "twice"),
-        (_Leaking, "leak", "can read the secret"),
-        (_Locked, "fork", "copying self.lock, a _thread.lock: TypeError"),
-        (_Promising, "legal actions", "seed 0: 'no' is in the legal actions of 'a', but was refused: only yes"),
-        (_SharedLater, "fork", "of step"),
         (_SavesAndDraws, "global randomness", "seeded in two ways"),
+        (_shared, "determinism", "observation of step"),
+        (_shared, "fork", "of step"),
+        (_unseeded, "determinism", "seed 0"),
+        (_unseeded, "pettingzoo seed", "Incorrect"),
+        (changed(observe_text=look), "observing", "twice"),
+        (_Leaking, "leak", "can read the secret"),
+        (changed(after_setup=lambda self: setattr(self, "lock", threading.Lock())), "fork",
+         "copying self.lock, a _thread.lock: TypeError"),
+        (_Remembering, "fork", "of step"),
+        (changed(legal_actions=lambda self, agent: ["no"],
+                 info=lambda self, agent, action: {agent: {"illegal": "" if "yes" in action else "only yes"}}),
+         "legal actions", "seed 0: 'no' is in the legal actions of 'a', but was refused: only yes"),
         (_Telling, "information sets", "becomes"),
         (_Hinting, "information sets", "depends on information hidden from it"),
-        (_Unswapped, "information sets", "changed nothing"),
+        (changed(_Telling, observe_text=lambda self, agent: "Odd?", swap_secrets=lambda self, agent, rng: None),
+         "information sets", "changed nothing"),
         (_Gossiping, "reasoning", "'b' can read reasoning of 'a' in observe_text"),
-        (_Noting, "reasoning", "'a' can read reasoning of 'b' in info"),
-        (_Crowded, "num agents", "num_agents=1 gives the agents ['a', 'b']"),
-        (_Surrogate, "spaces", "outside its space"),
-        (_Long, "spaces", "max_observation_chars"),
-        (_Unjson, "rewards and infos", "not JSON"),
-        (_Nan, "rewards and infos", "nan"),
+        (changed(_Gossiping, observe_text=lambda self, agent: "Odd?",
+                 info=lambda self, agent, action: {"a": {"last": self.heard}}),
+         "reasoning", "'a' can read reasoning of 'b' in info"),
+        (changed(min_agents=1, select_agents=lambda self, rng: self.possible_agents), "num agents",
+         "num_agents=1 gives the agents ['a', 'b']"),
+        (changed(observe_text=lambda self, agent: "\ud83c"), "spaces", "outside its space"),
+        (changed(max_observation_chars=4), "spaces", "max_observation_chars"),
+        (changed(info=lambda self, agent, action: {agent: {"rng": self.rng}}), "rewards and infos", "not JSON"),
+        (changed(act=lambda self, agent, action: fa.Outcome(rewards={agent: float("nan")}, done=True)),
+         "rewards and infos", "nan"),
     ],
-)
-def test_each_breach_is_found_by_its_check(env, check, says):
-    found = failures(env, check)
-    assert check in found and says in found[check].message and found[check].fix
+)  # fmt: skip
+def test_each_breach_is_found_by_its_check(env, check, message):
+    findings = failures(env, check)
+    assert check in findings and message in findings[check].message and findings[check].fix
 
 
 @pytest.mark.parametrize(
@@ -312,7 +257,7 @@ def test_each_breach_is_found_by_its_check(env, check, says):
         (_GlobalPython, "global randomness", "random.random()", "_GlobalPython.act"),
         (_Leaking, "leak", "def observe_text", "_Leaking.observe_text"),
         (_Hinting, "information sets", "def legal_actions", "_Hinting.legal_actions"),
-        (_Nan, "spaces", None, ""),
+        (changed(act=lambda self, agent, action: fa.Outcome(rewards={agent: float("nan")})), "spaces", None, ""),
     ],
 )
 def test_findings_name_the_line(env, check, text, method):
