@@ -100,12 +100,7 @@ def writable(text: str) -> str:
 
 
 def observation(env: object, agent: str, text: object, method: str, max_chars: int) -> Observation:
-    """Check a text that `method` returned and convert it to an observation of `agent`.
-
-    Raises:
-        TypeError: The text is not a string.
-        ValueError: The text is longer than `max_chars`.
-    """
+    """Convert a text that `method` returned to an observation. Raises TypeError or ValueError if it is none."""
     if not isinstance(text, str):
         raise TypeError(f"{env}: {method} returned {type(text).__name__} for {agent!r}; return a string")
     if len(text) > max_chars:
@@ -260,12 +255,7 @@ class TextGame(Forkable):
     # ---- PettingZoo's interface
 
     def observe(self, agent: str) -> Observation:
-        """Return the current observation of `agent`.
-
-        Raises:
-            TypeError: `observe_text` returned something other than a string.
-            ValueError: The text is longer than `max_observation_chars`.
-        """
+        """Return the current observation of `agent`. Raises TypeError or ValueError if `observe_text` returned none."""
         return observation(self, agent, self.observe_text(agent), "observe_text", self.max_observation_chars)
 
     def observation_space(self, agent: str) -> TextSpace:

@@ -27,15 +27,9 @@ AgentFactory: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], Play
 
 
 def oracle_of(spec: object, env_id: str) -> AgentFactory:
-    """Import the oracle of an environment.
+    """Import the oracle of an environment, whose attribute ``spec`` may be anything.
 
-    Args:
-        spec: The environment's attribute ``spec``. Anything but an `EnvSpec` counts as having no oracle.
-        env_id: Name of the environment in errors.
-
-    Raises:
-        ValueError: The environment has no oracle. The message lists those that have one.
-        ForgeError: The oracle cannot be imported.
+    Raises ValueError if there is no oracle, and ForgeError if it cannot be imported.
     """
     if not isinstance(spec, EnvSpec) or spec.oracle is None:
         raise ValueError(

@@ -272,11 +272,7 @@ def ids_with_oracles() -> list[str]:
 
 
 def provide(namespace: str, *, entry_point: str, package: str, extra: str = "") -> None:
-    """Offer the environments of a library under ``namespace/``. Arguments as in `Provider`.
-
-    Raises:
-        ValueError: Another function offers the namespace.
-    """
+    """Offer the environments of a library under ``namespace/``, which has one provider. Arguments as in `Provider`."""
     provider = Provider(entry_point=entry_point, package=package, extra=extra)
     if _providers.setdefault(namespace, provider) != provider:
         raise ValueError(f"namespace {namespace!r} is already offered by {_providers[namespace].entry_point}")
@@ -315,11 +311,7 @@ def list_suites() -> list[str]:
 
 
 def suite(name: str) -> tuple[str, ...]:
-    """Return the ids of a suite. ``module:name`` imports the module first.
-
-    Raises:
-        UnknownIdError: No suite or module has this name, or an environment of the suite is not registered.
-    """
+    """Return the ids of a suite; ``module:name`` imports the module first. Raises UnknownIdError, also for its ids."""
     ids, _ = _suites[suite_name(name)]
     for env_id in ids:
         spec(env_id)
@@ -327,11 +319,7 @@ def suite(name: str) -> tuple[str, ...]:
 
 
 def suite_name(name: str) -> str:
-    """Import the module in ``module:name``, if any, and return the name of the suite.
-
-    Raises:
-        UnknownIdError: No suite or module has this name.
-    """
+    """Import the module in ``module:name``, if any, and return the name of the suite. Raises UnknownIdError."""
     _load_plugins()
     short = _import_module_of(name)
     if short in _specs:
@@ -423,11 +411,7 @@ def _parameters(env_spec: EnvSpec) -> inspect.Signature | None:
 
 
 def _wrapper_arguments(env_spec: EnvSpec) -> dict[str, Any]:
-    """Return the arguments that wrap. An argument that the constructor has belongs to the constructor.
-
-    Raises:
-        ArgumentError: An argument belongs to neither, or the constructor misses one.
-    """
+    """Return the arguments that wrap. An argument that the constructor has belongs to the constructor."""
     from forge_agents.envs.wrappers import BY_NAME
 
     kwargs, signature = env_spec.kwargs, _parameters(env_spec)

@@ -71,11 +71,7 @@ class EnvSpec:
         return split_id(self.id)[1]
 
     def at_level(self, level: int) -> EnvSpec:
-        """Return the spec of one level, counted from 1 (easiest).
-
-        Raises:
-            UnknownIdError: The environment has no such level.
-        """
+        """Return the spec of one level, counted from 1 (easiest). Raises UnknownIdError if there is no such level."""
         if not 1 <= level <= len(self.levels):
             has = f"has levels 1 to {len(self.levels)}" if self.levels else "was registered without levels"
             raise UnknownIdError(f"there is no {self.id}@{level}: {self.id} {has}")
@@ -118,11 +114,7 @@ def split_level(env_id: str) -> tuple[str, int | None]:
 
 
 def split_id(env_id: str) -> tuple[str, int]:
-    """Split ``namespace/Name-vN``, with or without a level, into name and version.
-
-    Raises:
-        ValueError: The id does not have this form.
-    """
+    """Split ``namespace/Name-vN``, with or without a level, into name and version. Raises ValueError if malformed."""
     match = _ID.fullmatch(env_id)
     if match is None or match["version"] is None:
         raise ValueError(f"environment id {env_id!r} must have the form 'namespace/Name-vN', e.g. 'my/Kuhn-v0'")

@@ -84,11 +84,7 @@ class ObservationWindow(EnvWrapper):
         self._spaces = {agent: TextSpace(chars) for agent in env.possible_agents}
 
     def observe(self, agent: str) -> Observation:
-        """Return the end of the observation.
-
-        Raises:
-            ForgeError: The environment writes whole messages, which cannot be shortened.
-        """
+        """Return the end of the observation. Whole messages, which an environment may write, cannot be shortened."""
         if (self.env.infos.get(agent) or {}).get(CONVERSATION):
             raise ForgeError(
                 f"observation_window of {self.env}: the environment writes whole messages, which cannot be shortened; "

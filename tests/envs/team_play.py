@@ -3,6 +3,18 @@
 import forge_agents as fa
 
 
+def begin(env, seed=0):
+    """Start an episode. Returns the environment."""
+    env.reset(seed=seed)
+    return env
+
+
+def act(env, *texts):
+    """Play actions in order."""
+    for text in texts:
+        env.step(text)
+
+
 def play(env, team, seed):
     """Play an episode with actions ``team(seen, agent)``. Returns the common reward."""
     env.reset(seed=seed)

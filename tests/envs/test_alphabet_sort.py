@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from team_play import begin
 
 import forge_agents as fa
 from forge_envs.games.alphabet_sort import NAMES, AlphabetSort, list_similarity, read_names
@@ -11,8 +12,7 @@ def names_of(observation):
 
 
 def test_sorting_everything_so_far_earns_one_per_turn():
-    env = fa.make("forge/AlphabetSort-v0", num_names=5, num_added=3, turns=3)
-    env.reset(seed=1)
+    env = begin(fa.make("forge/AlphabetSort-v0", num_names=5, num_added=3, turns=3), 1)
     names, total = [], 0.0
     for size in (5, 8, 11):
         observation, reward, *_ = env.last()
@@ -25,8 +25,7 @@ def test_sorting_everything_so_far_earns_one_per_turn():
 
 
 def test_forgetting_the_earlier_names_costs():
-    env = AlphabetSort(num_names=4, num_added=2, turns=2)
-    env.reset(seed=0)
+    env = begin(AlphabetSort(num_names=4, num_added=2, turns=2))
     env.step(", ".join(sorted(names_of(env.observe("sorter")))))
     assert env.rewards["sorter"] == 1.0
     env.step(", ".join(sorted(names_of(env.observe("sorter")))))
@@ -69,8 +68,7 @@ def test_answers_may_be_decorated():
 
 
 def test_sharpness_makes_half_right_worth_less():
-    env = AlphabetSort(num_names=4, turns=1, sharpness=3.0)
-    env.reset(seed=0)
+    env = begin(AlphabetSort(num_names=4, turns=1, sharpness=3.0))
     env.step(min(names_of(env.observe("sorter"))))
     assert env.rewards["sorter"] == pytest.approx(0.25**3)
 

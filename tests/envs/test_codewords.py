@@ -2,7 +2,7 @@ import re
 
 import numpy as np
 import pytest
-from team_play import shown, with_oracle
+from team_play import act, begin, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
@@ -26,9 +26,7 @@ class Slips(Oracle):
 
 
 def begun(seed=0, **settings):
-    env = Codewords(**settings)
-    env.reset(seed=seed)
-    return env
+    return begin(Codewords(**settings), seed)
 
 
 def test_no_word_hides_another():
@@ -85,8 +83,7 @@ def test_illegal_clue_is_refused_and_the_second_ends_the_round(clue, fault):
 def test_words_are_uncovered_in_text_order_until_one_is_wrong():
     env = begun(size=3, others=4)
     right, wrong = env.left(""), env.left("nobody")
-    env.step("colour 3")
-    env.step(f"First {right[1].upper()}, then {wrong[0]}; {right[0]}")
+    act(env, "colour 3", f"First {right[1].upper()}, then {wrong[0]}; {right[0]}")
     assert f"colour 3: {right[1]} yes, {wrong[0]} nobody." in env.observe("master")
     assert right[1] not in env.hidden and right[0] in env.hidden
     env.step("colour 1"), env.step(f"{right[0]} {right[2]}")

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from team_play import begin
 
 import forge_agents as fa
 from forge_agents.testing import check_levels
@@ -38,8 +39,7 @@ def test_sustainable_players_earn_the_optimum(level):
 
 def test_no_plan_earns_more_than_the_best():
     """Enumerates all plans of a small lake with equal shares."""
-    env = Commons(num_players=2, regrowth=2.0, seasons=3)
-    env.reset(seed=0)
+    env = begin(Commons(num_players=2, regrowth=2.0, seasons=3))
 
     def most(stock, left):
         if not left or not stock:
@@ -61,8 +61,7 @@ def test_greedy_player_earns_more_at_the_others_expense():
 
 
 def test_all_take_at_once_and_share_what_is_too_little():
-    env = Commons(num_players=3, regrowth=2.0)
-    env.reset(seed=0)
+    env = begin(Commons(num_players=3, regrowth=2.0))
     env.stock = env.holds = 10
     seen, *_ = env.step({"player_0": "I take 2", "player_1": "take 3!", "player_2": "hello\n all"})
     assert env.stock == 10 and env.infos["player_2"]["illegal"] and "illegal" not in env.infos["player_0"]
@@ -89,8 +88,7 @@ def test_a_number_to_take_may_be_written_in_other_ways(text, number):
 
 
 def test_growth_is_what_its_decimals_say():
-    env = Commons(num_players=2, regrowth=1.4)
-    env.reset(seed=0)
+    env = begin(Commons(num_players=2, regrowth=1.4))
     env.holds, env.stock = 1000, 45
     env.step({"player_0": "nothing", "player_1": "nothing"})
     assert env.stock == 63, "in binary 45 x 1.4 is a little less"

@@ -1,4 +1,5 @@
 import pytest
+from team_play import act, begin
 
 from forge_envs.teams.debate import Debate
 
@@ -6,16 +7,13 @@ QUESTION = ("Is water wet?", True, "It was touched.")
 
 
 def debate(truth=True, **kwargs):
-    env = Debate(questions=[(QUESTION[0], truth, QUESTION[2])], **kwargs)
-    env.reset(seed=0)
-    return env
+    return begin(Debate(questions=[(QUESTION[0], truth, QUESTION[2])], **kwargs))
 
 
 def test_only_debaters_read_the_evidence():
     env = debate()
     assert env.observe("pro") == "Question: Is water wet?\nEvidence: It was touched."
-    env.step("It  is\nwet.")
-    env.step("It is not.")
+    act(env, "It  is\nwet.", "It is not.")
     assert env.agent_selection == "judge"
     assert env.observe("judge") == "Question: Is water wet?\nyes side: It is wet.\nno side: It is not."
     assert "answer is yes" in env.instructions("pro") and "answer is no" in env.instructions("con")

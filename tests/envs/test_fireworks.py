@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from team_play import with_oracle
+from team_play import begin, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
@@ -16,8 +16,7 @@ class Slips(Oracle):
 
 def dealt(ann, ben, deck=(), **settings):
     """Start a game with fixed hands and a fixed deck, first card on top."""
-    env = Fireworks(hand=len(ann), **settings)
-    env.reset(seed=0)
+    env = begin(Fireworks(hand=len(ann), **settings))
     for seat, cards in (("player_0", ann), ("player_1", ben)):
         for held, card in zip(env.hands[seat], cards, strict=True):
             held.card = card

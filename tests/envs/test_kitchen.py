@@ -1,5 +1,5 @@
 import pytest
-from team_play import shown, with_oracle
+from team_play import begin, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_levels
@@ -16,9 +16,7 @@ class Slips(Oracle):
 
 
 def begun(layout="O.1P / D.2S", **settings):
-    env = Kitchen(**{"layout": layout, "swap": False, "onions": 1, **settings})
-    env.reset(seed=0)
-    return env
+    return begin(Kitchen(**{"layout": layout, "swap": False, "onions": 1, **settings}))
 
 
 def steps(env, *pairs):
@@ -65,8 +63,7 @@ def test_cooks_do_not_walk_through_each_other(moves, places):
 def test_map_is_flipped_and_cooks_start_on_the_drawn_sides():
     seen = {}
     for seed in range(40):
-        env = begun(LAYOUTS["wall"], swap=True)
-        env.reset(seed=seed)
+        env = begin(begun(LAYOUTS["wall"], swap=True), seed)
         rows = env.observe("cook_0").split("\n")[:3]
         bare = tuple(row.replace("A", ".").replace("B", ".") for row in rows)
         sides = [env.places[cook][1] < 2 for cook in ("cook_0", "cook_1")]

@@ -1,6 +1,7 @@
 import itertools
 
 import pytest
+from team_play import begin
 
 from forge_envs.games.poker import CARDS, KuhnPoker
 
@@ -15,8 +16,7 @@ LINES = {
 
 
 def dealt(first, second):
-    env = KuhnPoker()
-    env.reset(seed=0)
+    env = begin(KuhnPoker())
     env.cards = {"player_0": first, "player_1": second}
     return env
 

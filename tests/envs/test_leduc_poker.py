@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 from scipy.sparse import block_array, coo_array
+from team_play import act, begin
 
 from forge_envs.games.poker import LeducPoker
 
@@ -13,8 +14,7 @@ DECK = [0, 0, 1, 1, 2, 2]
 
 
 def dealt(first, second, public):
-    env = LeducPoker()
-    env.reset(seed=0)
+    env = begin(LeducPoker())
     env.cards, env.public = {"player_0": first, "player_1": second}, public
     return env
 
@@ -61,8 +61,7 @@ def test_the_seats_read_what_they_may():
         env.agent_selection == "player_0"
         and "Public card: Queen. Round 1: you raise, opponent raise" in env.observe("player_0")
     )
-    env.step("check")
-    env.step("check")
+    act(env, "check", "check")
     assert env.infos["player_0"]["cards"] == {"player_0": "King", "player_1": "Jack", "public": "Queen"}
     assert env.infos["player_1"]["moves"] == [["raise", "raise", "call"], ["call", "call"]]
 

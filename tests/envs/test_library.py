@@ -1,5 +1,5 @@
 import pytest
-from team_play import shown, with_oracle
+from team_play import begin, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_levels
@@ -48,8 +48,7 @@ def test_answer_without_citations_earns_half():
     "`{}`", "\u201c{}\u201d", "Final answer: *{}*\n\nSources:",
 ])  # fmt: skip
 def test_correct_answer_may_have_filler_words(wrapped):
-    env = Library()
-    env.reset(seed=3)
+    env = begin(Library(), 3)
     env.step("no idea")
     env.step(wrapped.format(env.answer) + "".join(f" [{number}]" for number in env.path))
     assert env.rewards["writer"] == 1.0
@@ -59,8 +58,7 @@ def test_correct_answer_may_have_filler_words(wrapped):
     "form", ["[{}, {}]", "[{}] and [{}]", "([{}] [{}])", "[page {}], [p. {}]", "[pages {} and {}]"]
 )
 def test_pages_may_be_cited_in_other_forms(form):
-    env = Library(hops=2)
-    env.reset(seed=3)
+    env = begin(Library(hops=2), 3)
     env.step("no idea")
     env.step(f"{env.answer} {form.format(*env.path)}")
     assert env.rewards["writer"] == 1.0 and env.infos["writer"]["cited"] == sorted(env.path)
@@ -68,16 +66,14 @@ def test_pages_may_be_cited_in_other_forms(form):
 
 @pytest.mark.parametrize("form", ["not {}", "{} or Oder", "{} " + " " * 20_000 + "no", "Answer", "pages and sources"])
 def test_words_that_say_more_are_no_answer(form):
-    env = Library()
-    env.reset(seed=3)
+    env = begin(Library(), 3)
     env.step("no idea")
     env.step(form.format(env.answer) + f" [{env.path[0]}]")
     assert env.rewards["writer"] == 0.0
 
 
 def test_citing_the_whole_library_is_no_citation():
-    env = Library(hops=2)
-    env.reset(seed=3)
+    env = begin(Library(hops=2), 3)
     env.step("no idea")
     env.step(f"{env.answer} " + " ".join(f"[{number}]" for number in range(1, 49)))
     assert env.rewards["writer"] == 0.5 and env.infos["searcher"]["correct"]
@@ -89,8 +85,7 @@ def test_levels_get_harder_for_a_team_that_gives_up():
 
 
 def test_search_finds_names_and_survives_any_text():
-    env = Library(towns=60)
-    env.reset(seed=5)
+    env = begin(Library(towns=60), 5)
     for name, page in list(env.pages.items())[:40]:
         assert env.search(name).startswith(f"[{page.number}] {name} ")
     for odd in ("", '"', "a* OR (b", "NEAR(", "é" * 1000, "x " * 5000):

@@ -3,14 +3,14 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from team_play import act, begin
 
 from forge_envs.teams.negotiation import Negotiation, pareto_frontier, points_of, possible_values, read_offer
 
 
 def talks(**kwargs):
     """3 books, 2 hats, 1 ball; player_0 likes books, player_1 hats and the ball."""
-    env = Negotiation(**kwargs)
-    env.reset(seed=0)
+    env = begin(Negotiation(**kwargs))
     env.items, env.values = (3, 2, 1), {"player_0": (3, 0, 1), "player_1": (0, 3, 4)}
     return env
 
@@ -25,8 +25,7 @@ def test_the_frontier_by_hand():
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000))
 def test_the_frontier_is_what_no_deal_beats(seed):
-    env = Negotiation()
-    env.reset(seed=seed)
+    env = begin(Negotiation(), seed)
     first, second = env.values.values()
     assert env.infos["player_0"]["values"] == list(first)
     frontier = pareto_frontier(env.items, first, second)
@@ -86,10 +85,7 @@ def test_a_deal_pays_the_share_of_the_surplus():
 
 def test_nobody_accepts_an_own_offer_or_none_at_all():
     env = talks(max_rounds=2)
-    env.step("accept")
-    env.step("take 2 hats")
-    env.step("hm")
-    env.step("accept")
+    act(env, "accept", "take 2 hats", "hm", "accept")
     assert env.rewards == {"player_0": 0.0, "player_1": 0.0} and env.infos["player_0"]["deal"] is None
     assert all(env.terminations.values())
 
@@ -106,8 +102,7 @@ def test_nobody_accepts_an_own_offer_or_none_at_all():
 )  # fmt: skip
 def test_who_does_not_accept_has_no_deal(said, closes):
     env = talks()
-    env.step("take 3 books")
-    env.step(said)
+    act(env, "take 3 books", said)
     assert all(env.terminations.values()) == closes
 
 

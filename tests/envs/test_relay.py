@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from team_play import act, begin
 
 import forge_agents as fa
 from forge_envs.teams.relay import Relay
@@ -10,8 +11,7 @@ CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</to
 
 def asked(a=17, op="+", b=25, gold=42, **kwargs):
     """Start an episode with a fixed question."""
-    env = Relay(**{"message": "{message}", **kwargs})
-    env.reset(seed=0)
+    env = begin(Relay(**{"message": "{message}", **kwargs}))
     env.question, env.gold = f"What is {a} {op} {b}?", gold
     return env
 
@@ -45,8 +45,7 @@ def test_the_first_call_that_works_is_rewarded_once():
     assert (env.rewards, env.observe("asker")) == ({"asker": 0.2, "answerer": 0.2}, "42")
     env.step("CALL calculator(17 + 25)")
     assert env.rewards["asker"] == 0.0
-    env.step("42")
-    env.step("42")
+    act(env, "42", "42")
     assert env.rewards["asker"] == 1.0 and env.infos["asker"]["tool_calls"] == 3
 
 
@@ -88,19 +87,16 @@ def test_messages_are_cut():
 )
 def test_the_last_integer_counts(text, reward):
     env = asked()
-    env.step("?")
-    env.step(text)
+    act(env, "?", text)
     assert env.rewards == {"asker": reward, "answerer": reward}
 
 
 def test_thousands_and_minus_signs_are_read():
     env = asked(gold=1234)
-    env.step("?")
-    env.step("1,234")
+    act(env, "?", "1,234")
     assert env.rewards["asker"] == 1
     env = asked(gold=2)
-    env.step("?")
-    env.step("5-3 = 5 -2")
+    act(env, "?", "5-3 = 5 -2")
     assert env.infos["asker"]["given"] == "-2"
 
 
@@ -109,8 +105,7 @@ def test_thousands_and_minus_signs_are_read():
 )
 def test_partial_credit_falls_linearly(given, reward):
     env = asked(partial_credit=0.5)
-    env.step("?")
-    env.step(given)
+    act(env, "?", given)
     assert env.rewards["answerer"] == pytest.approx(reward)
 
 
@@ -128,8 +123,7 @@ def test_the_gold_is_in_infos_from_the_start_and_in_no_text():
 @settings(deadline=None)
 @given(st.sampled_from("+-*"), st.integers(1, 50), st.integers(0, 1000))
 def test_questions_keep_within_their_limits(op, top, seed):
-    env = Relay(operators=op, max_number=top, question="What is {a} {op} {b}?")
-    env.reset(seed=seed)
+    env = begin(Relay(operators=op, max_number=top, question="What is {a} {op} {b}?"), seed)
     a, b = (int(word) for word in env.question[8:-1].split(f" {op} "))
     assert 1 <= min(a, b) <= max(a, b) <= top
     assert env.gold == {"+": a + b, "-": a - b, "*": a * b}[op] and env.gold >= 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from team_play import play, shown, with_oracle
+from team_play import begin, play, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.sandbox import Sandbox, SandboxUnavailable
@@ -95,8 +95,7 @@ def test_the_sandbox_runs_what_was_edited():
 def test_tests_and_faults_are_what_they_say(quick):
     kinds = set()
     for seed in range(30):
-        env = Repair(modules=1, functions=3, kinds=[FAULTS[seed % 5]])
-        env.reset(seed=seed)
+        env = begin(Repair(modules=1, functions=3, kinds=[FAULTS[seed % 5]]), seed)
         seen, hidden = env.repository.visible, env.repository.hidden
         assert "tests fail." in env.test() and not set(map(str, seen)) & set(map(str, hidden))
         assert len({test.name for test in hidden}) == 3
@@ -124,8 +123,7 @@ def test_levels_get_harder_for_a_planner_that_overlooks_faults(quick):
 
 
 def test_only_the_planner_reads_the_manual(quick):
-    env = Repair()
-    env.reset(seed=0)
+    env = begin(Repair())
     assert "returns" in env.observe("planner") and "returns" not in env.observe("editor") + env.observe("tester")
     env.step("CALL test()")
     assert "no tool is called 'test'; tools: show" in env.observe("planner")
@@ -136,8 +134,7 @@ def test_only_the_planner_reads_the_manual(quick):
 
 
 def test_edits_are_bounded_and_told(quick):
-    env = Repair()
-    env.reset(seed=0)
+    env = begin(Repair())
     (module,) = env.files
     before = env.files[module].split("\n")
     assert env.edit(module, 2, "pass\npass") == f"Line 2 of {module} was {before[1].strip()!r}."

@@ -1,6 +1,6 @@
 import re
 
-from team_play import shown, with_oracle
+from team_play import act, begin, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_levels
@@ -72,8 +72,7 @@ def test_levels_get_harder_for_an_agent_that_overlooks_rules():
 
 
 def test_nobody_reads_what_is_anothers():
-    env = ServiceDesk(alternatives=True, wishes=2)
-    env.reset(seed=4)
+    env = begin(ServiceDesk(alternatives=True, wishes=2), 4)
     assert "You want to" in env.observe("customer") and "or if that is refused" in env.observe("customer")
     assert "You want" not in env.observe("agent") + env.observe("supervisor")
     env.step("hello")
@@ -85,8 +84,7 @@ def test_nobody_reads_what_is_anothers():
 
 
 def test_tools_take_whatever_is_written():
-    env = ServiceDesk(max_turns=99)
-    env.reset(seed=0)
+    env = begin(ServiceDesk(max_turns=99))
     before = env.database
     for call, error in (
         ("look_up(nobody)", "there is no customer 'nobody'"), ("cancel(5)", "there is no order 5"),
@@ -94,8 +92,7 @@ def test_tools_take_whatever_is_written():
         (f'refuse("{env.customer}", 99)', "there is no rule 99; rules are 1 to"),
         (f'change_plan("{env.customer}", "free")', "others are"), ("approve(1)", "no tool is called 'approve'"),
     ):  # fmt: skip
-        env.step("hello")
-        env.step(f"CALL {call}")
+        act(env, "hello", f"CALL {call}")
         assert error in env.observe("agent")
         env.step("sorry")
     assert env.database == before and not env.violations

@@ -2,7 +2,7 @@ import re
 from itertools import count
 
 import pytest
-from team_play import play
+from team_play import act, begin, play
 
 from forge_envs.teams.shop import CLERKS_LIMIT, Shop
 
@@ -88,15 +88,13 @@ def wanting(**changes):
 
 
 def _deal(seed):
-    env = Shop(num_goods=3)
-    env.reset(seed=seed)
+    env = begin(Shop(num_goods=3), seed)
     return env.deal and env.stock_of[env.wanted] > env.quantity
 
 
 def sell(env, quantity=None, item=None, discount=0):
     env.step("hello")
-    env.step(f"CALL offer({item or env.wanted}, {quantity or env.quantity}, {discount})")
-    env.step("please")
+    act(env, f"CALL offer({item or env.wanted}, {quantity or env.quantity}, {discount})", "please")
     env.step("I ACCEPT, I do not LEAVE")
     return env.rewards["customer"]
 
@@ -120,12 +118,10 @@ def test_rights_are_those_of_the_seat():
     env.step(f"CALL offer({env.wanted}, 1, 11)")
     assert "not allowed" in env.observe("clerk") and env.offered is None
     env.step("manager: help")
-    env.step(f"CALL approve({env.wanted}, 20)")
-    env.step("done")
+    act(env, f"CALL approve({env.wanted}, 20)", "done")
     env.step(f"CALL offer({env.wanted}, 1, 20)")
     assert env.offered.discount == 20
-    env.step(f"CALL offer({env.wanted}, 99)")
-    env.step("CALL stock(unicorn)")
+    act(env, f"CALL offer({env.wanted}, 99)", "CALL stock(unicorn)")
     assert env.offered.quantity == 1 and "the shop has no 'unicorn'" in env.observe("clerk")
 
 
@@ -136,8 +132,7 @@ def test_accept_without_an_offer_is_a_message():
 
 
 def test_an_endless_talk_is_cut_off():
-    env = Shop(max_turns=4)
-    env.reset(seed=0)
+    env = begin(Shop(max_turns=4))
     for _ in range(4):
         env.step("hm")
     assert all(env.truncations.values()) and env.rewards["clerk"] == 0.0

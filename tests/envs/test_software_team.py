@@ -3,6 +3,7 @@ import re
 
 import numpy as np
 import pytest
+from team_play import act
 
 from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from forge_envs.teams.software_tasks import TASKS
@@ -36,9 +37,7 @@ def _task_of(env, seed):
 
 
 def submit(env, code):
-    env.step("a plan")
-    env.step(code)
-    env.step("SHIP it")
+    act(env, "a plan", code, "SHIP it")
     return env.rewards["planner"], env.infos["coder"]
 
 

@@ -1,5 +1,5 @@
 import pytest
-from team_play import shown, with_oracle
+from team_play import act, begin, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_levels
@@ -42,8 +42,7 @@ class Nods(Slips):
 
 
 def test_reviewer_sees_only_the_analysts_query():
-    env = Tables(revisions=2)
-    env.reset(seed=1)
+    env = begin(Tables(revisions=2), 1)
     env.step('CALL sql("SELECT 41")'), env.step("41")
     assert "Query: SELECT 41\nResult: " in env.observe("reviewer") and "41" in env.observe("reviewer")
     env.step('CALL sql("SELECT 42")'), env.step("no")
@@ -85,8 +84,7 @@ def test_levels_get_harder_for_weak_players():
     ],
 )
 def test_a_query_can_only_read_and_not_for_long(query):
-    env = Tables()
-    env.reset(seed=1)
+    env = begin(Tables(), 1)
     before = env.database
     with pytest.raises(ValueError, match="the query fails|null character|not allowed"):
         env.sql(query)
@@ -94,8 +92,7 @@ def test_a_query_can_only_read_and_not_for_long(query):
 
 
 def test_a_result_is_short_and_says_what_is_left_out():
-    env = Tables(orders=40)
-    env.reset(seed=1)
+    env = begin(Tables(orders=40), 1)
     lines = env.sql("SELECT id, month FROM orders ORDER BY id").splitlines()
     assert len(lines) == 11 and lines[0].startswith("1 | ") and lines[-1] == "(and more rows)"
     assert env.sql("SELECT 1 WHERE 0") == "(no rows)"
@@ -109,17 +106,14 @@ def test_a_result_is_short_and_says_what_is_left_out():
      ("", 0), ("First I query the orders, then I add up. " * 9 + "Answer: 1202", 1)],
 )  # fmt: skip
 def test_a_number_counts_however_it_is_written(proposal, reward):
-    env = Tables(revisions=0)
-    env.reset(seed=0)
+    env = begin(Tables(revisions=0))
     env.answer = "1202"
-    env.step(proposal)
-    env.step("APPROVE")
+    act(env, proposal, "APPROVE")
     assert env.rewards["analyst"] == reward
 
 
 def test_query_that_repeats_long_texts_is_interrupted():
-    env = Tables()
-    env.reset(seed=0)
+    env = begin(Tables())
     env.step("CALL sql(\"SELECT 'a' LIKE '" + "%a" * 100 + "'\")")
     assert "the query fails" in env.observe("analyst")
     nested = "SELECT count(*) FROM orders a, orders b, orders c, orders d, orders e WHERE a.month LIKE b.month"

@@ -1,14 +1,14 @@
 
 import numpy as np
 import pytest
+from team_play import act, begin
 
 from forge_envs.teams.treasure_hunt import DIRECTIONS, TreasureHunt
 
 
 def hunt(rocks=(), place=(0, 0), treasure=(0, 3), **kwargs):
     """A 4 x 4 map by hand."""
-    env = TreasureHunt(**kwargs)
-    env.reset(seed=0)
+    env = begin(TreasureHunt(**kwargs))
     env.rocks, env.place, env.treasure = frozenset(rocks), place, treasure
     env.shortest = env.distance(place)
     return env
@@ -80,16 +80,14 @@ def test_every_map_can_be_solved_in_time():
         ahead = {way: (row + down, column + across) for way, (down, across) in DIRECTIONS.items()}
         ahead = {way: square for way, square in ahead.items() if env._free(square)}
         best = min(ahead, key=lambda way: (env.distance(ahead[way]) is None, env.distance(ahead[way])))
-        env.step(f"go {best}")
-        env.step(f"go {best}")
+        act(env, f"go {best}", f"go {best}")
     assert env.rewards == {"left": 1.0, "right": 1.0}
 
 
 def test_observations_do_not_depend_on_the_hidden_half():
     changed = 0
     for seed in range(20):
-        env = TreasureHunt(size=5)
-        env.reset(seed=seed)
+        env = begin(TreasureHunt(size=5), seed)
         twin = env.fork()
         twin.swap_secrets("left", np.random.default_rng(seed))
         assert env.observe("left") == twin.observe("left")
@@ -98,7 +96,6 @@ def test_observations_do_not_depend_on_the_hidden_half():
 
 
 def test_a_long_text_without_a_direction_is_read_at_once():
-    env = TreasureHunt()
-    env.reset(seed=0)
+    env = begin(TreasureHunt())
     env.step("I think we should go" + "\n" * 500_000)  # hours, were each blank tried as the first
     assert env.agent_selection == "right"

@@ -13,13 +13,9 @@ from forge_agents.envs.registry import register
 def register_ids(
     namespace: str, name: str | None, entries: Mapping[str, Mapping[str, Any]], hidden: Collection[str] = ()
 ) -> str | None:
-    """Register all ids that are not hidden, or the one that `name` refers to. Returns the latter's full id.
+    """Register `entries` (arguments of `register` by id) that are not hidden. Returns None.
 
-    Args:
-        namespace: Part of the ids before the slash.
-        name: Id without its namespace, with or without version. None for all.
-        entries: Arguments of `register`, by id without namespace.
-        hidden: Ids that are not listed.
+    With a `name`, with or without version, register the entry that it refers to instead. Returns its full id.
     """
     if name is None:
         selected = [env_id for env_id in entries if env_id not in hidden]

@@ -68,8 +68,7 @@ bounded_re = types.ModuleType("re")
 """The module `re` with a time limit in every function that matches."""
 vars(bounded_re).update({name: value for name, value in vars(re).items() if not name.startswith("__")})
 vars(bounded_re).update(
-    {name: _function(name, {"sub": 3, "subn": 3, "split": 2}.get(name, 1)) for name in _MATCHING},
-    compile=_compile,
+    {name: _function(name, {"sub": 3, "subn": 3, "split": 2}.get(name, 1)) for name in _MATCHING}, compile=_compile
 )
 
 

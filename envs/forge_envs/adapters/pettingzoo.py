@@ -94,10 +94,6 @@ def classic(game: str, *, illegal_reward: float = -1.0, **options: Any) -> Class
         game: Module under ``pettingzoo.classic``, e.g. ``"connect_four_v3"``.
         illegal_reward: Reward of a text without a legal move.
         **options: Arguments of the game, e.g. ``board_size=9`` for go.
-
-    Raises:
-        MissingExtraError: The game requires a package that is not installed.
-        ValueError: PettingZoo has no such game, or it has no text interface here.
     """
     name = re.sub(r"_v\d+$", "", game)
     if name not in RULES:

@@ -166,9 +166,7 @@ def _reproduce(source: str) -> tuple[Any, dict[str, Any]]:
 
 # ---- ids
 
-EXCLUDED: dict[str, str] = {
-    "composite": "is a mixture of the others and needs their list as an argument",
-}
+EXCLUDED: dict[str, str] = {"composite": "is a mixture of the others and needs their list as an argument"}
 """Generators that are not listed, with the reason."""
 _CURRICULUM_LEVELS = 4
 """Number of levels of each curriculum. Two of reasoning-gym's 102 curricula have fewer and repeat their last level."""

@@ -109,12 +109,7 @@ def refusal(answer: str, generator: str) -> str:
 
 
 def literal(text: str) -> Any:
-    """Replacement of `eval` in scorers: evaluates lists, strings and numbers only.
-
-    Raises:
-        ValueError: `text` is not a literal, or is too long or too deeply nested.
-        SyntaxError: `text` is not Python.
-    """
+    """Evaluate lists, strings and numbers only, in place of `eval` in scorers. Raises ValueError or SyntaxError."""
     if len(text) > MAX_CHARS:
         raise ValueError(f"longer than {MAX_CHARS} characters")
     return ast.literal_eval(_parse(text))

@@ -182,12 +182,7 @@ def outcomes(score: dict[str, float], forfeits: list[str], *, max_reward: float 
     """Return the ``"outcome"`` of each agent; see `TextArena`.
 
     Agents that did not forfeit are compared: the highest score wins, and equal scores win, draw or lose together by
-    their sign.
-
-    Args:
-        score: Reward by agent.
-        forfeits: Agents that forfeited.
-        max_reward: Reward of a solved single-player game.
+    their sign. A game of one player is solved by `max_reward`.
     """
     playing = {agent: value for agent, value in score.items() if agent not in forfeits}
     verdict = dict.fromkeys(forfeits, "forfeit")

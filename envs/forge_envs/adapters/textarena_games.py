@@ -19,26 +19,16 @@ _TWO = (
     "SpellingBee", "SpiteAndMalice", "Stratego", "Tak", "TicTacToe", "TruthAndDeception", "TwoDollar",
     "UltimateTicTacToe", "UsedCar", "UsedCarNegotiation", "WildTicTacToe", "WordChains",
 )
+_MANY = "LiarsDice MarketEntryGame Poker PublicGoodsGame ScorableGames Snake Surround"
 PLAYERS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(_TWO, (2, 2)),
-    "Briscola": (2, 2),  # with more players the game calls a missing method at its end
+    **dict.fromkeys(("Briscola", "Golf"), (2, 2)),  # with more players these call a missing method at their end
+    **dict.fromkeys(_MANY.split(), (2, 15)),
+    **dict.fromkeys(("ThreePlayerGOPS", "ThreePlayerIPD", "ThreePlayerTicTacToe"), (3, 3)),
+    **dict.fromkeys(("Codenames", "SettlersOfCatan", "Taboo"), (4, 4)),
     "CharacterConclave": (3, 15),
-    "Codenames": (4, 4),
-    "Golf": (2, 2),  # as Briscola
-    "LiarsDice": (2, 15),
-    "MarketEntryGame": (2, 15),
-    "Poker": (2, 15),
-    "PublicGoodsGame": (2, 15),
     "SantoriniBaseFixed": (2, 3),
-    "ScorableGames": (2, 15),
     "SecretMafia": (6, 15),
-    "SettlersOfCatan": (4, 4),
-    "Snake": (2, 15),
-    "Surround": (2, 15),
-    "Taboo": (4, 4),
-    "ThreePlayerGOPS": (3, 3),
-    "ThreePlayerIPD": (3, 3),
-    "ThreePlayerTicTacToe": (3, 3),
 }
 """Minimum and maximum number of players by game, measured with TextArena 0.7.4. Other games have one player."""
 

@@ -11,18 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _FACES = {1: "A", 11: "J", 12: "Q", 13: "K"}
-_DIRECTIONS = ("[up]", "[down]", "[left]", "[right]")
 _MAX_CHIPS = 3
 """Largest listed bet or raise in poker, in chips. All possible bets would dominate the list."""
 
 
 def legal_moves(game: str, core: Any) -> list[str] | None:
-    """Return the legal actions of the current player, or None if they are unknown.
-
-    Args:
-        game: Name of the game without version and variant.
-        core: Environment inside TextArena's wrappers.
-    """
+    """Return the legal actions of the current player, or None if they are unknown. `core` is inside all wrappers."""
     list_moves = _MOVES.get(game)
     moves = None if list_moves is None or core.state.done else list_moves(core)
     return None if moves is None else list(moves)
@@ -266,6 +260,9 @@ def _peg_jump(core: Any) -> Iterable[str]:
 
 
 _MOVES: dict[str, Callable[[Any], Iterable[str] | None]] = {
+    **dict.fromkeys(("ReverseTicTacToe", "SimpleTak", "ThreePlayerTicTacToe", "TicTacToe"), _tic_tac_toe),
+    **dict.fromkeys(("Snake", "Surround"), _fixed("[up]", "[down]", "[left]", "[right]")),
+    **dict.fromkeys(("GameOfPureStrategy", "ThreePlayerGOPS"), _pure_strategy),
     "2048": _game_2048,
     "Alquerque": _alquerque,
     "Bandit": lambda core: [f"[{button}]" for button in core.buttons],
@@ -279,7 +276,6 @@ _MOVES: dict[str, Callable[[Any], Iterable[str] | None]] = {
     "ConnectFour": _connect_four,
     "Crusade": lambda core: core._legal_moves_for_player(core.state.current_player_id),
     "FrozenLake": _frozen_lake,
-    "GameOfPureStrategy": _pure_strategy,
     "GermanWhist": _german_whist,
     "GuessTheNumber": _guess_the_number,
     "HighSociety": _high_society,
@@ -304,16 +300,9 @@ _MOVES: dict[str, Callable[[Any], Iterable[str] | None]] = {
     "Poker": _poker,
     "PublicGoodsGame": _public_goods,
     "QuantumTicTacToe": _quantum_tic_tac_toe,
-    "ReverseTicTacToe": _tic_tac_toe,
     "SantoriniBaseFixed": _santorini,
     "Secretary": _fixed("[accept]", "[continue]"),
-    "SimpleTak": _tic_tac_toe,
-    "Snake": _fixed(*_DIRECTIONS),
-    "Surround": _fixed(*_DIRECTIONS),
     "ThreeCardMonte": lambda core: [f"[{cup}]" for cup in range(core.num_cups)],
-    "ThreePlayerGOPS": _pure_strategy,
-    "ThreePlayerTicTacToe": _tic_tac_toe,
-    "TicTacToe": _tic_tac_toe,
     "TowerOfHanoi": _tower_of_hanoi,
     "UltimateTicTacToe": _ultimate_tic_tac_toe,
     "WildTicTacToe": _wild_tic_tac_toe,

@@ -100,12 +100,7 @@ def read_names(text: str) -> list[str]:
 
 
 def list_similarity(answer: list[str], gold: list[str]) -> float:
-    """Return the length of the longest common subsequence over the length of the longer list, in [0, 1].
-
-    Args:
-        answer: Any entries.
-        gold: Distinct entries.
-    """
+    """Return the longest common subsequence over the length of the longer list, in [0, 1]. `gold` is distinct."""
     index_of = {name: index for index, name in enumerate(gold)}
     best = [0] * (len(gold) + 1)  # best[k]: longest match that uses only the first k entries of gold
     for name in answer:

@@ -13,38 +13,22 @@ from forge_agents.envs.env import Outcome, TurnEnv
 from forge_envs.shared import check_ranges
 
 KINDS = {
-    "animal": {
-        "farm": "cow goat hen pig sheep", "ocean": "crab seal shark squid whale",
-        "jungle": "gorilla jaguar parrot python tiger",
-    },
-    "food": {
-        "fruit": "apple cherry grape pear plum", "vegetable": "bean carrot leek onion turnip",
-        "sweet": "cake fudge honey toffee wafer",
-    },
-    "house": {
-        "cooking": "kettle ladle oven plate spoon", "sleep": "blanket mattress pillow pyjamas quilt",
-        "washing": "bucket shower soap sponge towel",
-    },
-    "travel": {
-        "road": "bus lorry taxi tram van", "boat": "barge canoe ferry raft yacht",
-        "flight": "airship glider helicopter parachute rocket",
-    },
-    "job": {
-        "hospital": "doctor nurse patient surgeon ward", "school": "chalk exam lesson pupil teacher",
-        "court": "judge jury lawyer verdict witness",
-    },
-    "nature": {
-        "space": "comet moon planet star sun", "weather": "cloud fog frost hail storm",
-        "forest": "birch fern moss oak pine",
-    },
-    "music": {
-        "string": "banjo cello guitar harp violin", "percussion": "bongo cymbal drum gong tambourine",
-        "brass": "bugle cornet horn trombone trumpet",
-    },
-    "sport": {
-        "ball": "cricket golf hockey rugby tennis", "winter": "bobsleigh curling skates ski sledge",
-        "combat": "boxing fencing judo karate wrestling",
-    },
+    "animal": {"farm": "cow goat hen pig sheep", "ocean": "crab seal shark squid whale",
+               "jungle": "gorilla jaguar parrot python tiger"},
+    "food": {"fruit": "apple cherry grape pear plum", "vegetable": "bean carrot leek onion turnip",
+             "sweet": "cake fudge honey toffee wafer"},
+    "house": {"cooking": "kettle ladle oven plate spoon", "sleep": "blanket mattress pillow pyjamas quilt",
+              "washing": "bucket shower soap sponge towel"},
+    "travel": {"road": "bus lorry taxi tram van", "boat": "barge canoe ferry raft yacht",
+               "flight": "airship glider helicopter parachute rocket"},
+    "job": {"hospital": "doctor nurse patient surgeon ward", "school": "chalk exam lesson pupil teacher",
+            "court": "judge jury lawyer verdict witness"},
+    "nature": {"space": "comet moon planet star sun", "weather": "cloud fog frost hail storm",
+               "forest": "birch fern moss oak pine"},
+    "music": {"string": "banjo cello guitar harp violin", "percussion": "bongo cymbal drum gong tambourine",
+              "brass": "bugle cornet horn trombone trumpet"},
+    "sport": {"ball": "cricket golf hockey rugby tennis", "winter": "bobsleigh curling skates ski sledge",
+              "combat": "boxing fencing judo karate wrestling"},
 }  # fmt: skip
 """Words by theme and kind. No word is part of another one, or of a theme or kind."""
 _CLUE = re.compile(r"\W*(?:clue\W+)?([^\W\d_]+)\W+([1-9])\W*", re.IGNORECASE)

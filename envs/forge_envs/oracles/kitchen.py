@@ -39,13 +39,7 @@ class Oracle(Script):
         return self.rng.choice([*free, "wait"])
 
     def goals(self, seen: str, near: AbstractSet[Square], far: AbstractSet[Square]) -> set[Square]:
-        """Return the squares to use next, empty for none.
-
-        Args:
-            seen: Observation.
-            near: Squares within the cook's own reach.
-            far: Squares within the other cook's reach.
-        """
+        """Return the squares to use next: of those in reach of this cook, `near`, and of the other one, `far`."""
         items = dict(re.findall(r"(ann|ben) holds (\w+)", seen))
         mine, partner = items.pop(NAMES[self.agent]), next(iter(items.values()))
         pot = re.search(r"Pot: (\d) of (\d) onions", seen)

@@ -47,10 +47,9 @@ class Oracle(Script):
 
 
 def split_question(question: str) -> tuple[list[str], str]:
-    """Split a nested question such as "Who is the mayor of the town where ..." into look-ups, innermost first.
+    """Split a nested question such as "What does the founder of ... make?" into look-ups, innermost first.
 
-    Returns:
-        The look-ups, and the thing that the first one is about.
+    Returns the look-ups, and the thing that the first one is about.
     """
     steps, thing = list[str](), question
     while inner := [(step, match[1]) for step, form in _FORMS.items() if (match := re.fullmatch(form, thing))]:

@@ -40,11 +40,7 @@ class Script:
 
 
 def read(pattern: str, observation: str) -> str:
-    """Return the first group of `pattern` in an observation.
-
-    Raises:
-        ValueError: No match, so the text is not an observation of this agent.
-    """
+    """Return the first group of `pattern`. Raises ValueError if the text is not an observation of this agent."""
     match = re.search(pattern, observation)
     if match is None:
         raise ValueError(f"no {pattern!r} in {observation!r:.300}")

@@ -24,12 +24,7 @@ for module, name, arguments in json.load(sys.stdin):
 def call_functions(
     sandbox: Sandbox, modules: Mapping[str, str], calls: Sequence[tuple[str, str, Sequence[Any]]]
 ) -> tuple[list[str], SandboxResult]:
-    """Call functions in one process, which never receives the expected results.
-
-    Args:
-        sandbox: Sandbox of the process.
-        modules: Source by module name.
-        calls: Module, function and arguments of each call.
+    """Call functions (module, name, arguments) in one process that never receives the expected results.
 
     Returns:
         A JSON line per call until the process ended, ``["ok", result]`` or ``["error", type]``, and how it ended.

@@ -186,11 +186,7 @@ def _floor(squares: Mapping[Square, str], start: Square) -> list[Square]:
 
 
 def _read_map(layout: str) -> dict[Square, str]:
-    """Return the signs of a map by square.
-
-    Raises:
-        ValueError: Neither the name of a layout nor a valid map.
-    """
+    """Return the signs of a map by square. Raises ValueError for neither the name of a layout nor a valid map."""
     if "/" not in layout and layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}.{did_you_mean(layout, LAYOUTS)}")
     rows = [row.strip() for row in LAYOUTS.get(layout, layout).split("/")]

@@ -148,10 +148,9 @@ def pareto_frontier(items: Counts, first: Counts, second: Counts) -> set[tuple[i
 
 
 def read_offer(text: str, items: Sequence[int]) -> Counts | None:
-    """Return the items that a text takes for its author; None if it is not a valid offer.
+    """Return the items that a text takes for its author; None if it names a kind twice or more items than there are.
 
-    An offer must not name a kind twice or more items than there are. Text about the other player, as in "you could
-    take 1 hat", does not count.
+    Text about the other player, as in "you could take 1 hat", does not count.
     """
     start = next((m.end() for m in _TAKE.finditer(text) if not _is_about_other(_clause(text, m.start()))), None)
     pairs = _ITEM.findall(_OTHER.split(text[start:], maxsplit=1)[0]) if start is not None else []

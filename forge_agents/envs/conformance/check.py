@@ -211,12 +211,7 @@ def check_env(
 
 
 def _locate_code(sample: Any, entry_point: Any) -> dict[str, Any]:
-    """Return the fields of `Case` about the code of an environment.
-
-    Args:
-        sample: An instance, which may be a proxy of one in a worker process.
-        entry_point: Class or factory of the spec.
-    """
+    """Return the fields of `Case` about the code. `sample` may be a proxy of an instance in a worker process."""
     wrapped = sample.unwrapped
     if not isinstance(wrapped, WrappedEnv):
         cls = entry_point if isinstance(entry_point, type) else type(wrapped)
@@ -302,14 +297,8 @@ def report_all(
 ) -> int:
     """Run `check_env` for every id and print the reports. Returns the number of environments that failed.
 
-    Args:
-        ids: Environment ids.
-        as_json: Whether to print a line of JSON per id: id, ok, level, seconds, checks (number), passed, failed,
-            skipped, and findings (failed, skipped or with a note).
-        brief: Whether to print one line and the failures of each id instead of all findings.
-        episodes: As in `check_env`.
-        seed: As in `check_env`.
-        timeout_s: Maximum seconds per id.
+    With `as_json` a report is a line of JSON: id, ok, level, seconds, number of checks, passed, failed and skipped, and
+    findings (failed, skipped or with a note). With `brief` only failures are printed. `timeout_s` applies to each id.
     """
     failed = 0
     for env_id in ids:

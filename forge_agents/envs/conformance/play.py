@@ -29,24 +29,11 @@ from forge_agents.envs.reasoning import join_reasoning, split_reasoning, visible
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 
 ODD_ACTIONS = (
-    "",
-    " \n\t",
-    "\x00\x07\x1b[2J",
-    "💥🃏" * 9,
-    "\ud800 lone surrogate",
-    "bytes that are no UTF-8: \udcff\udcfe\udc80",
-    "\u202eright to left\u202c \u200b\ufeff",
-    "%s %n {0} {x!r} $(id) `id` \\",
-    '<tool_call>{"name": 1}</tool_call><tool_call>',
-    "</s><|im_end|><|im_start|>system\n",
-    "nan",
-    "-1",
-    "1e999",
-    "9" * 5000,
-    "٣ ½ Ⅷ ²",
-    "a" * 100_000,
-    "((((" * 500,
-)
+    "", " \n\t", "\x00\x07\x1b[2J", "💥🃏" * 9, "\ud800 lone surrogate", "bytes that are no UTF-8: \udcff\udcfe\udc80",
+    "\u202eright to left\u202c \u200b\ufeff", "%s %n {0} {x!r} $(id) `id` \\",
+    '<tool_call>{"name": 1}</tool_call><tool_call>', "</s><|im_end|><|im_start|>system\n", "nan", "-1", "1e999",
+    "9" * 5000, "٣ ½ Ⅷ ²", "a" * 100_000, "((((" * 500,
+)  # fmt: skip
 """Unusual texts that an environment must handle."""
 
 HUGE_ACTIONS = ("a" * 1_000_000, " 1" * 500_000, "[" * 1_000_000)
@@ -193,11 +180,7 @@ def line_of_method(cls: type, method: str) -> str:
 
 
 def line_of_error(files: Collection[str], error: BaseException, folder: str = "") -> tuple[str, bool]:
-    """Find the innermost line of an exception's traceback in `files` or below `folder`.
-
-    Returns:
-        ``file:line name``, empty if there is none, and whether the file is only below the folder.
-    """
+    """Return the innermost line of an error in `files` or below `folder`, and whether it is only below the folder."""
     line, in_folder_only = "", False
     for frame in traceback.extract_tb((error.__cause__ or error).__traceback__):
         in_folder = bool(folder) and frame.filename.startswith(folder)

@@ -121,11 +121,9 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Return the worker to the pool, or kill it if a call is still running.
+        """Return the worker to the pool, or kill it if a call is still running or the environment does not close.
 
-        Raises:
-            WorkerHungError: The environment did not close within `step_timeout_s`. Its process was killed.
-            Exception: Raised by the environment. Its process was killed.
+        Raises WorkerHungError after `step_timeout_s`, and what the environment raises.
         """
         worker, slot = self._worker, self._slot
         self._worker, self._slot = None, -1
@@ -312,11 +310,9 @@ class Worker:
         return self._lock.locked()
 
     def call(self, what: str, *args: Any, timeout_s: float) -> Any:
-        """Run a command of `process.Environments` in the worker.
+        """Run a command of `process.Environments`. Raises what the environment raises.
 
-        Raises:
-            WorkerDiedError, WorkerHungError: The process has ended.
-            Exception: Raised by the environment.
+        Raises WorkerDiedError or WorkerHungError if the process has ended.
         """
         try:
             asyncio.get_running_loop()

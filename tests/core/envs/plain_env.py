@@ -3,6 +3,12 @@
 import forge_agents as fa
 
 
+def act(env, *texts):
+    """Play actions in order."""
+    for text in texts:
+        env.step(text)
+
+
 class Plain(fa.TurnEnv):
     """One agent, one question, and any answer ends the game."""
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
+from plain_env import act
 
 import forge_agents as fa
 from forge_agents.envs.env import Observation, TextSpace, writable
@@ -81,8 +82,7 @@ def test_setup_may_choose_who_starts():
 
 def test_the_end_reaches_every_seat_once():
     env = started()
-    env.step("go")
-    env.step("stop")
+    act(env, "go", "stop")
     seen = []
     for agent in env.agent_iter(9):
         _, _, terminated, truncated, _ = env.last()
@@ -111,8 +111,7 @@ def test_infos_merge_and_stay():
     kept = env.infos["x"]
     env.step("go")
     assert env.infos["x"] == {"said": "hello"} and env.infos["z"] == {}
-    env.step("go")
-    env.step("new")
+    act(env, "go", "new")
     assert env.infos["x"]["said"] == "new" and kept == {"said": "hello"}, "an info once handed out does not change"
 
 
@@ -307,8 +306,7 @@ def test_single_agents_are_cut_off_apart_from_ends(monkeypatch):
 )
 def test_outcomes_about_agents_that_are_out_are_named(monkeypatch, outcome, error, says):
     env = started(Survivors)
-    env.step("player_1")
-    env.step(None)
+    act(env, "player_1", None)
     monkeypatch.setattr(Survivors, "act", lambda *_: outcome)
     with pytest.raises(error, match=says):
         env.step("go")
@@ -316,8 +314,7 @@ def test_outcomes_about_agents_that_are_out_are_named(monkeypatch, outcome, erro
 
 def test_a_reward_of_zero_may_name_everybody(monkeypatch):
     env = started(Survivors)
-    env.step("player_1")
-    env.step(None)
+    act(env, "player_1", None)
     monkeypatch.setattr(Survivors, "act", lambda self, *_: fa.Outcome(rewards=dict.fromkeys(self.possible_agents, 0)))
     env.step("go")
     assert env.rewards == {"player_0": 0, "player_2": 0}

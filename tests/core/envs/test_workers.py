@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from plain_env import act
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -164,8 +165,7 @@ def test_it_plays_like_any_other_in_another_process():
     assert here.number == env.number
     env.step("x")
     assert env.last()[1:] == (1.0, False, False, {"turn": 1}) and env.observe("a").startswith("1: ")
-    env.step("x")
-    env.step("x")
+    act(env, "x", "x")
     assert env.terminations == {"a": True}
     env.step(None)
     assert env.agents == [] and "[a] x" in env.render()

@@ -4,6 +4,7 @@ import gymnasium
 import pytest
 from gymnasium.spaces import Discrete
 from pettingzoo import AECEnv, ParallelEnv
+from plain_env import act
 
 import forge_agents as fa
 from forge_agents.envs.foreign import turn_based
@@ -82,8 +83,7 @@ def test_environment_without_max_turns_gets_a_time_limit():
 
 def test_policy_end_replaces_the_games_own_penalty():
     env = started(InvalidAction(Talk(), penalty=-3))
-    env.step("x")
-    env.step("bad")
+    act(env, "x", "bad")
     assert env.infos["b"]["illegal"] == "bad is bad" and all(env.terminations.values())
     assert rest(env) == {"a": 1, "b": -3}
     assert env.env.said == ["x"], "the move is undone"
@@ -95,8 +95,7 @@ def test_ask_gives_the_agent_another_try_and_says_why():
     assert env.agent_selection == "a"
     assert env.last()[:2] == ("That was not a legal action (bad is bad).\nTo a:\n", 0.0)
     assert env.observe("b") == "To b:\n"
-    env.step("bad")
-    env.step("fine")
+    act(env, "bad", "fine")
     assert env.agent_selection == "b" and env.last()[:2] == ("To b:\nfine", 2.0)
     for _ in range(3):
         assert not any(env.terminations.values())

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from team_play import act, begin
 
 import forge_agents as fa
 from forge_agents.errors import ForgeError
@@ -12,8 +13,7 @@ IDS = ("forge/TicTacToe-v0", "forge/ConnectFour-v0")
 
 
 def played(env_id, moves):
-    env = fa.make(env_id)
-    env.reset(seed=0)
+    env = begin(fa.make(env_id))
     for move in moves.split():
         env.step(move)
     return env
@@ -24,8 +24,7 @@ def test_tic_tac_toe_is_drawn_for_the_seat_that_looks():
     assert env.last()[0] == "O 3 6\n1 X 7\n2 5 8\nFree: 1, 2, 3, 5, 6, 7, 8"
     env.step("1")
     assert env.last()[0].startswith("X 3 6\nO O 7\n2 5 8\n")
-    env.step("8")
-    env.step("I go to 7.")
+    act(env, "8", "I go to 7.")
     assert env.rewards == {"player_1": 1, "player_2": -1} and all(env.terminations.values())
 
 
@@ -70,8 +69,7 @@ def test_a_missing_library_is_named_with_its_command(monkeypatch):
 
 
 def test_acting_agent_sees_legal_moves_and_random_players_use_them():
-    env = fa.make("forge/TicTacToe-v0")
-    env.reset(seed=0)
+    env = begin(fa.make("forge/TicTacToe-v0"))
     first, second = env.possible_agents
     assert env.infos[first]["legal_actions"] == list("012345678") and "legal_actions" not in env.infos[second]
     env.step("4")

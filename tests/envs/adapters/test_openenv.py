@@ -4,6 +4,7 @@ import time
 
 import pytest
 from hostile_strings import HOSTILE_STRINGS
+from team_play import begin
 
 import forge_agents as fa
 
@@ -68,8 +69,7 @@ def test_an_episode_on_a_server(server):
 
 
 def test_actions_can_be_json(server):
-    env = fa.make("openenv/Server-v0", url=server, timeout_s=10)
-    env.reset(seed=0)
+    env = begin(fa.make("openenv/Server-v0", url=server, timeout_s=10))
     env.step('{"text": "7"}')
     assert env.rewards["agent"] == 1.0
     for text, key in (("seven", "illegal"), ("[1]", "illegal"), ('{"no_field": 1}', "error")):
@@ -80,8 +80,7 @@ def test_actions_can_be_json(server):
 
 
 def test_a_server_that_hangs_costs_one_episode(server):
-    env = fa.make("openenv/Server-v0", url=server, action_field="text", timeout_s=0.5)
-    env.reset(seed=0)
+    env = begin(fa.make("openenv/Server-v0", url=server, action_field="text", timeout_s=0.5))
     started = time.monotonic()
     env.step("hang")
     assert time.monotonic() - started < 30 and "Timeout" in env.infos["agent"]["error"]
@@ -89,8 +88,7 @@ def test_a_server_that_hangs_costs_one_episode(server):
 
 
 def test_hostile_texts_are_actions_like_others(server):
-    env = fa.make("openenv/Server-v0", url=server, action_field="text", timeout_s=10)
-    env.reset(seed=0)
+    env = begin(fa.make("openenv/Server-v0", url=server, action_field="text", timeout_s=10))
     for text in HOSTILE_STRINGS:
         env.step(text)
         assert env.observation_space("agent").contains(env.observe("agent"))

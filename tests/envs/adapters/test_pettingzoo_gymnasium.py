@@ -2,6 +2,7 @@ import gymnasium
 import pytest
 from adapter_play import plausible, play, survives
 from hostile_strings import HOSTILE_STRINGS
+from team_play import act, begin
 
 import forge_agents as fa
 
@@ -11,8 +12,7 @@ GYMNASIUM = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
 
 
 def test_chess_is_played_by_squares_and_won_by_mate():
-    env = fa.make("pettingzoo/chess-v6")
-    env.reset(seed=0)
+    env = begin(fa.make("pettingzoo/chess-v6"))
     assert "g2g4" in env.infos["player_0"]["legal_actions"] and "1 R N B Q K B N R" in env.observe("player_0")
     for move in ("f2f3", "I answer e7e5", "g2g4", "d8h4"):
         env.step(move)
@@ -20,22 +20,18 @@ def test_chess_is_played_by_squares_and_won_by_mate():
 
 
 def test_castling_and_promotion_have_their_names():
-    env = fa.make("pettingzoo/chess-v6")
-    env.reset(seed=0)
+    env = begin(fa.make("pettingzoo/chess-v6"))
     for move in ["e2e4", "e7e5", "g1f3", "b8c6", "f1c4", "f8c5", "e1g1"]:
         env.step(move)
     assert env.observe("player_1").splitlines()[7].startswith("1 R N B Q . R K")
 
 
 def test_go_points_have_letters_without_i():
-    env = fa.make("pettingzoo/go-v5", board_size=9)
-    env.reset(seed=0)
+    env = begin(fa.make("pettingzoo/go-v5", board_size=9))
     env.step("J9")
     row = env.observe("white_0").splitlines()[0]
     assert row == " 9 . . . . . . . . X"
-    env.step("pass")
-    env.step("A1")
-    env.step("B9")
+    act(env, "pass", "A1", "B9")
     assert env.observe("black_0").splitlines()[8].startswith(" 1 X")
     assert env.observe("black_0").splitlines()[0] == env.observe("white_0").splitlines()[0] == " 9 . O . . . . . . X"
 
@@ -49,8 +45,7 @@ def test_hanabi_takes_the_seeds_of_evaluations_and_benchmarks():
 
 
 def test_cards_and_moves_are_named():
-    env = fa.make("pettingzoo/leduc_holdem")
-    env.reset(seed=1)
+    env = begin(fa.make("pettingzoo/leduc_holdem"), 1)
     agent = env.agent_selection
     assert set(env.infos[agent]["legal_actions"]) <= {"call", "raise", "fold", "check"}
     assert env.observe(agent).startswith("Your cards: ")
@@ -61,10 +56,8 @@ def test_cards_and_moves_are_named():
 
 
 def test_a_text_without_a_legal_move_ends_the_game():
-    env = fa.make("pettingzoo/tictactoe", illegal_reward=-2.0)
-    env.reset(seed=0)
-    env.step("4")
-    env.step("4")
+    env = begin(fa.make("pettingzoo/tictactoe", illegal_reward=-2.0))
+    act(env, "4", "4")
     assert env.rewards == {"player_1": 0.0, "player_2": -2.0} and "4" in env.infos["player_2"]["illegal"]
 
 
@@ -87,8 +80,7 @@ def test_an_unknown_classic_game_names_the_known_ones():
 
 
 def test_frozen_lake_is_walked_by_words():
-    env = fa.make("gymnasium/FrozenLake-v1", is_slippery=False)
-    env.reset(seed=0)
+    env = begin(fa.make("gymnasium/FrozenLake-v1", is_slippery=False))
     assert "[S]FFF" in env.observe("player")
     for word in ("right", "right", "go down!", "down", "down", "right"):
         env.step(word)
@@ -118,8 +110,7 @@ class Echo(gymnasium.Env):
 
 def test_users_own_text_environments_are_found_by_name():
     gymnasium.register("EchoForAdapters-v0", entry_point=Echo)
-    env = fa.make("gymnasium/EchoForAdapters-v0")
-    env.reset(seed=0)
+    env = begin(fa.make("gymnasium/EchoForAdapters-v0"))
     assert env.observe("player") == "say it" and "legal_actions" not in env.infos["player"]
     env.step("it")
     assert env.rewards["player"] == 1.0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from adapter_play import plausible, play
 from hostile_strings import HOSTILE_STRINGS
+from team_play import begin
 
 import forge_agents as fa
 from forge_envs.adapters import scoring
@@ -24,8 +25,7 @@ def answered(env, seed, text):
 
 
 def test_the_gold_answer_scores_one_and_another_less():
-    env = fa.make("reasoning-gym/leg_counting-v0")
-    env.reset(seed=7)
+    env = begin(fa.make("reasoning-gym/leg_counting-v0"), 7)
     assert "legs" in env.observe("solver") and "<answer>" in env.instructions("solver")
     gold = answered(env, 7, "-1")[1]["answer"]
     assert answered(env, 7, f"I count. <answer> {gold} </answer> done")[0] == 1.0
@@ -115,8 +115,7 @@ def test_no_answer_runs_or_stalls_any_generator(tmp_path):
     mark = tmp_path / "mark"
     answers = hostile_answers(f"__import__('os').system('touch {mark}')")
     for env_id in fa.list_envs("reasoning-gym"):
-        env = fa.make(env_id)
-        env.reset(seed=1)
+        env = begin(fa.make(env_id), 1)
         for text in answers:
             env._answered = False
             info = env.act("solver", f"<answer>{text}</answer>").info["solver"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from adapter_play import plausible, play, survives
 from hostile_strings import HOSTILE_STRINGS
+from team_play import act, begin
 
 import forge_agents as fa
 from forge_envs.adapters.textarena import game_name, outcomes
@@ -16,8 +17,7 @@ pytest.importorskip("textarena")
 
 
 def test_won_game_is_rewarded_as_in_textarena():
-    env = fa.make("textarena/TicTacToe-v0")
-    env.reset(seed=0)
+    env = begin(fa.make("textarena/TicTacToe-v0"))
     assert "You are Player 1 in Tic Tac Toe" in env.instructions("player_1")
     for square in ("0", "[3]", "I take [1]", "[4]", "[2]"):
         env.step(square)
@@ -27,8 +27,7 @@ def test_won_game_is_rewarded_as_in_textarena():
 
 
 def test_player_reads_others_actions_but_not_its_own():
-    env = fa.make("textarena/TicTacToe-v0")
-    env.reset(seed=0)
+    env = begin(fa.make("textarena/TicTacToe-v0"))
     env.step("[4] because")
     seen = env.observe("player_1")
     assert "[4] because" in seen and "placed their symbol" in seen and seen == env.observe("player_1")
@@ -37,8 +36,7 @@ def test_player_reads_others_actions_but_not_its_own():
 
 
 def test_a_forfeit_is_no_win():
-    env = fa.make("textarena/TicTacToe-v0")
-    env.reset(seed=0)
+    env = begin(fa.make("textarena/TicTacToe-v0"))
     env.step("nothing")
     assert "invalid move" in env.observe("player_0"), "the game allows one mistake"
     env.step("nothing again")
@@ -98,13 +96,11 @@ def test_global_randomness_is_private_to_each_instance():
 
 
 def test_a_fork_plays_on_alone():
-    env = fa.make("textarena/PigDice-v0")
-    env.reset(seed=1)
+    env = begin(fa.make("textarena/PigDice-v0"), 1)
     env.step("[roll]")
     fork = copy.deepcopy(env)
     for each in (env, fork):
-        each.step("[roll]")
-        each.step("[hold]")
+        act(each, "[roll]", "[hold]")
     assert env.observe(env.agent_selection) == fork.observe(fork.agent_selection)
 
 
@@ -115,8 +111,7 @@ def test_the_number_of_players_is_the_games_to_allow():
 
 
 def test_a_crash_inside_a_game_is_a_forfeit(monkeypatch):
-    env = fa.make("textarena/TicTacToe-v0")
-    env.reset(seed=0)
+    env = begin(fa.make("textarena/TicTacToe-v0"))
 
     def broken(action):
         raise KeyError("boom")
@@ -277,8 +272,7 @@ KNOWING = {
 
 
 def earned(game, choose, seed):
-    env = fa.make(f"textarena/{game}-v0")
-    env.reset(seed=seed)
+    env = begin(fa.make(f"textarena/{game}-v0"), seed)
     for _ in range(400):
         agent = env.agent_selection
         if env.terminations[agent]:

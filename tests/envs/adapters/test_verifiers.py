@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from adapter_play import play
 from hostile_strings import HOSTILE_STRINGS
+from team_play import begin
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -92,28 +93,32 @@ def adding():
     return vf.ToolEnv(tools=[add], dataset=SUMS, max_turns=4, rubric=vf.Rubric(funcs=[five]))
 
 
+def played(env, *texts, seed=0):
+    """Play texts in order. Returns the last reward and info."""
+    env.reset(seed=seed)
+    for text in texts:
+        env.step(text)
+    return env.rewards["agent"], env.infos["agent"]
+
+
 def test_one_answer_gets_the_weighted_sum_of_the_rubric():
-    env = wrap(sums())
-    env.reset(seed=0)
+    env = begin(wrap(sums()))
     assert env.instructions("agent") == "Add." and env.observe("agent").endswith("?")
     number = int(env.observe("agent").split()[0])
     env.step(f" {2 * number} ")
     info = env.infos["agent"]
     assert env.rewards["agent"] == 1.5 and env.terminations["agent"] and info["answer"] == str(2 * number)
     assert info["metrics"]["right"] == 1.0 and info["metrics"]["brief"] == 1.0 and "error" not in info
-    env.reset(seed=0)
-    env.step("I do not know, sorry")
-    assert env.rewards["agent"] == 0.0 and env.infos["agent"]["metrics"]["right"] == 0.0
+    reward, info = played(env, "I do not know, sorry")
+    assert reward == 0.0 and info["metrics"]["right"] == 0.0
 
 
 def test_a_metric_cannot_take_the_place_of_the_reward():
     def reward(completion):
         return 0.25
 
-    env = wrap(sums(funcs=(reward, brief), weights=(2.0, 1.0)))
-    env.reset(seed=0)
-    env.step("4")
-    assert env.rewards["agent"] == 1.5 and env.infos["agent"]["metrics"]["reward"] == 0.25
+    total, info = played(wrap(sums(funcs=(reward, brief), weights=(2.0, 1.0))), "4")
+    assert total == 1.5 and info["metrics"]["reward"] == 0.25
 
 
 def test_seeds_choose_rows_of_the_split():
@@ -143,8 +148,7 @@ def test_evaluations_play_rows_that_training_does_not_play():
 
 
 def test_a_game_goes_on_until_its_own_end():
-    env = wrap(guess(max_turns=-1))
-    env.reset(seed=3)
+    env = begin(wrap(guess(max_turns=-1)), 3)
     replies = []
     for number in range(100):
         env.step(str(number))
@@ -153,8 +157,7 @@ def test_a_game_goes_on_until_its_own_end():
             break
     assert replies[-1] == "Yes!" and set(replies[:-1]) == {"lower"} and env.rewards["agent"] == 1.0
     assert env.infos["agent"]["stop_condition"] == "has_final_env_response"
-    short = wrap(guess(max_turns=2))
-    short.reset(seed=3)
+    short = begin(wrap(guess(max_turns=2)), 3)
     short.step("no number")
     assert short.observe("agent") == "A number, please." and not short.terminations["agent"]
     short.step("no number")
@@ -162,8 +165,7 @@ def test_a_game_goes_on_until_its_own_end():
 
 
 def test_calls_reach_the_tools_and_results_come_back():
-    env = wrap(adding())
-    env.reset(seed=0)
+    env = begin(wrap(adding()))
     assert '"name": "add"' in env.instructions("agent") and "<tool_call>" in env.instructions("agent")
     env.step('I add. <tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>')
     assert env.observe("agent") == "<tool_response>\n5\n</tool_response>"
@@ -193,8 +195,7 @@ def test_episodes_run_within_an_event_loop_and_side_by_side():
 
 def test_a_conversation_is_shown_role_by_role():
     shots = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    env = wrap(sums(few_shot=shots))
-    env.reset(seed=0)
+    env = begin(wrap(sums(few_shot=shots)))
     assert env.observe("agent").startswith("[user]\n1 + 1?\n\n[assistant]\n2\n\n[user]\n")
 
 
@@ -215,23 +216,21 @@ def test_the_contract_is_kept(make):
     assert fa.check_env(lambda: wrap(inside), level="adapter", episodes=4).ok
 
 
-def test_seeds_reproduce_episodes_without_global_generators():
-    random.seed(5)
-    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-
+def test_global_generators_are_not_used():
     def choose(env, agent, rng):
         return str(rng.randrange(100))
 
     game = guess()
-    episodes = {seed: play(wrap(game), seed, choose) for seed in range(3)}
+    random.seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    episode = play(wrap(game), 1, choose)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
     random.seed(77)
-    assert all(play(wrap(game), seed, choose) == episode for seed, episode in episodes.items())
+    assert play(wrap(game), 1, choose) == episode
 
 
 def test_a_fork_plays_on_alone():
-    env = wrap(guess())
-    env.reset(seed=3)
+    env = begin(wrap(guess()), 3)
     number = next(n for n in range(100) if _is(env, n))
     env.step("no number")
     fork = copy.deepcopy(env)
@@ -250,8 +249,7 @@ def _is(env, number):
 
 @pytest.mark.parametrize(("text", "told"), [("broken", "KeyError: 'broken'"), ("wait", "gave no answer within 0.3 s")])
 def test_an_exception_or_a_missed_deadline_is_data(text, told):
-    env = wrap(guess(), error_reward=-1.0)
-    env.reset(seed=0)
+    env = begin(wrap(guess(), error_reward=-1.0))
     if text == "wait":
         env._rollout._timeout_s = 0.3  # of this answer alone
     started = time.monotonic()
@@ -270,27 +268,20 @@ def test_errors_that_the_library_scores_are_told(prefix, monkeypatch):
         return True
 
     monkeypatch.setattr(verifiers_rollout._handler, "filters", [prefixed])
-    env = wrap(guess())
-    env.reset(seed=0)
-    env.step("sandbox")
-    info = env.infos["agent"]
+    _, info = played(wrap(guess()), "sandbox")
     assert info["stop_condition"] == "has_error" and info["error"] == "InfraError('the sandbox is gone')"
 
     def careless(completion):
         raise ValueError("no such key")
 
-    env = wrap(sums(funcs=(brief, careless), weights=(1.0, 1.0)))
-    env.reset(seed=0)
-    env.step("4")
-    assert env.rewards["agent"] == 1.0 and "careless: no such key" in env.infos["agent"]["error"]
+    reward, info = played(wrap(sums(funcs=(brief, careless), weights=(1.0, 1.0))), "4")
+    assert reward == 1.0 and "careless: no such key" in info["error"]
 
     def nothing(completion):
         return float("nan")
 
-    env = wrap(sums(funcs=(nothing,), weights=(1.0,)), error_reward=-0.5)
-    env.reset(seed=0)
-    env.step("4")
-    assert env.rewards["agent"] == -0.5 and "score is nan" in env.infos["agent"]["error"]
+    reward, info = played(wrap(sums(funcs=(nothing,), weights=(1.0,)), error_reward=-0.5), "4")
+    assert reward == -0.5 and "score is nan" in info["error"]
 
 
 def test_warnings_of_the_library_are_still_heard_once(capsys, monkeypatch):
@@ -321,9 +312,7 @@ def test_giving_an_episode_up_cleans_it_up():
         async def tidy(self, state):
             cleaned.append(state["number"])
 
-    env = wrap(Tidy(dataset=SUMS, rubric=vf.Rubric(funcs=[brief])))
-    env.reset(seed=0)
-    env.reset(seed=1)
+    env = begin(begin(wrap(Tidy(dataset=SUMS, rubric=vf.Rubric(funcs=[brief])))), 1)
     assert len(cleaned) == 1
     env.close()
     assert len(cleaned) == 2
@@ -337,8 +326,7 @@ def test_giving_an_episode_up_cleans_it_up():
 
 @pytest.mark.parametrize("make", [sums, guess, adding])
 def test_hostile_texts_are_messages_like_others(make):
-    env = wrap(make())
-    env.reset(seed=0)
+    env = begin(wrap(make()))
     for text in HOSTILE_STRINGS:
         env.step(text)
         assert env.observation_space("agent").contains(env.observe("agent"))
@@ -392,10 +380,8 @@ def test_a_judge_needs_a_client(monkeypatch):
     with pytest.raises(ValueError, match="judge_client"):
         wrap(inside)
     client = Judge()
-    env = wrap(inside, judge_client=client)
-    env.reset(seed=0)
-    env.step("four")
-    assert env.rewards["agent"] == 1.0 and len(client.asked) == 1 and "four" in client.asked[0]
+    assert played(wrap(inside, judge_client=client), "four")[0] == 1.0
+    assert len(client.asked) == 1 and "four" in client.asked[0]
 
 
 def test_what_cannot_be_wrapped_is_refused():
@@ -475,10 +461,8 @@ def test_code_that_blocks_costs_one_episode(monkeypatch):
             released.wait(60)  # holds its event loop, as careless code does
             return [vf.UserMessage(content="I slept.")]
 
-    bystander = wrap(guess())
-    bystander.reset(seed=0)
-    env = wrap(Blocking(dataset=SUMS, rubric=vf.Rubric(funcs=[brief])))
-    env.reset(seed=0)
+    bystander = begin(wrap(guess()))
+    env = begin(wrap(Blocking(dataset=SUMS, rubric=vf.Rubric(funcs=[brief]))))
     env._rollout._timeout_s = 0.1  # of this answer alone
     env.step("4")
     assert "blocked its event loop" in env.infos["agent"]["error"]
