@@ -256,14 +256,18 @@ def test_script_of_the_benchmark_solves_its_tasks(load_example, observation, act
     assert load_example("benchmark_smollm2").by_rule(observation, "anyone") == action
 
 
-def test_endpoint_plays_both_agents_and_reports_failures(load_example, serve_chat, capsys):
-    module = load_example("external_endpoint")
-    server = serve_chat(lambda request: "bet")
-    module.main(["--endpoint", server.url, "--model", "stub", "--episodes", "2"])
-    assert "4 episodes, 0 failed" in capsys.readouterr().out and len(server.requests) >= 4
-    down = serve_chat(lambda request: (403, {"error": "no such key"}))
-    module.main(["--endpoint", down.url, "--model", "stub", "--episodes", "1"])
-    assert "0 episodes, 2 failed, the first because" in capsys.readouterr().out
+def test_benchmark_has_models_behind_servers_as_players(load_example, serve_chat, tmp_path):
+    module = load_example("benchmark")
+    refuse = lambda request: (403, {"error": "no such key"})  # noqa: E731
+    servers = {"rival": serve_chat(lambda request: "bet"), "down": serve_chat(refuse)}
+    words = ["--episodes", "1", "--out", str(tmp_path)]
+    for name, server in servers.items():
+        words += ["--model", f"{name}={server.url}#stub"]
+    module.main(words)
+    report = Report.load(tmp_path / "board.json")
+    errors = {bool(record.error) for record in report.records if "down" in record.lineup.values()}
+    assert True in errors and not report.complete and servers["rival"].requests
+    assert not any(record.error for record in report.records if "down" not in record.lineup.values())
 
 
 def test_custom_loss_has_a_gradient_at_every_ratio(load_example):
