@@ -1,4 +1,4 @@
-"""One task, one model, one budget: GRPO, RLOO, DAPO and SFT before GRPO, three seeds each.
+"""Comparison of GRPO, RLOO, DAPO and SFT before GRPO on one task, with the same model, budget and three seeds.
 
 A 135M model sorts names, and sorts them again with an additional name (forge/AlphabetSort-v0). Each arm changes one
 thing. The control has learning rate 0. All arms are evaluated on the same held-out seeds.

@@ -46,7 +46,7 @@ def image(context):
 
 
 class Task:
-    """What agent and tests of a task find; in `places`, such as "app", the agent's files are kept for the tests."""
+    """Files of a task for agent and tests. The tests get the agent's files in `places`, such as "app"."""
 
     def __init__(self, folder):
         settings = tomllib.loads((folder / "task.toml").read_text())

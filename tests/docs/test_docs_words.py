@@ -1,7 +1,6 @@
-"""What the pages show and no test runs: settings in YAML, command lines, and Python that needs a model.
+"""Parts of the pages that no test runs: settings in YAML, command lines, and Python that needs a model.
 
-Settings and command lines are read by the parser that they are for; of Python, every name of ours and every argument
-is looked up.
+The parsers of the commands read settings and command lines. In Python, our names and their arguments are looked up.
 """
 
 import argparse
@@ -52,7 +51,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def settings(text):
-    """The configuration that the YAML of a page stands for, as its command reads it."""
+    """Return the configuration in the YAML of a page, as its command reads it."""
     keys = re.findall(r"^(\w+):", text, re.MULTILINE)
     kind = SFTRunConfig if "policy" in keys else fa.RunConfig
     rest = RELAY.splitlines() if kind is fa.RunConfig else []
@@ -66,7 +65,7 @@ def test_the_settings_of_a_page_are_understood(page, mark, text, folder):
     assert settings(text)
 
 
-def test_settings_that_there_are_not_are_found(folder, capsys):
+def test_unknown_settings_are_found(folder, capsys):
     assert settings("steps: 60\n").steps == 60
     with pytest.raises(SystemExit):
         settings("league: {snapshot_evry: 5}\n")
@@ -77,7 +76,7 @@ def test_settings_that_there_are_not_are_found(folder, capsys):
 
 
 def command_lines(text):
-    """The words of every call of ``forge-agents`` in a shell's text."""
+    """Yield the words of every call of ``forge-agents`` in a shell's text."""
     for line in text.replace("\\\n", " ").replace('"$(', ";").replace(')"', ";").splitlines():
         lexer = shlex.shlex(re.sub(r"(^|\s)#.*$", "", line), posix=True, punctuation_chars=True)
         lexer.whitespace_split, lexer.commenters = True, ""
@@ -198,7 +197,7 @@ def test_commands_in_sentences_are_found():
 
 
 @pytest.mark.parametrize("line", ["view runs --prot 1", "train train.yaml --trainer.learner.lrr 1", "play --agent"])
-def test_an_option_that_there_is_not_is_found(line, folder, read_only, capsys):
+def test_unknown_options_are_found(line, folder, read_only, capsys):
     words = line.split()
     with pytest.raises(SystemExit):
         cli.COMMANDS[words[0]](words[1:])
@@ -209,7 +208,7 @@ def test_an_option_that_there_is_not_is_found(line, folder, read_only, capsys):
 
 
 class Names(ast.NodeVisitor):
-    """What names stand for, as far as our own signatures tell, and calls that they do not allow."""
+    """Meanings of names, as far as our own signatures tell, and calls that they do not allow."""
 
     def __init__(self):
         self.known, self.wrong = {}, []
@@ -298,7 +297,7 @@ def returned(function):
 
 
 def looked_up(shown):
-    """What is wrong in the blocks of a page, of which the marked ones are not run."""
+    """Return the errors in the marked blocks of a page, which no test runs."""
     names = Names()
     for marked, text in shown:
         before = len(names.wrong)
@@ -312,7 +311,7 @@ MARKED = sorted({page for page, mark, _ in blocks("python") if "no-run" in mark}
 
 
 @pytest.mark.parametrize("page", MARKED, ids=lambda page: page.stem)
-def test_python_that_no_test_runs_names_what_there_is(page):
+def test_python_that_no_test_runs_has_existing_names(page):
     assert looked_up([("no-run" in mark, text) for of, mark, text in blocks("python") if of == page]) == []
 
 
@@ -328,7 +327,7 @@ def test_python_that_no_test_runs_names_what_there_is(page):
         ("with fa.GRPOTrainer(fa.Random()) as t:\n    print(t.fit('x', steps=1).curve)", []),
     ],
 )
-def test_names_and_arguments_that_there_are_not_are_found(text, wrong):
+def test_unknown_names_and_arguments_are_found(text, wrong):
     assert looked_up([(False, "import forge_agents as fa\n"), (True, text)]) == wrong
 
 

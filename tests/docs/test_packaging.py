@@ -321,7 +321,7 @@ def test_importing_the_core_changes_no_environment():
 
 @pytest.fixture
 def bare_tree(tmp_path: Path) -> Path:
-    """What the installer reads, without a .venv."""
+    """Files that the installer reads, without a .venv."""
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     (tmp_path / "forge_agents" / "cli").mkdir(parents=True)
     for name in ("pyproject.toml", "Makefile", "forge_agents/cli/setup.txt"):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RECIPES = sorted((ROOT / "recipes").glob("*/README.md"))
 LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^"'>]*""")
-"""What a browser loads by itself; links that a person may follow are no such thing."""
+"""Resources that a browser loads by itself, unlike links that a person may follow."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_every_page_is_in_the_navigation_once(nav):
     assert len(listed) == len(set(listed))
 
 
-def test_a_page_that_nobody_placed_follows_its_section(site):
+def test_unplaced_page_follows_its_section(site):
     sections = ("Guides", "Recipes", "Results", "Reference", "Decisions")
     built = dict(next(iter(section.items())) for section in site.navigation([{title: []} for title in sections]))
     assert "verifiers.md" in built["Guides"] and "results/README.md" in built["Results"]
@@ -113,7 +113,7 @@ def test_the_reference_has_every_built_in_environment(site):
 
 
 def test_the_reference_has_what_a_loop_or_a_loss_of_ones_own_imports(site):
-    """What the two examples import of ours, by module; elsewhere a reader would have to open the source."""
+    """The reference has all names that two examples import, so that readers need not open the source."""
     described = {package: set(site.documented(package)) for package in site.REFERENCE}
     for example in ("rl_loop.py", "own_loss.py"):
         for node in ast.walk(ast.parse((ROOT / "examples" / example).read_text())):
@@ -141,7 +141,7 @@ def test_messages_are_listed_with_what_varies_left_open(site):
 
 
 def said_by(node):
-    """What an expression says for certain: pieces of its text that are long enough to tell it from others."""
+    """Return the constant pieces of an expression's text that are long enough to identify it."""
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
     pieces = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     return [text for piece in pieces if len(text := " ".join(piece.split())) > 12]

@@ -36,7 +36,7 @@ from forge_agents.envs.conformance.play import (
     play,
     same,
 )
-from forge_agents.envs.env import TextGame, hook
+from forge_agents.envs.env import TextGame, hook, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
@@ -179,12 +179,10 @@ def spaces(case: Case) -> None:
                 "shorten it, remove lone surrogates, or raise max_observation_chars",
                 "observe_text",
             )
-        for text, method in ((seen, "observe_text"), (instructions(env, agent), "instructions")):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                message = f"seed {seed}: {method} of {agent!r}: {error}"
-                raise BreachError(message, "remove lone surrogates", method) from error
+        text = instructions(env, agent)
+        if text != writable(text):
+            message = f"seed {seed}: instructions of {agent!r} have lone surrogates: {text[:60]!r}"
+            raise BreachError(message, "remove them", "instructions")
 
 
 def observing(case: Case) -> None:
@@ -222,23 +220,18 @@ def legal_actions(case: Case) -> None:
     env = case.create()
     played, refused, listed, reason = 0, 0, 0, ""
     for seed in case.seeds:
-        previous: tuple[str, str, bool] | None = None
+        actor, last_action, was_listed = "", "", False
         for agent, *_, action in play(env, seed):
-            if previous is not None and (illegal := env.infos.get(previous[0], {}).get("illegal")):
+            if actor and (illegal := env.infos.get(actor, {}).get("illegal")):
                 refused, reason = refused + 1, str(illegal)
-                actor, refused_action, was_listed = previous
                 if was_listed:
-                    raise BreachError(
-                        f"seed {seed}: {refused_action!r} is in the legal actions of {actor!r}, but was refused: "
-                        f"{reason}",
-                        "list only texts that the game accepts",
-                        "legal_actions",
-                    )
-            info, previous = env.infos[agent], None
+                    message = f"{last_action!r} is in the legal actions of {actor!r}, but was refused: {reason}"
+                    fix = "list only texts that the game accepts"
+                    raise BreachError(f"seed {seed}: {message}", fix, "legal_actions")
+            info, actor = env.infos[agent], ""
             if agent in live(env) and not info.get("illegal"):  # otherwise the old entry would be misattributed
-                played += 1
-                previous = agent, action, action in (info.get("legal_actions") or ())
-                listed += previous[2]
+                actor, last_action, was_listed = agent, action, action in (info.get("legal_actions") or ())
+                played, listed = played + 1, listed + was_listed
     env.close()
     all_refused = f"all {played} texts were illegal ({reason}): " if played and refused == played else ""
     if not listed:
@@ -350,11 +343,8 @@ def global_randomness(case: Case) -> None:
                 played.append(list(play(case.create(), seed)))
                 after = _global_states()  # may include torch, imported during the episode
                 if used := [name for name in states if after[name] != states[name]]:
-                    raise BreachError(
-                        f"seed {seed}: the global generator of {' and '.join(used)} was used or seeded",
-                        _NO_GLOBALS,
-                        where=_line_that_draws(case, seed),
-                    )
+                    message = f"seed {seed}: the global generator of {' and '.join(used)} was used or seeded"
+                    raise BreachError(message, _NO_GLOBALS, where=_line_that_draws(case, seed))
             what = f"seed {seed}, with the global generators seeded in two ways"
             same(what, played[0], played[1], _NO_GLOBALS)
     finally:
@@ -476,11 +466,8 @@ def _check_secrets(secrets: Any, agent: str) -> list[str]:
     """Check that ``secrets(agent)`` returned a collection of texts; a string would count as single letters."""
     texts: list[Any] = list(secrets) if isinstance(secrets, Iterable) and not isinstance(secrets, str) else [None]
     if not all(isinstance(text, str) and text for text in texts):
-        raise BreachError(
-            f"secrets({agent!r}) returned {secrets!r:.80}",
-            "return a list of nonempty texts, or an empty list if there is no secret",
-            "secrets",
-        )
+        fix = "return a list of nonempty texts, or an empty list if there is no secret"
+        raise BreachError(f"secrets({agent!r}) returned {secrets!r:.80}", fix, "secrets")
     return texts
 
 
@@ -489,12 +476,8 @@ def _check_unread(env: AnyEnv, agent: str, secrets: list[str], written: list[str
         for secret in secrets:
             word = re.compile(rf"(?<!\w){re.escape(secret)}(?!\w)", re.IGNORECASE)
             if word.search(text) and not any(word.search(action) for action in written):
-                raise BreachError(
-                    f"seed {seed}: {agent!r} can read the secret {secret!r}",
-                    f"remove it from {method}; if the agent may know the same text, even by chance, remove it from "
-                    "secrets",
-                    method,
-                )
+                fix = f"remove it from {method}, or from secrets if the agent may know the same text, even by chance"
+                raise BreachError(f"seed {seed}: {agent!r} can read the secret {secret!r}", fix, method)
 
 
 def reasoning(case: Case) -> None:
