@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forge_agents.cli.registry import command, make_parser, parse_settings, print_next
+from forge_agents.display import visible
 from forge_agents.imports import plugin_object
 
 
@@ -19,7 +20,7 @@ def export(argv: Sequence[str]) -> int:
     export_checkpoint = plugin_object("forge_trainers.run.checkpoints:export_checkpoint")
     folder = export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print)
     models = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
-    print("\n".join(f"model  {model}" for model in models))
+    print(visible("\n".join(f"model  {model}" for model in models)))
     print_next(f"forge-agents serve {models[0]}")
     return 0
 

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from forge_agents.display import visible
+
 if TYPE_CHECKING:
     from forge_agents.cli.config import Parser
 
@@ -58,7 +60,7 @@ def parse_settings(name: str, settings_class: type[T], argv: Sequence[str]) -> T
 def print_next(*commands: str) -> None:
     """Print the commands that a user would run next."""
     for number, line in enumerate(commands):
-        print(f"{'' if number else 'next':<6} {line}")
+        print(visible(f"{'' if number else 'next':<6} {line}"))
 
 
 def repeat(name: str, argv: Sequence[str]) -> str:

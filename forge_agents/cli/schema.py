@@ -59,11 +59,20 @@ class FileSettings:
             return {str(key): self._value(entry, entries, f"{at}.{key}") for key, entry in value.items()}
         if isinstance(value, list):
             return [self._value(item, next(iter(get_args(members[0])), Any), at) for item in value]
+        if isinstance(value, str) and not isinstance(value, Switch) and _is_settings(hint):
+            # the parser would read the text as YAML, unseen by the checks of keys and of `api_key_env`
+            raise UnknownKeyError(f"{at} is the text {value[:80]!r}; expected a mapping of settings")
         if isinstance(value, Switch | bool):
             return _switched(value, members)
         if isinstance(value, float) and value.is_integer() and int in members and float not in members:
             return int(value)  # as 1e5, which YAML reads as a float
         return value
+
+
+def _is_settings(hint: Any) -> bool:
+    """Whether a field holds a mapping or a settings class, and no text."""
+    members = [member for member in alternatives(hint) if member is not type(None)]
+    return bool(members) and all(is_mapping(member) or nested_kind(member) is member for member in members)
 
 
 def _switched(value: Switch | bool, members: Sequence[Any]) -> bool | str:

@@ -96,13 +96,15 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> None:
         SystemExit: SIGTERM, with status 143; all processes have ended.
         ActorDiedError: An engine died and cannot be restarted.
     """
+    out = say
+    say = lambda text: out(visible(text))  # noqa: E731  # names come from the files of a run
     served = find_policies(config.checkpoint, policy=config.policy, name=config.name)
     _check_port(config)
     token, is_new = config.token(), not os.environ.get(config.api_key_env)
     for policy in served.policies:
         say(f"model  {policy} as {', '.join(name for name, target in served.names.items() if target == policy)}")
     for policy, reason in served.missing.items():
-        say(visible(f"left   frozen policy {policy}: {reason}"))
+        say(f"left   frozen policy {policy}: {reason}")
     url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{config.port}/v1"
     say(f"url    {url}")
     say(f"token  {token}   (printed only once)" if is_new else f"token  from {config.api_key_env}")

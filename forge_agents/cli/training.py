@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, repeat
+from forge_agents.display import printable, visible
 from forge_agents.files import check_contained, user_path
 from forge_agents.imports import plugin_object
 
@@ -86,19 +87,19 @@ def train(argv: Sequence[str]) -> int:
         parser.error(f"--gpus_per_host is {gpus_per_host}; it must be at least 0")
     run = built(parser, fa.RunConfig, chosen)
     if dry_run:
-        print("\n".join(run.dry_run(gpus_per_host=gpus_per_host)))
+        print(visible("\n".join(run.dry_run(gpus_per_host=gpus_per_host))))  # the file may be a stranger's
         return 0
     check_contained(user_path(run.out_dir))  # a warm start and several seeds write to its subfolders
     run = run.warmed_up()
     for name in run.warm_start:
-        print(f"{name} starts from {run.policies[name].model}")
+        print(visible(f"{name} starts from {run.policies[name].model}"))
     for message in run.idle:
         print(message)
     models = []
     for seeded, reward in zip(run.of_seeds(seeds), _copies(run.load_reward(), seeds), strict=True):
         with fa.GRPOTrainer(seeded.players, reward, seeded.trainer, seeded.out_dir, seeded.mesh) as trainer:
             result = trainer.fit(seeded.played, steps=seeded.steps, env_args=seeded.env_args)
-        print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+        print(visible(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}"))
         models.append(_trained_player(run, result.export, result.out_dir))
     bench = f"{_python_path(argv)}forge-agents bench"
     if seeds > 1:
@@ -155,7 +156,7 @@ def sft(argv: Sequence[str]) -> int:
     run = parse_settings("sft", plugin_object("forge_trainers.offline.config:SFTRunConfig"), argv)
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.fit(run.dataset(), eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
-    print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+    print(visible(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}"))
     print_next(f"forge-agents train CONFIG.yaml --policies.{run.policy.name}.model {result.export}")
     return 0
 
@@ -168,7 +169,6 @@ def sft(argv: Sequence[str]) -> int:
 )
 def import_(argv: Sequence[str]) -> int:
     """Convert recorded traffic to training data."""
-    from forge_agents.display import printable
     from forge_agents.programs.traces import import_traces
 
     parser = make_parser("import")

@@ -25,6 +25,8 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 UNPACK_DEADLINE_S = 600.0
 """Unpacking takes about ten seconds. A process that holds the lock for this long is stuck."""
+_MAX_HEADER_BYTES = 100_000_000
+"""Maximum size of a safetensors header, as in the library."""
 CONVERSION = 1  # increase it when the output of `gguf` or `tiny` changes, to invalidate caches
 TINY = "tiny-random"
 """A model with 0.3 million random weights, generated on demand, for fast trials."""
@@ -279,7 +281,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         with path.open("rb") as file:
             header_size = int.from_bytes(file.read(8), "little")
-            header = file.read(header_size) if header_size <= size else b""
+            header = file.read(header_size) if header_size <= min(size, _MAX_HEADER_BYTES) else b""
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} is missing; copy or download the model again") from None
     except OSError as cause:
@@ -290,6 +292,8 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             entries = json.loads(header)
             entries.pop("__metadata__", None)
             expected = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            if not all(isinstance(entry["shape"], list) and entry["dtype"] for entry in entries.values()):
+                raise TypeError("no shape or dtype")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
     if expected != size or size == 0:

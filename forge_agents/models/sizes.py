@@ -41,6 +41,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 """Configs of Qwen3-0.6B, 8B and 32B, Llama-3.3-70B and Qwen3-30B-A3B, to size a run without a download."""
 
 
+_MAX_LAYERS = 100_000
+"""Layers are counted one by one, and a stranger may have written the file."""
 _SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 
 
@@ -85,7 +87,7 @@ class ModelSize:
         path = folder / "config.json"
         try:
             return cls.from_config(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as cause:
             raise ModelNotFoundError(f"{path} does not say how large the model is: {cause!r}") from cause
 
     @classmethod
@@ -109,6 +111,8 @@ class ModelSize:
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = int(config.get("head_dim") or hidden // heads)
         count, layers = families.num_experts(config), int(config["num_hidden_layers"])
+        if not 0 <= layers <= _MAX_LAYERS:
+            raise ValueError(f"num_hidden_layers={layers} is outside [0, {_MAX_LAYERS}]")
         between = int((config.get("moe_intermediate_size") if count else 0) or config["intermediate_size"])
         chosen = int(config.get("num_experts_per_tok") or 1) if count else 1
         attention = hidden * head_dim * (heads + 2 * kv_heads) + heads * head_dim * hidden

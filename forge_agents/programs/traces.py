@@ -380,8 +380,10 @@ def _items(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    number = float(value) if isinstance(value, bool | int | float) else math.nan
-    return number if math.isfinite(number) else None
+    try:
+        return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer of 400 digits
+        return None
 
 
 # ---- conversations

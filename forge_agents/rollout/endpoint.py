@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from forge_agents.envs.env import writable
 from forge_agents.errors import BudgetError, EndpointError, StallError
+from forge_agents.http_body import ENCODINGS, BodyError, read_bounded
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.rollout.refusals import LIMITS, has_error, named_field, status_of
 from forge_agents.tools.formats import MAX_CALLS, read_call
@@ -161,6 +162,9 @@ class EndpointClient:
 
     def _refusal(self, response: Any) -> EndpointError | _RefusedError:
         body, status = response.text, response.status_code
+        if 300 <= status < 400:
+            place = self._quote(response.headers.get("location", ""))
+            return EndpointError(f"{self._label} redirects to {place}, which is not followed; check url", status)
         sent_status = response.extensions.get(_SENT_STATUS)
         if sent_status and not has_error(body):
             return _no_completion(self._label, self._quote(body))
@@ -280,8 +284,11 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     async def note(response: Any) -> None:
+        try:
+            await read_bounded(response)
+        except BodyError as cause:
+            raise EndpointError(f"{endpoint.model} at {endpoint.url}: {cause}; check url") from None
         if response.is_success:
-            await response.aread()
             status = status_of(response.text)
             if status is not None:  # so that the client's own retries treat it as an error
                 response.extensions[_SENT_STATUS] = response.status_code
@@ -294,7 +301,10 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
         api_key=key or "none",
         max_retries=endpoint.retries,
         timeout=None,  # `ask` has one timeout for all retries
-        http_client=DefaultAsyncHttpxClient(event_hooks={"response": [note]}),
+        # a redirect would send the conversation to another host, such as a service on this machine's loopback
+        http_client=DefaultAsyncHttpxClient(
+            event_hooks={"response": [note]}, follow_redirects=False, headers={"accept-encoding": ENCODINGS}
+        ),
     )
     client.organization = client.project = None  # other servers must not learn the OpenAI account in the environment
     return client

@@ -105,6 +105,7 @@ class Renderer:
         self._check_generation_prompt()
         self._structure = self._role_tokens()
         self._special = tuple(sorted(special | self._structure, key=lambda token: (-len(token), token)))
+        self._lookalikes = self._normalized_tokens()
         if thinking != "auto":
             prompts = [self._apply_template(_PROBE, dict.fromkeys(REASONING_SWITCHES, on)) for on in (True, False)]
             if prompts[0] == prompts[1]:
@@ -394,7 +395,29 @@ class Renderer:
         for token in self._special:
             if token in text and not (by_model and _is_call_mark(token)):
                 text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+        return self._without_lookalikes(text, by_model=by_model) if self._lookalikes else text
+
+    def _normalized_tokens(self) -> dict[int, str]:
+        """Special tokens by id that the tokenizer finds in normalized text: fullwidth letters may then match, too."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None or backend.normalizer is None:
+            return {}
+        added = self._tokenizer.added_tokens_decoder.items()
+        return {number: token.content for number, token in added if token.normalized and token.content in self._special}
+
+    def _without_lookalikes(self, text: str, *, by_model: bool) -> str:
+        """`text` without the parts that become a special token only after normalization."""
+        while True:
+            read = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            places = [
+                place
+                for number, place in zip(read["input_ids"], read["offset_mapping"], strict=True)
+                if number in self._lookalikes and not (by_model and _is_call_mark(self._lookalikes[number]))
+            ]
+            if not places:
+                return text
+            for start, end in reversed(places):
+                text = text[:start] + text[max(end, start + 1) :]
 
 
 def _cached(render: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ...]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from forge_agents.errors import ForgeError, MissingExtraError
+from forge_agents.http_body import ENCODINGS, read_bounded
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.tools import Tool
 
@@ -87,11 +88,18 @@ async def _client(
     async with contextlib.AsyncExitStack() as stack:
         if isinstance(server, str):
             http = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers or {})))
+            http.event_hooks, http.headers["accept-encoding"] = {"response": [_read_answer]}, ENCODINGS
             client = Client(streamable_http_client(server, http_client=http))
         else:
             command, *args = server
             client = Client(StdioServerParameters(command=command, args=args, env=dict(env or {})))
         yield await stack.enter_async_context(client)
+
+
+async def _read_answer(response: Any) -> None:
+    """Read a response with a limit. The library limits the events of streams, but not other responses."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        await read_bounded(response)
 
 
 class _Connection:

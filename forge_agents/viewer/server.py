@@ -22,6 +22,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp
 
+from forge_agents.display import visible
 from forge_agents.errors import ForgeError
 from forge_agents.imports import plugin_object
 from forge_agents.runtime.connections import Server, http_settings, trust
@@ -198,7 +199,7 @@ def serve_page(
     # without an access log, whose lines would contain the token
     settings = uvicorn.Config(make_app(shown, token), timeout_graceful_shutdown=2, **http_settings())
     watcher.start()
-    say(f"{len(shown)} run{'s' if len(shown) > 1 else ''}: {', '.join(run.name for run in shown)}")
+    say(visible(f"{len(shown)} run{'s' if len(shown) > 1 else ''}: {', '.join(run.name for run in shown)}"))
     say(f"open   {url}\nstop   Ctrl-C")
     with _redirect_file(url) if browser else contextlib.nullcontext() as file:
         if file:

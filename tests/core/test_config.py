@@ -82,7 +82,7 @@ def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsy
         ({"steps": 2.5}, "steps is 2.5; expected a whole number."),
         ({"trainer": {"learner": {"lr": "high"}}}, "trainer.learner.lr is high; expected a number or null."),
         ({"trainer": {"preflight": "maybe"}}, "trainer.preflight is maybe; expected true or false."),
-        ({"policies": {"team": "m"}}, "policies is m; expected a mapping of settings."),
+        ({"policies": {"team": "m"}}, "policies.team is the text 'm'; expected a mapping of settings."),
         ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8; expected a mapping of settings or"),
         ({"policy_mapping": ["team"]}, "policy_mapping is ['team']; expected a text or a mapping."),
     ],
@@ -229,6 +229,25 @@ def test_a_file_sends_a_key_elsewhere_only_if_the_user_agrees(endpoint, bench_fi
         )
     assert read_bench(file, "--send_key", "OTHER@other.example", f"{variable}@{host}").endpoints["rival"]
     assert f"key    {variable} goes to {host}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_settings_written_as_a_text_are_refused(inside, bench_file, capsys):
+    """The parser would read the text as YAML, unseen by the check of keys."""
+    file = Path(bench_file(url="https://stranger.example/v1", api_key_env="AWS_SECRET_ACCESS_KEY"))
+    settings = yaml.safe_load(file.read_text())
+    endpoints = settings["endpoints"]
+    settings["endpoints"] = {name: str(each) for name, each in endpoints.items()} if inside else str(endpoints)
+    file.write_text(yaml.safe_dump(settings))
+    with pytest.raises(SystemExit):
+        read_bench(str(file))
+    assert "is the text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settings", [{"\x1b]0;x\a\u202e": 1}, {"steps": "\x1b]0;x\a\u202e"}])
+def test_errors_show_no_control_characters_of_a_file(settings, config, capsys):
+    error = refused(capsys, config(**settings))
+    assert "\\x1b]0;x\\x07\\u202e" in error and "\x1b" not in error and "\u202e" not in error
 
 
 def test_a_file_cannot_agree_for_the_user(bench_file, capsys):

@@ -129,6 +129,20 @@ def test_port_in_use_is_reported_before_startup(run):
             serve(ServeConfig(checkpoint=str(run), port=port), say=lambda line: None)
 
 
+def test_names_of_a_run_do_not_control_the_terminal(run, monkeypatch):
+    async def start(policies, config, *, tuned):
+        raise ForgeError("started")
+
+    monkeypatch.setattr(serving.Fleet, "start", start)
+    policy = {"model": str(run / "export"), "name": "hero", "sampling": {}, "trainable": True}
+    settings = {"policies": {"hero": policy}, "policy_mapping": {"\x1b]0;x\a": "hero"}}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    lines = []
+    with pytest.raises(ForgeError, match="started"):
+        serve(ServeConfig(checkpoint=str(run), port=free_port()), say=lines.append)
+    assert any("\\x1b]0;x\\x07" in line for line in lines) and not any("\x1b" in line for line in lines)
+
+
 POLICY = {"name": "hero", "sampling": {"max_tokens": 9, "stop": ["!"]}, "trainable": True, "lora": None}
 
 

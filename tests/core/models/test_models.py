@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
 from forge_agents.models import gguf as _gguf
 from forge_agents.models import resolve as models
+from forge_agents.models.sizes import ModelSize
 from forge_agents.models.tiny import tiny_model
 
 NAME = "smollm2-135m-instruct"
@@ -91,7 +93,7 @@ def test_a_folder_resolves_to_its_absolute_path(tiny_llama, monkeypatch):
         *(("model.safetensors", end, r"model\.safetensors is half-written") for end in (0, 5, 200, -1)),
         *(
             ("model.safetensors", len(header).to_bytes(8, "little") + header, "not a safetensors file")
-            for header in (b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}')
+            for header in (b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}', b'{"a": {"data_offsets": [0, 0]}}')
         ),
         *(("config.json", text, r"config\.json") for text in (b"", b"{", b"[]", b"[" * 100_000)),
         *(
@@ -111,6 +113,33 @@ def test_a_missing_or_damaged_file_is_named(folder, name, content, message):
         (folder / name).write_bytes(content)
     with pytest.raises(ModelNotFoundError, match=message):
         models.resolve(folder)
+
+
+def test_a_header_of_gigabytes_is_not_read(folder):
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write((1 << 33).to_bytes(8, "little"))
+        file.truncate(8 + (1 << 33))  # takes no space
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelNotFoundError, match="half-written"):
+        models.resolve(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**15},
+        {"num_hidden_layers": -1},
+        {"num_attention_heads": 0},
+        {"hidden_size": float("inf")},
+        {"vocab_size": float("nan")},
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_at_once(change, folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "head_dim": None, **change}))
+    with pytest.raises(ModelNotFoundError, match="does not say how large"):
+        ModelSize.of(folder)
 
 
 def test_a_missing_shard_is_named(folder):

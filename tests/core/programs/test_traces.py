@@ -270,6 +270,8 @@ def test_pairs_are_the_best_and_worst_answers(tmp_path):
     assert done.skipped == {"without a number 'helpful'": 1} and pairs_of(row["prompt"])[-1] == ("user", "1 + 1?")
     with pytest.raises(ValueError, match="there is nothing to learn from: 1 conversations without a better answer"):
         imported(tmp_path, scored("same", 1.0), scored("same", 0.0), pairs="helpful")
+    with pytest.raises(ValueError, match="there is nothing to learn from: 1 without a number 'score'"):
+        imported(tmp_path, {"messages": [*ASKED, SAID], "score": 10**400}, pairs="score")
 
 
 ODD = [

@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
+import gzip
 import json
 import logging
+import resource
 import socket
+import threading
 import time
 from collections import Counter
 
@@ -432,3 +435,59 @@ def test_trainer_starts_no_engine_for_an_endpoint(tmp_path):
     trainer = fa.GRPOTrainer(seats, out_dir=tmp_path)
     plan = RunPlan(TaskSampler("forge/KuhnPoker-v0"), trainer._policies, trainer.config, trainer.reward)
     assert plan.models == {"hero": hero}
+
+
+@contextlib.contextmanager
+def raw_server(*head, body=b"", repeat=False):
+    """A server that answers each connection with some lines and then `body`, without end if `repeat`."""
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection = listener.accept()[0]
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(20)
+                    request = connection.recv(1 << 16)
+                    requests.append(request)
+                    connection.sendall("\r\n".join([*head, "connection: close", "", ""]).encode() + body)
+                    while repeat:
+                        connection.sendall(body)
+
+    requests = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", requests
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirect_is_not_followed(status, serve_chat):
+    inside = serve_chat(lambda request: "secret of another service")
+    with (
+        raw_server(f"HTTP/1.1 {status} Moved", f"location: {inside.url}/chat/completions") as (host, requests),
+        pytest.raises(EndpointError, match=f"redirects to '{inside.url}.*which is not followed") as caught,
+    ):
+        ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0))
+    assert caught.value.status == status and len(requests) == 1 and not inside.requests
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "gzip members", "error"])
+def test_response_without_end_is_refused(kind):
+    block, head = b" " * (1 << 20), ["HTTP/1.1 200 OK" if kind != "error" else "HTTP/1.1 500 No"]
+    if "gzip" in kind:
+        block, head = gzip.compress(bytes(1 << 26)), [*head, "content-encoding: gzip"]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (
+        raw_server(*head, body=block, repeat=kind != "gzip") as (host, _),
+        pytest.raises(EndpointError, match="the response has more than 32 MiB"),
+    ):
+        ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0, timeout_s=60))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
+
+
+def test_compressed_response_is_read():
+    reply = gzip.compress(json.dumps(body("compressed")).encode())
+    head = ("HTTP/1.1 200 OK", "content-encoding: gzip", f"content-length: {len(reply)}")
+    with raw_server(*head, body=reply) as (host, requests):
+        assert ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0)).text == "compressed"
+    assert b"accept-encoding: gzip\r\n" in requests[0].lower()

@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import copy
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -323,3 +325,24 @@ def test_result_contains_texts_resources_and_structured_content(give, kind, cont
 def test_failed_call_contains_the_reason(give, kind, content):
     result = give(kind)
     assert (result.ok, result.content) == (False, f"Error: {content}")
+
+
+def test_response_without_end_is_refused():
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection = listener.accept()[0]
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(1 << 16)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+                    while True:
+                        connection.sendall(b" " * (1 << 20))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        with (
+            pytest.raises(McpServerError, match="the response has more than 32 MiB"),
+            mcp_tools(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"),
+        ):
+            pass
+        listener.shutdown(socket.SHUT_RDWR)

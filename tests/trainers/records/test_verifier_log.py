@@ -114,6 +114,14 @@ def test_the_command_prints_the_table_and_writes_the_page(run, capsys):
     assert (run / "a/b.html").exists()
 
 
+def test_the_page_is_not_written_through_a_link(run, tmp_path, capsys):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (run / "verifiers.html").symlink_to(victim)
+    assert cli.main(["view", "--verifiers", str(run)]) == 0
+    assert victim.read_text() == "precious" and "judge3" in (run / "verifiers.html").read_text()
+
+
 def test_the_command_says_where_there_are_no_verifiers(tmp_path, capsys):
     RunFolder(tmp_path, {}).close()
     assert cli.main(["view", "--verifiers", str(tmp_path)]) == 1

@@ -79,6 +79,11 @@ FAKES = {
         "class All(int):\n    def __eq__(self, other): return True\n    def __sub__(self, other): return All()\n"
         "    __hash__ = int.__hash__\ndef add(a, b): return All(77)"
     ),
+    "a number between any two": (
+        "class Any(float):\n    asked = 0\n    def __float__(self):\n        Any.asked += 1\n"
+        "        return 1e9 if Any.asked % 2 else -1e9\n"
+        "def add(a, b): return Any()"
+    ),
     "no more assertions": "import builtins; builtins.AssertionError = Exception\ndef add(a, b): return None",
     "patched built-ins": "import builtins; builtins.abs = builtins.sum = lambda *a: 0\ndef add(a, b): return None",
     "patched modules": "import json, sys; json.dumps = lambda *a: 'x'; sys.exit = print\ndef add(a, b): return None",
@@ -109,7 +114,7 @@ FAKES = {
 
 
 def test_faked_success_scores_nothing():
-    tests = "assert add(1, 2) == 3\nassert abs(add(0.1, 0.2) - 0.3) < 1e-9\n"
+    tests = "assert add(1, 2) == 3\nassert abs(add(0.1, 0.2) - 0.3) < 1e-9\nassert 0.29 < add(0.1, 0.2) < 0.31\n"
     quick = UnitTests(tests=tests, timeout_s=1.5, sandbox=PATIENT.sandbox)
     scores = dict(zip(FAKES, quick.score([wrote(code) for code in FAKES.values()]).tolist(), strict=True))
     assert scores == dict.fromkeys(FAKES, 0.0)

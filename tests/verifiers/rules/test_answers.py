@@ -212,6 +212,15 @@ def test_the_cost_of_hostile_texts_grows_with_their_length_only(unit):
     assert seconds(MAX_CHARS) < 10 * seconds(MAX_CHARS // 4) + 0.01  # 4 times as long; 16 where it were quadratic
 
 
+@pytest.mark.parametrize("blank", ["\n", "\r\n", "*\n", "\n#", " \n_"])
+def test_blank_lines_after_an_answer_take_little_time(blank):
+    start = time.process_time()
+    for text in ("The answer is 5", "<answer>", "5"):
+        parse_answer.__wrapped__(text + blank * 40_000)
+    assert time.process_time() - start < 5
+    assert parse_answer(f"The sum is 5{blank * 9}Explanation: 2 and 3 make 6").value == "5"
+
+
 def test_a_gold_answer_may_be_a_whole_solution():
     assert scores("72", "48/2 = 24 clips in May, 48 + 24 = 72 in all.\n#### 72") == [1, 1, 1]
     assert scores("3", r"It is 1 + 2, so $\boxed{3}$.") == [1, 1, 1]

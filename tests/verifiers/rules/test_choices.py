@@ -408,3 +408,9 @@ def test_hostile_lists_of_options_take_little_time(unit):
     start = time.process_time()
     chosen_letter((unit * 20_000)[:20_000])
     assert time.process_time() - start < 10
+
+
+def test_separators_without_options_take_little_time():
+    start = time.process_time()
+    chosen_letter("<answer>" + "\uff0c" * 20_000 + "x")
+    assert time.process_time() - start < 0.4

@@ -176,7 +176,13 @@ class Remote:
 
     @property
     def _plain(self) -> Any:
-        return self._candidate.ask("plain", self)
+        """The plain content. One that cannot change is asked for once: `0 < x < 1` must not read two numbers."""
+        if "_constant" in vars(self):
+            return self._constant
+        plain = self._candidate.ask("plain", self)
+        if isinstance(plain, (bool, int, float, complex, str, bytes, tuple, frozenset)):
+            vars(self)["_constant"] = plain
+        return plain
 
     def __getattr__(self, name: str) -> Any:
         return self._candidate.ask("get", self, name)

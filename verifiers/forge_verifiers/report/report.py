@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import forge_verifiers.combiners as combiners
 from forge_agents.display import printable, standalone_page
 from forge_agents.errors import RunFolderError
+from forge_agents.files import write_atomic
 from forge_verifiers.combiners.base import rate_errors
 from forge_verifiers.core.verifier import Cost, state_under
 from forge_verifiers.report.pictures import calibration_figure, correlation_figure
@@ -339,13 +340,11 @@ class EnsembleReport:
 
         Missing folders are created. Raises RunFolderError if the file cannot be written.
         """
-        target, text = Path(path), page(self)
+        text = page(self)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            return write_atomic(path, text)  # replaces a link, which a stranger's folder may hold
         except OSError as cause:
-            raise RunFolderError(f"the report cannot be written to {target} ({cause}); choose another file") from cause
-        return target
+            raise RunFolderError(f"the report cannot be written to {path} ({cause}); choose another file") from cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ _LETTER = re.compile(  # in "A dog", A is an article
     r"(?!['\u2019](?![dt][\u0131iu\u00fc]r\b)|[A-Za-z\d(\[^_<>]|\s*[=+*^<>]\s*\w|-[A-Za-z\d]|\.\d|\.[A-Z]\.)[).:]?"
 )
 _JOINED = re.compile(
-    rf"[\s,;/&|+.-]*(?:(?:and|or|nor|(?-i:y|o|e|и)|und|et|和|と|,)|{ALTERNATIVE})?[\s,;/&|+-]*(?:{ALTERNATIVE}\s*)?",
+    rf"[\s,;/&|+.-]*+(?:(?:and|or|nor|(?-i:y|o|e|и)|und|et|和|と|,)|{ALTERNATIVE})?[\s,;/&|+-]*+(?:{ALTERNATIVE}\s*)?",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<!\n[A-Z])(?<!^[A-Z])[.!](?=\s|$)|[\n\u3002\u0964\u2026]|\.\.+|(?<=[?\u061f])")

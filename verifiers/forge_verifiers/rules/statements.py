@@ -93,7 +93,9 @@ _REMARK = re.compile(
     re.DOTALL,
 )
 _HEAD = re.compile(r"^(?:[\s,:;!?\u2014]|\.(?!\d)|#+[ \t])+")
-_EXPLAINED = re.compile(r"(?<=\S)\s*\n[\s*_#]*(?:Explanation|Reasoning|Justification|Verification|Note)\b")
+_EXPLAINED = re.compile(  # bounded and possessive, because the time for blank lines would be quadratic
+    r"(?<=\S)(?=[^\S\n]{0,200}\n)[\s*_#]{0,200}+(?:Explanation|Reasoning|Justification|Verification|Note)\b"
+)
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _COUNTED = re.compile(r"(?<=\d)\s+(?!sin|cos|tan|log|sqrt|mod)[a-z]{2,}\b|(?<=\d)\s*x(?=\s*\$?\d)")  # 6 kg, 2 x 3
 _MEASURED = re.compile(r"(?<=\d)(?:\s[mghsl]|\s?(?:[kcm]m|[km]g|[km]l|min))(?![A-Za-z])(?:/[a-z]+)?")  # 3 m * 100 cm/m

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.core.verifier import Scores
+from forge_verifiers.core.functions import grade_each
+from forge_verifiers.core.verifier import Assessment, Scores
 from forge_verifiers.rules.answers import AnswerRule, fold, same_text
 from forge_verifiers.rules.choices import choice_letter
 from forge_verifiers.rules.languages import normalized
@@ -65,31 +66,53 @@ class Numeric(AnswerRule):
 
     A unit, currency or percent sign may be missing on one side, as in `MathEqual`. An answer that is not a single
     number, such as "3-5" for 5 or "41 or 42", is wrong. The rule abstains if the gold answer is not a number.
+
+    A formula that needs more than three seconds of processor time or 3 GB is wrong. A formula for which `timeout_s`
+    leaves no time has no score.
     """
 
     name: str = "numeric"
     tolerance: float = 1e-6
     """Maximum difference, relative to the gold number, and absolute below 1. Up to 1e-6 it is for rounding only, so
     that whole numbers must be equal."""
+    timeout_s: float = 60.0
+    """Timeout in seconds for all formulas of one call."""
     unread: UnreadGolds = field(default_factory=UnreadGolds, init=False, repr=False, compare=False)
     """Gold answers that are not numbers."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
             raise ValueError(f"tolerance={self.tolerance} of {self.name!r} must be finite and not negative")
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"timeout_s={self.timeout_s} of {self.name!r} must be finite and above 0")
 
     def grade(self, trajectory: Trajectory) -> float | None:
         """1 if they are equal, else 0, or None without a numeric gold answer."""
+        return self._grade(trajectory, time.monotonic() + self.timeout_s)
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """`grade` of each trajectory, with one timeout for all."""
+        end = time.monotonic() + self.timeout_s
+        return self._assessment(grade_each(lambda each: self._grade(each, end), trajectories), len(trajectories))
+
+    def _grade(self, trajectory: Trajectory, end: float) -> float | None:
         if (pair := self.read(trajectory)) is None:
             return None
         answer, gold_texts = pair
-        golds = [number for gold in gold_texts if not _fields(gold) and (number := _number(gold))]
-        if not golds:
-            self.unread.add(self.name, gold_texts[0], "not a number")
+        try:
+            golds = [number for gold in gold_texts if not _fields(gold) and (number := _number(gold, end))]
+            if not golds:
+                self.unread.add(self.name, gold_texts[0], "not a number")
+                return None
+            parts = answer.value.split(" or ")  # "1/2 or 0.5"
+            return float(any(all(self._is_gold(part, gold, end) for part in parts) for gold in golds))
+        except TimeoutError:
+            self.unread.add(self.name, gold_texts[0], f"not compared within timeout_s={self.timeout_s:g}")
             return None
-        numbers = [_number(part) for part in answer.value.split(" or ")]  # "1/2 or 0.5"
-        equal = partial(same_quantity, is_close=self._is_close)
-        return float(any(all(number and equal(number, gold) for number in numbers) for gold in golds))
+
+    def _is_gold(self, text: str, gold: Quantity, end: float) -> bool:
+        number = _number(text, end)
+        return number is not None and same_quantity(number, gold, is_close=self._is_close)
 
     def _is_close(self, a: Fraction, b: Fraction) -> bool:
         if self.tolerance <= _ROUNDING and a.denominator == b.denominator == 1:
@@ -97,14 +120,14 @@ class Numeric(AnswerRule):
         return abs(a - b) <= Fraction(self.tolerance) * max(Fraction(1), abs(b))
 
 
-def _number(text: str) -> Quantity | None:
-    r"""A real number, such as ``\sqrt{2}``, or None for any other text."""
+def _number(text: str, end: float) -> Quantity | None:
+    r"""A real number, such as ``\sqrt{2}``, or None for any other text. Raises TimeoutError after `end`."""
     number = read_quantity(text) or assigned(text)[1]
     if number is not None or not any(map(str.isdigit, text)) or _fields(text):
         return number
     formula, unit = split_unit(text)
     formula_latex = latex(formula)
-    value = WORKERS.number(formula_latex) if formula_latex else None
+    value = WORKERS.number(formula_latex, end) if formula_latex else None
     return None if value is None or not math.isfinite(value) else Quantity(Fraction(value), unit, True)
 
 

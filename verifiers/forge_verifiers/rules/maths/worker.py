@@ -101,6 +101,7 @@ class Workers:
         for worker in reversed(self._workers):
             self._idle.put(worker)
         self._cache: dict[tuple[Pair, float], bool | None] = {}
+        self._numbers: dict[str, float | None] = {}
         self._readable: set[str] = set()
 
     def close(self) -> None:
@@ -136,13 +137,29 @@ class Workers:
             self._cache.update({(pair, tolerance): result for pair, result in new.items()})
         return cached | new
 
-    def number(self, text: str) -> float | None:
-        """The value of a formula without variables, or None if it has no value or exceeds a limit."""
+    def number(self, text: str, end: float) -> float | None:
+        """The value of a formula without variables, or None if it has no value or exceeds a limit.
+
+        Raises:
+            TimeoutError: `end`, a time of `time.monotonic`, came first.
+        """
+        with self._lock:
+            if text in self._numbers:
+                return self._numbers[text]
+        value = None
         try:
-            value = self._request({"answer": text}, time.monotonic() + _START_S)
-        except (TimeoutError, queue.Empty):
-            return None
-        return value if isinstance(value, float) else None
+            value = self._request({"answer": text}, end)
+        except queue.Empty:
+            raise TimeoutError from None
+        except TimeoutError:
+            if time.monotonic() > end:
+                raise
+        number = value if isinstance(value, float) else None
+        with self._lock:  # a model may repeat a formula that takes all of the time
+            if len(self._numbers) > _MAX_CACHED:
+                self._numbers.clear()
+            self._numbers[text] = number
+        return number
 
     def _compare(self, pair: Pair, tolerance: float, end: float) -> Any:
         """True, False, None, or "late"."""

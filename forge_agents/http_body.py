@@ -1,0 +1,45 @@
+"""Bodies of HTTP responses with a maximum size, because a server may send data without end, also compressed."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+ENCODINGS = "gzip"
+"""Value of the header ``accept-encoding``: the compression that `read_bounded` reads."""
+MAX_BODY_BYTES = 32 << 20
+"""Maximum size of a body, before and after decompression."""
+_GZIP_OR_ZLIB = 47
+
+
+class BodyError(ValueError):
+    """A body is too large, or compressed in an unknown way."""
+
+
+async def read_bounded(response: Any) -> None:
+    """Read the body of a streaming response of httpx, as its ``aread`` does.
+
+    Raises:
+        BodyError: The body has more than `MAX_BODY_BYTES`, or its compression is not one of `ENCODINGS`.
+    """
+    parts, size = [], 0
+    async for part in response.aiter_raw():
+        size += len(part)
+        _check(size)
+        parts.append(part)
+    body = b"".join(parts)
+    encoding = response.headers.get("content-encoding", "identity").lower()
+    if encoding in ("gzip", "deflate"):
+        try:
+            body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES + 1)
+        except zlib.error as cause:
+            raise BodyError(f"the response is not valid {encoding} ({cause})") from None
+        _check(len(body))
+    elif encoding != "identity":
+        raise BodyError("the response has another compression than gzip")
+    response._content = body  # as `aread` sets it
+
+
+def _check(size: int) -> None:
+    if size > MAX_BODY_BYTES:
+        raise BodyError(f"the response has more than {MAX_BODY_BYTES >> 20} MiB")
