@@ -508,7 +508,6 @@ def resolve_policies(policies: PolicyMapping, agents: Sequence[str], seed: int) 
 
 
 def _describe(value: object) -> str:
-    """Describe a value that is not a policy, with the expression that was probably meant."""
     if isinstance(value, type):
         return f"the class {value.__name__}: write {value.__name__}()"
     if not isinstance(value, str):

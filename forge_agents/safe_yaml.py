@@ -101,7 +101,6 @@ def read_bytes(file: Path) -> bytes:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Check number and depth of the values below a node. Each node is visited once."""
     sizes: dict[int, tuple[int, int]] = {}
     """Number of values and depth, by id of node."""
     ancestors: set[int] = set()

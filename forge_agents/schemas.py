@@ -87,8 +87,6 @@ def _within_limits(kind: Any) -> Any:
 
 
 def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    """Return the check of a keyword, which raises TimeoutError at the time limit."""
-
     def timed(*arguments: Any) -> Iterator[Any]:
         _check_time()
         return check(*arguments) or iter(())

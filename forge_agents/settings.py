@@ -366,7 +366,6 @@ def _entries(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
 
 
 def _check_choice(name: str, value: Any, hint: Any) -> None:
-    """Raise ValueError for a word that is none of the choices."""
     words = [word for member in alternatives(hint) if get_origin(member) is Literal for word in get_args(member)]
     others = [member for member in alternatives(hint) if get_origin(member) is not Literal and member is not type(None)]
     if words and not others and value is not None and _word(value, words) not in words:

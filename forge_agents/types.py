@@ -216,7 +216,6 @@ class Turn(_Stored):
         return "\n".join(_lines(*self._section()))
 
     def _section(self) -> _Section:
-        """Return a heading and labeled texts for people."""
         rows = [] if self.compaction is None else [("forgets", self.compaction.text)]
         rows += [("reads", self.observation), *([("thinks", self.reasoning)] if self.reasoning else [])]
         rows.append(("answers", self.action))
@@ -372,7 +371,6 @@ class Episode(_Stored):
         return f'<pre style="white-space:pre-wrap">{html.escape(str(self))}</pre>'
 
     def _sections(self) -> Iterator[_Section]:
-        """Yield headings and labeled texts for people."""
         agents_by_instructions: dict[str, list[str]] = {}
         for agent, trajectory in self.trajectories.items():
             agents_by_instructions.setdefault(trajectory.instructions, []).append(agent)
@@ -400,7 +398,6 @@ def _lines(heading: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 @cache
 def _reader() -> Any:
-    """Return a validator that builds episodes from plain values."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Episode)

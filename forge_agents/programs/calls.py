@@ -256,7 +256,6 @@ def order_results(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the results in the order of the calls, matched by id, or by position if no result has an id."""
     if len(calls) == len(results) and not any(result.call_id for result in results):
         return list(results)
     waiting: dict[str, list[ChatMessage]] = {}

@@ -158,10 +158,11 @@ def _find_host_address(engine: tuple[str, ...]) -> str:
         problem = "podman without root has no pasta, which forwards single ports of this machine to a container"
     else:
         network, path = ("podman", ".Subnets") if podman else ("bridge", ".IPAM.Config")
-        answer = _ask(*engine, "network", "inspect", network, "--format", "{{(index " + path + " 0).Gateway}}")
-        problem = f"the network {network!r} has no address of this machine: {answer!r:.100}"
+        form = "{{(index " + path + " 0).Gateway}}"
+        address, failure = _ask(*engine, "network", "inspect", network, "--format", form)
+        problem = f"the network {network!r} has no address of this machine: {failure or address!r:.100}"
         with contextlib.suppress(ValueError):
-            return str(ipaddress.IPv4Address(answer))
+            return str(ipaddress.IPv4Address(address))
     raise NotReadyError(
         f"{shlex.join(engine)}: a container cannot be given a network of its own: {problem}. Fix that, or choose "
         "network='models' or network='host' for Container; with 'host', programs in the container reach all servers on "
@@ -169,32 +170,25 @@ def _find_host_address(engine: tuple[str, ...]) -> str:
     )
 
 
-def _run_engine(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ENGINE_TIMEOUT_S, check=False
-    )
-
-
-def _ask(*words: str) -> str:
-    """Return the output of an engine's command, or the reason why it failed."""
+def _ask(*words: str) -> tuple[str, str]:
+    """Return the output of an engine's command, and why it failed. One of them is empty."""
     try:
-        done = _run_engine(words)
-    except (OSError, subprocess.TimeoutExpired) as cause:
-        return str(cause)
-    return " ".join((done.stderr if done.returncode else done.stdout).split())
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ENGINE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"it said nothing within {_ENGINE_TIMEOUT_S:g} s"
+    except OSError as cause:
+        return "", "it is not installed" if isinstance(cause, FileNotFoundError) else str(cause)
+    if done.returncode:
+        return "", " ".join(done.stderr.split())[-300:] or f"it exited with {done.returncode}"
+    return " ".join(done.stdout.split()), ""
 
 
 def _problem(*words: str, expected: str = "") -> str:
     """Return why an engine's command failed or did not print what was expected. Empty if it succeeded."""
-    try:
-        done = _run_engine(words)
-    except subprocess.TimeoutExpired:
-        return f"it said nothing within {_ENGINE_TIMEOUT_S:g} s"
-    except OSError as cause:
-        return "it is not installed" if isinstance(cause, FileNotFoundError) else str(cause)
-    if done.returncode:
-        return " ".join(done.stderr.split())[-300:] or f"it exited with {done.returncode}"
-    return "" if expected in done.stdout else f"it said {done.stdout.strip()!r:.100}"
+    output, problem = _ask(*words)
+    return problem or ("" if expected in output else f"it said {output!r:.100}")
 
 
 def listen_at(address: str) -> socket.socket:

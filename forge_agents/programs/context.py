@@ -202,7 +202,6 @@ def _start_process(start: Any, program: _Program, process: Any) -> None:
 
 
 def _run_with(variables: Mapping[str, str | None], target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run `target` in a new process with these environment variables. None removes a variable."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -273,7 +272,6 @@ def _port(url: Any) -> int:
 
 
 def _is_at(address: str, host: str, port: int) -> bool:
-    """Return whether an address, which may be malformed, has this host and port."""
     with contextlib.suppress(ValueError):
         url = urlsplit(address)
         return (url.hostname, _port(url)) == (host, port)

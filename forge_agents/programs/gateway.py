@@ -92,8 +92,6 @@ class ModelCall:
 
 
 class _PendingCall:
-    """An unanswered call."""
-
     def __init__(self, agent: str, request: ChatRequest, loop: asyncio.AbstractEventLoop) -> None:
         self.agent, self.loop = agent, loop
         self.request: ChatRequest | None = request

@@ -171,7 +171,6 @@ def read_messages(entries: Any) -> Iterator[tuple[Json, list[ChatMessage]]]:
 
 
 def _has_parts(message: Json, *types: str) -> bool:
-    """Return whether the content of a message has a part of one of these types."""
     parts = message.get("content")
     return isinstance(parts, list) and any(isinstance(part, Mapping) and part.get("type") in types for part in parts)
 

@@ -23,8 +23,6 @@ _MAX_CONVERSATION_TOKENS = _MAX_TOKENS // 8
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """A conversation with all its branches."""
-
     agent: str
     player: ModelPlayer
     answers: dict[int, tuple[bytes, int]] = field(default_factory=dict)
@@ -117,7 +115,7 @@ class PolicyServer(Session):
 
     async def _respond(self, agent: str, request: ChatRequest, sampling: Sampling) -> ChatResponse:
         parent, new_messages, digest = self._index.match(agent, request)
-        conversation, after = parent or (_Conversation(agent, self._player(agent)), None)
+        conversation, after = parent or (self._new_conversation(agent), None)
         if after is not None:  # move to the end, so that the root of many branches is not evicted first
             conversation.answers[after] = conversation.answers.pop(after)
         number, self._num_calls = self._num_calls, self._num_calls + 1
@@ -135,16 +133,9 @@ class PolicyServer(Session):
         self._remember(conversation, tokens)
         return response
 
-    def _player(self, agent: str) -> ModelPlayer:
-        policy, engine = self._policies[agent], self._policy_engines[agent]
-        return ModelPlayer(
-            engine,
-            engine.renderer,
-            policy.sampling,
-            "",
-            keep_reasoning=policy.keep_reasoning,
-            context=policy.context,
-        )
+    def _new_conversation(self, agent: str) -> _Conversation:
+        engine = self._policy_engines[agent]
+        return _Conversation(agent, ModelPlayer(engine, engine.renderer, self._policies[agent], ""))
 
     def _remember(self, conversation: _Conversation, tokens: int) -> None:
         self._conversations.pop(conversation, None)
@@ -169,7 +160,6 @@ class PolicyServer(Session):
 
 
 def _requested_sampling(default: Sampling, request: ChatRequest) -> Sampling:
-    """Return the policy's sampling with the settings of the request."""
     known = {name: value for name, value in request.sampling.items() if hasattr(default, name)}
     if unknown := sorted(request.sampling.keys() - known - {"seed"}):
         raise RefusedError(f"{', '.join(unknown)} is not supported here; leave it out")

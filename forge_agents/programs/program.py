@@ -301,7 +301,6 @@ class Program(TurnEnv):
         return f"{late}; it stands at {place}" if place else str(late)
 
     def _replay(self, answers: Sequence[tuple[str, str, dict[str, Any]]]) -> ModelCall:
-        """Give the program the same answers again. Returns the call after them."""
         assert self._session is not None
         event = self._next()
         for agent, answer, details in answers:
@@ -355,7 +354,6 @@ class Program(TurnEnv):
         return self._end(self._error_reward, error=description, program_error=description)
 
     def _end(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
-        """End the episode, and the program if it still runs."""
         task = as_json(self._task)
         is_mapping = isinstance(task, dict)
         entries = {name: value for name, value in task.items() if name not in _RESERVED_INFOS} if is_mapping else {}
@@ -364,9 +362,7 @@ class Program(TurnEnv):
         self.close()
         for agent in self.agents:
             self.infos[agent] = {name: value for name, value in self.infos[agent].items() if name != CONVERSATION}
-        return Outcome(
-            rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts)
-        )
+        return Outcome(rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts))
 
     def _rejections(self, error: BaseException | None = None) -> str:
         """Return the rejected request that made the program fail, or the first since its last answer, for a message."""

@@ -209,8 +209,6 @@ def _shared_loop() -> _SharedLoop:
 
 
 class _AsyncFunction:
-    """An async function as a task of the shared loop."""
-
     def __init__(self, program: Callable[[Any, Any], Any], task: Any, session: Session) -> None:
         self._program, self._loop = program, _shared_loop()
         self._task: asyncio.Task[None] | None = None
@@ -283,7 +281,6 @@ class _Function:
 
 
 def _user_line(lines: Sequence[str]) -> str:
-    """Return the innermost line outside of libraries."""
     return next((line for line in reversed(lines) if not is_library(line) and "/forge_agents/" not in line), "")
 
 

@@ -182,16 +182,9 @@ def _from_openinference(attrs: Mapping[str, Any]) -> _Messages | None:
             result = {"role": "tool", "tool_call_id": answers, "content": _content_parts(content) or content}
             return [result, *([{"role": "user", "content": parts}] if parts else [])]
         calls = [call["tool_call"] for call in _numbered_values(fields.get("tool_calls"))]
-        called = [(call.get("id"), call["function"].get("name"), call["function"].get("arguments")) for call in calls]
-        return [
-            {
-                "role": role,
-                "content": content or parts,
-                "reasoning": "\n".join(reasoning),
-                "tool_call_id": answers,
-                "tool_calls": [_make_call(*call) for call in called],
-            }
-        ]
+        calls = [{"id": call.get("id"), "function": call["function"]} for call in calls]
+        message = {"role": role, "content": content or parts, "tool_call_id": answers, "tool_calls": calls}
+        return [{**message, "reasoning": "\n".join(reasoning)}]
 
     tools = [json.loads(each["tool"]["json_schema"]) for each in _numbered_values(tree.get("tools"))]
     prompt, answers = (
@@ -231,7 +224,6 @@ def _from_openllmetry(attrs: Mapping[str, Any]) -> _Messages | None:
 
 
 def _content_parts(content: Any) -> list[dict[str, Any]]:
-    """Return the parts of a message that were written as JSON text. Empty if the text is plain."""
     if not (isinstance(content, str) and content.startswith("[{")):
         return []
     try:
@@ -257,7 +249,6 @@ def _nested(attrs: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _numbered_values(numbered: Any) -> list[Any]:
-    """Return the values of ``{"0": ..., "1": ...}`` in the order of their numbers."""
     return [numbered[at] for at in sorted(numbered, key=int)] if numbered else []
 
 

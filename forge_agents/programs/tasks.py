@@ -115,7 +115,6 @@ def _get(tasks: Any, index: int, name: str) -> Any:
 
 
 def _load(source: AnyTasks, name: str) -> Any:
-    """Return a list or a function."""
     tasks = _read(user_path(source), name) if isinstance(source, str | os.PathLike) else source
     if callable(tasks):
         check_arguments(tasks, name, "rng")
@@ -221,7 +220,6 @@ def _digests(tasks: Any) -> list[bytes] | None:
 
 
 def _without_row_number(text: str) -> str:
-    """Return a task in JSON without the fields that number it."""
     if not text.startswith("{"):
         return text
     return json.dumps({key: value for key, value in json.loads(text).items() if key.lower() not in _ROW_NUMBERS})

@@ -60,8 +60,6 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Conversation:
-    """A conversation that ends with an answer."""
-
     messages: tuple[ChatMessage, ...]
     instructions: str
     score: float | None
@@ -168,7 +166,6 @@ def _trailing_recorded(marks: Sequence[tuple[int, bytes]], recorded: set[bytes])
 
 
 def _split_runs(conversation: _Conversation, places: Collection[int]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield a row for each run of answers at `places`, which are to be learned."""
     every = (place for place, _ in conversation.marks)
     for learned, run in itertools.groupby(every, key=lambda place: place in places):
         answers = list(run)
@@ -217,8 +214,6 @@ class _SkippedError(Exception):
 
 
 class _Reader:
-    """Reads files and counts what it skips."""
-
     def __init__(
         self, sources: Sequence[Source], model: str | None, pairs: str | None, say: Callable[[str], None]
     ) -> None:
@@ -285,7 +280,6 @@ class _Reader:
             raise _SkippedError("of other models, or of none that is named")
 
     def _from_call(self, call: RecordedCall, score: Any, row: Mapping[str, Any] = {}) -> list[_Conversation]:
-        """Return a conversation for each answer to a request."""
         prompt, _ = self._chat(call.messages)
         marked = [("the row", row), *(("the answer", answer[0]) for answer, _ in call.answers)]
         if not all(self._is_learned(name, marks_of(item), ()) for name, item in marked):
@@ -369,7 +363,6 @@ class _Reader:
 
 
 def _items(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the spans or rows in a value."""
     if isinstance(value, list):
         for each in value:
             yield from _items(each)
@@ -394,7 +387,6 @@ def _read(entries: Any) -> list[ChatMessage]:
 
 
 def _without_prompt(prompt: Sequence[ChatMessage], answer: list[ChatMessage], *, is_text: bool) -> list[ChatMessage]:
-    """Return an answer without the prompt that it repeats."""
     if not (prompt and answer):
         return answer
     if is_text:

@@ -52,8 +52,6 @@ class ChatReply:
 
 
 class _RefusedError(Exception):
-    """A refusal, with the HTTP status and the full body of the response."""
-
     def __init__(self, message: str, status: int, body: str) -> None:
         super().__init__(message)
         self.status, self.body = status, body
@@ -141,7 +139,6 @@ class EndpointClient:
             return reply
 
     async def _send(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> str:
-        """Send a request. Returns the body of the response."""
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         error: EndpointError | _RefusedError
@@ -186,7 +183,6 @@ class EndpointClient:
             _LOG.warning(line, self._label, name, note, refusal)
 
     def _count_request(self) -> None:
-        """Count one request. Raises BudgetError if the budget is spent."""
         limits = self.endpoint
         if limits.max_requests is not None and self._requests >= limits.max_requests:
             raise BudgetError(
@@ -223,7 +219,6 @@ def _fields(sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]) -> di
 
 
 def _apply_stop(reply: ChatReply, stop: Sequence[str]) -> ChatReply:
-    """Cut a reply at the first stop text, for servers that do not accept stop texts."""
     ends = [at for text in stop if (at := reply.text.find(text)) >= 0]
     return replace(reply, text=reply.text[: min(ends)], finish_reason="stop") if ends else reply
 

@@ -64,8 +64,6 @@ class FailureError(Exception):
 
 
 class _StepResult(NamedTuple):
-    """Result that the environment reports to an agent since its last decision."""
-
     reward: float
     terminated: bool
     truncated: bool
@@ -79,8 +77,6 @@ class _StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class _Agent:
-    """One agent of the episode: its player, and its turns so far."""
-
     name: str
     policy: AnyPolicy
     player: Player
@@ -451,7 +447,6 @@ def _finite(reward: Any, agent: str) -> float:
 
 
 def _delivered_text(env: PlayableEnv, decision: Decision) -> str:
-    """The text of a decision that the environment receives."""
     return visible_action(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 

@@ -21,10 +21,8 @@ from forge_agents.envs.reasoning import join_reasoning, split_response
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import (
     AnyPolicy,
-    Context,
     Endpoint,
     Human,
-    KeepReasoning,
     Oracle,
     Policy,
     Random,
@@ -158,15 +156,12 @@ class ModelPlayer:
     Args:
         engine: Engine that samples.
         renderer: Renderer of the model's prompts.
-        sampling: Sampling settings.
+        policy: The policy, with its settings.
         instructions: System prompt; empty for none.
-        constrain: Whether to sample only among the legal actions.
-        keep_reasoning: As `Policy.keep_reasoning`.
         tools: Schemas of the tools that the agent may call.
         rng_key: Key from which the seed of every request is derived, together with the number of the decision. Samples
             then do not depend on what else the engine computes, so a resumed run samples the same tokens. None uses
             the engine's own random stream.
-        context: As `Policy.context`.
         compact: Called with ``context="window"`` for a text in place of dropped turns.
     """
 
@@ -174,26 +169,23 @@ class ModelPlayer:
         self,
         engine: Generator,
         renderer: Renderer,
-        sampling: Sampling,
+        policy: Policy,
         instructions: str,
         *,
-        constrain: bool = False,
-        keep_reasoning: KeepReasoning = "all",
         tools: Sequence[Mapping[str, Any]] = (),
         rng_key: str | None = None,
-        context: Context = "end",
         compact: Compact | None = None,
     ) -> None:
-        self._engine, self._renderer, self._sampling = engine, renderer, sampling
-        self._constrain, self._rng_key, self._num_requests, self._compact = constrain, rng_key, 0, compact
-        self._tools = tools
+        self._engine, self._renderer, self._sampling = engine, renderer, policy.sampling
+        self._constrain, self._rng_key, self._num_requests = policy.constrain_actions, rng_key, 0
+        self._compact, self._tools = compact, tools
         self._instructions = (("system", instructions),) if instructions else ()
         self._empty = Conversation(
             renderer,
             limit=engine.max_model_len,
-            max_tokens=sampling.max_tokens + (sampling.max_reasoning_tokens or 0),
-            context=context,
-            keep_reasoning=keep_reasoning,
+            max_tokens=policy.sampling.max_tokens + (policy.sampling.max_reasoning_tokens or 0),
+            context=policy.context,
+            keep_reasoning=policy.keep_reasoning,
         )
         self._conversations: list[Conversation] = []
         """State of the conversation after each decision."""
@@ -284,7 +276,6 @@ class ModelPlayer:
         tools: Sequence[Mapping[str, Any]] = (),
         rng_key: str | None = None,
     ) -> Decision:
-        """Sample an answer of at most `room` tokens."""
         start = time.perf_counter()
         if rng_key is None and self._rng_key is not None:
             rng_key = f"{self._rng_key}/{self._num_requests}"
@@ -450,7 +441,6 @@ def _warn_once(owner: object, text: str) -> None:
 
 
 def _concatenate(first: Completion, inserted: tuple[int, ...], second: Completion) -> Completion:
-    """One response of two requests, with `inserted` tokens in between that no model sampled."""
     offset = len(first.token_ids) + len(inserted)
     spans = (replace(span, start=offset + span.start, end=offset + span.end) for span in second.versions)
     return Completion(
@@ -463,7 +453,6 @@ def _concatenate(first: Completion, inserted: tuple[int, ...], second: Completio
 
 
 def _truncate(completion: Completion, count: int) -> Completion:
-    """The first `count` tokens of a completion, as if it had ended there by its length."""
     spans = (replace(span, end=min(span.end, count)) for span in completion.versions if span.start < count)
     return replace(
         completion,
@@ -546,7 +535,6 @@ class EndpointPlayer:
 
 
 def _human(agent: str, instructions: str) -> Player:
-    """A person at the terminal, who sees the instructions once. Raises PlayerLeftError if the input ends."""
     unseen = [instructions]
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
@@ -566,7 +554,6 @@ def _seeds(policy: Random | Oracle, agent: str, episode_seed: int, episode_index
 
 
 def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -> Player:
-    """Uniform over `info["legal_actions"]`, or a short random text."""
     rng = np.random.default_rng(_seeds(policy, agent, episode_seed, episode_index))
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
@@ -623,18 +610,9 @@ def make_player(
         if policy.name not in engines:
             raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(engines) or 'none'}")
         engine = engines[policy.name]
-        return ModelPlayer(
-            engine,
-            engine.renderer,
-            policy.sampling,
-            instructions,
-            constrain=policy.constrain_actions,
-            keep_reasoning=policy.keep_reasoning,
-            tools=tools,
-            rng_key=None if rng_key is None else f"{rng_key}/{agent}",
-            context=policy.context,
-            compact=compact,
-        ).decide
+        key = None if rng_key is None else f"{rng_key}/{agent}"
+        player = ModelPlayer(engine, engine.renderer, policy, instructions, tools=tools, rng_key=key, compact=compact)
+        return player.decide
     if isinstance(policy, Endpoint):
         return EndpointPlayer(policy, instructions, tools=tools).decide
     if isinstance(policy, Human):

@@ -98,7 +98,6 @@ def _status(error: Any) -> int:
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """Parse a JSON object; empty if the text is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -283,7 +283,6 @@ class Renderer:
 
     @functools.cached_property
     def _sample_prompt(self) -> str:
-        """A prompt of one message."""
         return self._template(_PROBE)
 
     def _end_of(self, response_ids: Sequence[int]) -> str:
@@ -443,8 +442,6 @@ def _alternating(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _as_user(*roles: str) -> Layout:
-    """The layout in which messages of these roles become user messages."""
-
     def layout(messages: list[dict[str, str]]) -> list[dict[str, str]]:
         return _alternating(
             [{**message, "role": "user" if message["role"] in roles else message["role"]} for message in messages]

@@ -60,7 +60,6 @@ class Terminal:
     def _ask(
         self, canceled: threading.Event, agent: str, observation: str, instructions: str, legal: Sequence[str]
     ) -> str | None:
-        """The next line; None at the end of the input."""
         while not self._lock.acquire(timeout=_POLL_S):
             if canceled.is_set():
                 return None

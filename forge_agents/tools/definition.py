@@ -128,7 +128,6 @@ def _make_tool(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
 
 
 def _argument_descriptions(doc: str) -> dict[str, str]:
-    """Return the descriptions of arguments under ``Args:``."""
     _, _, section = doc.partition("\nArgs:\n")
     descriptions: dict[str, str] = {}
     current = ""

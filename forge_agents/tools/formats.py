@@ -51,7 +51,6 @@ def before_calls(text: str, tools: Iterable[Tool | Mapping[str, Any]] = ()) -> s
 def _find_calls(
     text: str, format: ToolFormat | Literal["auto"], tools: Iterable[Tool | Mapping[str, Any]]  # noqa: A002
 ) -> list[tuple[int, ToolCall]]:
-    """Return the calls with the start of each call's mark."""
     if format == "auto":
         matches = {name: mark.search(text) for name, mark in _MARKS.items()}
         first = min(((match.start(), name) for name, match in matches.items() if match), default=None)
@@ -305,7 +304,6 @@ _EXAMPLES = {"string": "text", "integer": 2, "number": 2.5, "boolean": True, "ar
 
 
 def _example(tool: Tool) -> ToolCall:
-    """Return a call with all required arguments, of the right types."""
     schemas = argument_schemas(tool.parameters)
     shape = _example_value({"type": "object", **tool.parameters}, tool)
     names = shape if isinstance(shape, dict) else ()

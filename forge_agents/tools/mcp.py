@@ -151,7 +151,6 @@ class _Connection:
         return Tool(name=tool.name, description=tool.description or "", parameters=tool.input_schema, fn=call)
 
     def _within(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Return the result of a call. Errors of the connection name the server."""
         if self._serving is None or self._serving.done():
             work.close()
             raise ValueError(f"the connection to the MCP server {self._name!r} is closed")

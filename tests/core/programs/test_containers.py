@@ -141,7 +141,8 @@ def test_rootless_podman_forwards_one_port_through_pasta(engines, monkeypatch):
 def test_engine_without_a_bridge_fails_before_the_first_episode(engines, monkeypatch):
     engines("docker", "my/crew:1")
     monkeypatch.setenv("NO_BRIDGE", "1")
-    with pytest.raises(NotReadyError, match="the network 'bridge' has no address of this machine: ''.*network='host'"):
+    message = "the network 'bridge' has no address of this machine: 'it exited with 1'.*network='host'"
+    with pytest.raises(NotReadyError, match=message):
         fa.Program(image="my/crew:1")
 
 

@@ -94,9 +94,8 @@ def as_parts(content):
 @given(steps=STEPS, keep_reasoning=st.sampled_from(["all", "turn", "none"]))
 def test_each_sampled_token_is_trained_once_for_any_edited_history(renderer, steps, keep_reasoning):
     engine = Says(renderer._tokenizer)
-    players = {
-        seat: ModelPlayer(engine, renderer, fa.Sampling(), "", keep_reasoning=keep_reasoning) for seat in "ab"
-    }
+    policy = fa.Policy("m", keep_reasoning=keep_reasoning)
+    players = {seat: ModelPlayer(engine, renderer, policy, "") for seat in "ab"}
     turns, branches, calls = {"a": [], "b": []}, {"a": Branches(), "b": Branches()}, {"a": [], "b": []}
     histories, conversations = BranchIndex(), [("", [])]
     for number, (which, seat, what, thought, answer, ended) in enumerate(steps):

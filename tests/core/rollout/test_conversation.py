@@ -62,7 +62,8 @@ class Told:
 def played(tokenizer, keep_reasoning, turns):
     """The engine and the trajectory of a player that says each of `turns`."""
     engine = Told(tokenizer, [(thought + answer, ended) for thought, answer, ended, _ in turns])
-    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(), "Be brief.", keep_reasoning=keep_reasoning)
+    policy = fa.Policy("m", keep_reasoning=keep_reasoning)
+    player = ModelPlayer(engine, Renderer(tokenizer), policy, "Be brief.")
 
     async def play():
         made, calls = [], 0
@@ -78,7 +79,7 @@ def played(tokenizer, keep_reasoning, turns):
 
 def test_stop_text_is_trained_on_but_not_part_of_the_action(tokenizer):
     engine = Told(tokenizer, [("<think>hm</think>up END", False), ("down END", False)])
-    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(stop=("END",)), "")
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Policy("m", sampling=fa.Sampling(stop=("END",))), "")
 
     async def play():
         return [await player.decide(text, {}) for text in ("one", "two")]
@@ -445,7 +446,8 @@ class Cutting:
 def thinking(tokenizer, text, **budget):
     """What a player with budgets for thought and answer comes to, and what its engine was asked."""
     engine = Cutting(tokenizer, text)
-    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(**budget), "", rng_key="d")
+    policy = fa.Policy("m", sampling=fa.Sampling(**budget))
+    player = ModelPlayer(engine, Renderer(tokenizer), policy, "", rng_key="d")
     return asyncio.run(player.decide("Hi", {})), engine
 
 

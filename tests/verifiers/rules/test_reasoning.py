@@ -109,7 +109,8 @@ def test_format_scores_what_a_model_sampled(tiny_llama, opened):
         assert generation in tokenizer.chat_template or "add_generation_prompt" in tokenizer.chat_template
         tokenizer.chat_template = tokenizer.chat_template + "{% if add_generation_prompt %}<think>\n{% endif %}"
     text = "6 * 7</think><answer>42</answer>" if opened else "<think>6 * 7</think><answer>42</answer>"
-    player = ModelPlayer(Engine(tokenizer, text), Renderer(tokenizer), fa.Sampling(max_tokens=200), "")
+    policy = fa.Policy("m", sampling=fa.Sampling(max_tokens=200))
+    player = ModelPlayer(Engine(tokenizer, text), Renderer(tokenizer), policy, "")
     decision = asyncio.run(player.decide("6 * 7?", {}))
     turn = Turn(agent="a", index=0, observation="", reward=0.0, **decision_fields(decision))
     assert (turn.reasoning, turn.action) == ("6 * 7", "<answer>42</answer>")
