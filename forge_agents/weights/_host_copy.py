@@ -23,7 +23,6 @@ from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records
 
 if TYPE_CHECKING:
     from forge_agents.weights._layout import Layout
-    from forge_agents.weights.store import WeightStoreRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class HostCopyRecord:
 class HostCopy(Records):
     """The copy of one set of weights on this process's host."""
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
+    def __init__(self, ref: Any, weights_name: str) -> None:
         super().__init__(ref, weights_name)
         identity = f"{ref.store_name}/{weights_name}/{self._process.place}"
         self._lock_name = f"forge-weights-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"

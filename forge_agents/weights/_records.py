@@ -9,22 +9,22 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge_agents.runtime import mesh
 from forge_agents.runtime.machine import memory_domain
 from forge_agents.weights._index import Entry, Index, Process
 
-if TYPE_CHECKING:
-    from forge_agents.weights.store import WeightStoreRef
-
 RETRY_S, MAX_RETRY_S = 0.005, 0.1
 
 
 class Records:
-    """Access to the keys of one set of weights; every call has the store's heartbeat timeout as its deadline."""
+    """Access to the keys of one set of weights; every call has the store's heartbeat timeout as its deadline.
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
+    `ref` is a `WeightStoreRef`, whose module imports this one.
+    """
+
+    def __init__(self, ref: Any, weights_name: str) -> None:
         self.weights_name = weights_name
         self._ref = ref
         self._timeout_s = ref.heartbeat_timeout_s
@@ -99,7 +99,7 @@ class LeaseRecord:
 class Lease(Records):
     """A reader's lease under ``prefix``. The next write waits for it as long as the reader renews it."""
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str, prefix: str) -> None:
+    def __init__(self, ref: Any, weights_name: str, prefix: str) -> None:
         super().__init__(ref, weights_name)
         self._key = f"{prefix}.{uuid.uuid4().hex}"
         self._renewals = 0

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,6 @@ from forge_agents.weights import _segments
 from forge_agents.weights._index import Index, Write
 from forge_agents.weights._layout import Layout, lay_out, view_of
 from forge_agents.weights._records import LeaseRecord, Records, in_background
-
-if TYPE_CHECKING:
-    from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
 Tensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -51,7 +48,7 @@ class Publisher(Records):
 
     def __init__(
         self,
-        ref: WeightStoreRef,
+        ref: Any,
         weights_name: str,
         *,
         dtype: torch.dtype | None = None,

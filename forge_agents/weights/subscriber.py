@@ -8,7 +8,7 @@ import contextvars
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,6 @@ from forge_agents.weights._host_copy import HostCopy
 from forge_agents.weights._index import Entry, Index, Write
 from forge_agents.weights._layout import Layout, view_of
 from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records
-
-if TYPE_CHECKING:
-    from forge_agents.weights.store import WeightStoreRef
 
 _MIN_ATTEMPTS = 3
 """Attempts to read a version before giving up, however long each of them takes."""
@@ -78,7 +75,7 @@ class Subscriber(Records):
     the writer loses patience with a slow reader, the reader notices, so two versions are never mixed.
     """
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
+    def __init__(self, ref: Any, weights_name: str) -> None:
         super().__init__(ref, weights_name)
         self._mapped: dict[int, torch.Tensor] = {}
         self._lock = asyncio.Lock()

@@ -227,6 +227,8 @@ def in_child(
     name = f"{function.__module__}:{function.__name__}"
     with tempfile.TemporaryDirectory(prefix="forge-perf-") as folder:
         out, log = Path(folder, "result.json"), Path(folder, "log")
+        # vLLM's environment has PYTHONSAFEPATH, with which Python does not find the modules next to a script
+        path = os.pathsep.join(filter(None, [str(RUN_FILE.parent), os.environ.get("PYTHONPATH")]))
         command = [sys.executable, str(RUN_FILE), "--child", name, str(out), json.dumps(dataclasses.asdict(options))]
         with log.open("wb") as file:
             child = subprocess.Popen(
@@ -234,7 +236,7 @@ def in_child(
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **(env or {}), MARK: mark},
+                env={**os.environ, **(env or {}), "PYTHONPATH": path, MARK: mark},
                 start_new_session=True,
             )
             try:
