@@ -557,14 +557,19 @@ def with_unique_names(policies: PolicyMapping) -> PolicyMapping:
     renamed: dict[int, AnyPolicy] = {}
     for agent, policy in policies.items():
         if isinstance(policy, Policy) and id(policy) in unnamed and id(policy) not in renamed:
-            base = name = re.sub(r"[^A-Za-z0-9_-]+|^[_-]+", "-", agent).strip("-") or "policy"
-            number = 1
-            while name in used:
-                number += 1
-                name = f"{base}-{number}"
-            used.add(name)
-            renamed[id(policy)] = replace(policy, name=name)
+            renamed[id(policy)] = replace(policy, name=unique_name(agent, used))
     return {agent: renamed.get(id(policy), policy) for agent, policy in policies.items()}
+
+
+def unique_name(text: str, used: set[str]) -> str:
+    """Return a valid name of a policy, made of a text, that is not in `used`, and add it there."""
+    base = name = re.sub(r"[^A-Za-z0-9_-]+|^[_-]+", "-", text).strip("-") or "policy"
+    number = 1
+    while name in used:
+        number += 1
+        name = f"{base}-{number}"
+    used.add(name)
+    return name
 
 
 def candidate_policies(policies: PolicyMapping, agents: Sequence[str]) -> dict[str, list[AnyPolicy]]:

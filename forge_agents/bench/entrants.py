@@ -12,7 +12,7 @@ from forge_agents import safe_yaml
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import import_user_module
-from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
+from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted, unique_name
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,7 @@ def _checked(label: str, player: object) -> AnyPolicy:
 
 
 def _named_team(name: str, team: Team, reserved: set[str]) -> Team:
-    """Name each policy of a team after the team and its agent; equal policies become one.
-
-    Args:
-        reserved: Names that must not be used twice; new names are added.
-    """
+    """Name each policy after the team and its agent, other than those in `reserved`. Equal policies become one."""
     if not team.policies:
         raise ValueError(f"player {name!r} is an empty mapping; give a policy for each agent")
     renamed: list[tuple[AnyPolicy, AnyPolicy]] = []
@@ -124,13 +120,7 @@ def _named_team(name: str, team: Team, reserved: set[str]) -> Team:
     for agent, policy in team.policies.items():
         new = next((new for old, new in renamed if old == policy), None)
         if new is None:
-            base = unique = f"{name}-{re.sub(r'[^A-Za-z0-9_-]+', '-', agent)}"
-            number = 1
-            while unique in reserved:
-                number += 1
-                unique = f"{base}-{number}"
-            reserved.add(unique)
-            new = replace(policy, name=unique)
+            new = replace(policy, name=unique_name(f"{name}-{agent}", reserved))
             renamed.append((policy, new))
         policies[agent] = new
     return replace(team, policies=policies, name=name)

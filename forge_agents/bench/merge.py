@@ -103,16 +103,13 @@ def _standings(title: str, report: Report) -> Section:
             (name, player_type(facts), facts["fingerprint"], interval(success[name]), str(episodes[name]), *used)
         )
     settings, provenance = report.settings, report.provenance
-    return Section(
-        title=title,
-        heads=("player", "type", "fingerprint", "success", "episodes", *SPENT),
-        rows=tuple(rows),
-        names=3,
-        note=f"{count(settings['episodes'], 'seed')} from seed {settings['seed']}, "
-        f"{count(settings['samples'], 'sample')}, {swapped(settings)}{departures(report)}. forge-agents-rl "
+    note = (
+        f"{count(settings['episodes'], 'seed')} from seed {settings['seed']}, {count(settings['samples'], 'sample')}, "
+        f"{swapped(settings)}{departures(report)}. forge-agents-rl "
         f"{provenance['packages'].get('forge-agents-rl', 'unknown')}, commit {provenance.get('commit') or 'unknown'}, "
-        f"{str(report.timing.get('date', 'unknown date'))[:10]}.",
+        f"{str(report.timing.get('date', 'unknown date'))[:10]}."
     )
+    return Section(title, ("player", "type", "fingerprint", "success", "episodes", *SPENT), rows, names=3, note=note)
 
 
 def _conditions(report: Report) -> dict[str, Any]:

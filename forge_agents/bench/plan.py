@@ -9,14 +9,13 @@ from functools import partial
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
-import numpy as np
 from pettingzoo import ParallelEnv
 
 from forge_agents.bench.entrants import Player, named_players, short_names
 from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
 from forge_agents.envs.env import sides_of
-from forge_agents.envs.seeds import BENCHMARKS_FROM
+from forge_agents.envs.seeds import BENCHMARKS_FROM, draw_seeds
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.programs.program import Program
@@ -269,11 +268,8 @@ def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:
     would be one deal.
     """
     level = env_id.partition("@")[2]
-    rng = np.random.default_rng([seed, 0xBE7C4, *([int(level)] if level else [])])
-    seeds: dict[int, None] = {}
-    while len(seeds) < episodes:
-        seeds.setdefault(BENCHMARKS_FROM + int(rng.integers(2**30)))
-    return list(seeds)
+    key = [seed, 0xBE7C4, *([int(level)] if level else [])]
+    return draw_seeds(key, episodes, first=BENCHMARKS_FROM, size=2**30)
 
 
 def lineups(

@@ -198,16 +198,13 @@ def _players(report: Results) -> Section:
             ends = "" if math.isnan(rating.low) else f" [{rating.low:.0f}, {rating.high:.0f}]"
             strength, games = f"{rating.value:.0f}{ends}", str(rating.games)
         rows.append((name, player_type(facts), interval(report.summary.overall[name]), strength, games))
-    return Section(
-        title="Players",
-        heads=("player", "type", "success", "rating", "games"),
-        rows=tuple(rows),
-        names=2,
-        note="Success is the mean over the environments that define it, with each seed of each as a unit. "
-        "An opponent's forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) "
-        "come from games that are won or lost, with a draw added to each pair. A game is a deal in all its line-ups; "
-        "the player with the higher total reward wins it. Deals with a forfeit are left out.",
+    note = (
+        "Success is the mean over the environments that define it, with each seed of each as a unit. An opponent's "
+        "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from games "
+        "that are won or lost, with a draw added to each pair. A game is a deal in all its line-ups; the player with "
+        "the higher total reward wins it. Deals with a forfeit are left out."
     )
+    return Section("Players", ("player", "type", "success", "rating", "games"), rows, names=2, note=note)
 
 
 def _environments(report: Results, brief: bool) -> list[Section]:
@@ -227,38 +224,34 @@ def _environments(report: Results, brief: bool) -> list[Section]:
         )
         rows.setdefault(cell.env, []).append(row)
     if brief:
-        return [Section(title=env, heads=heads, rows=tuple(group), names=1) for env, group in rows.items()]
-    table = Section(
-        title="Environments",
-        heads=("environment", *heads),
-        rows=tuple((env, *row) for env, group in rows.items() for row in group),
-        names=2,
-        note="With 95 % intervals over seeds: rewards, turns and tokens by BCa bootstrap, rates by Wilson. Invalid and "
-        "cut off are rates of decisions; success and forfeit are rates of agents; turns and tokens are per agent and "
+        return [Section(env, heads, group, names=1) for env, group in rows.items()]
+    note = (
+        "With 95 % intervals over seeds: rewards, turns and tokens by BCa bootstrap, rates by Wilson. Invalid and cut "
+        "off are rates of decisions; success and forfeit are rates of agents; turns and tokens are per agent and "
         "episode; n counts episodes, and after a plus the failed ones. Players are alone in games of one agent or one "
-        "goal, and otherwise play against the other players.",
+        "goal, and otherwise play against the other players."
     )
-    return [table]
+    all_rows = [(env, *row) for env, group in rows.items() for row in group]
+    return [Section("Environments", ("environment", *heads), all_rows, names=2, note=note)]
 
 
 def _passes(report: Results) -> Section:
     rows = [(c.env, c.player, str(k), interval(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
-    return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
+    return Section("pass@k", ("environment", "player", "k", "pass@k"), rows, names=2)
 
 
 def _differences(report: Results) -> Iterator[Section]:
     overall = "Differences over all environments", ("player", "minus", "success"), "environments and seeds"
     single = "Differences on the same seeds", ("environment", "player", "minus", "reward"), "seeds"
     for (title, heads, units), pairs in ((overall, report.summary.overall_pairs), (single, report.summary.pairs)):
-        names = [(pair.env, pair.first, pair.second)[4 - len(heads) :] for pair in pairs]
-        values = [(interval(p.reward, sign=True), number(p.p_value, 4), number(p.p_adjusted, 4)) for p in pairs]
-        yield Section(
-            title=title,
-            heads=(*heads, "p", "adjusted"),
-            rows=tuple((*name, *value) for name, value in zip(names, values, strict=True)),
-            names=len(heads) - 1,
-            note=f"p: sign flips over {units}, two-sided; adjusted by Holm over the table. {_power(pairs)}.",
-        )
+        rows = []
+        for pair in pairs:
+            names = (pair.env, pair.first, pair.second)[4 - len(heads) :]
+            rows.append(
+                (*names, interval(pair.reward, sign=True), number(pair.p_value, 4), number(pair.p_adjusted, 4))
+            )
+        note = f"p: sign flips over {units}, two-sided; adjusted by Holm over the table. {_power(pairs)}."
+        yield Section(title, (*heads, "p", "adjusted"), rows, names=len(heads) - 1, note=note)
 
 
 def _teamwork(report: Results) -> Section:
@@ -270,17 +263,14 @@ def _teamwork(report: Results) -> Section:
         )
         for row in report.summary.teamwork
     ]
-    partners = ", ".join(report.settings.get("partners", ()))
-    return Section(
-        title="With partners",
-        heads=("environment", "player", "partners", "with itself", "with partners", "gap", "p", "adjusted", "share"),
-        rows=tuple(rows),
-        names=2,
-        note="Rewards of the player's agents, and of one agent at a time with partners. "
-        f"Partners: {partners or 'all other players'}, with equal weights. Gap: with itself minus with partners, on "
-        "the same seeds; p as for differences. Share: with partners, divided by what the partners earn with themselves "
-        "(ad-hoc teamwork); empty if that may be 0.",
+    partners = ", ".join(report.settings.get("partners", ())) or "all other players"
+    heads = ("environment", "player", "partners", "with itself", "with partners", "gap", "p", "adjusted", "share")
+    note = (
+        f"Rewards of the player's agents, and of one agent at a time with partners. Partners: {partners}, with equal "
+        "weights. Gap: with itself minus with partners, on the same seeds; p as for differences. Share: with partners, "
+        "divided by what the partners earn with themselves (ad-hoc teamwork); empty if that may be 0."
     )
+    return Section("With partners", heads, rows, names=2, note=note)
 
 
 def _meetings(report: Results, brief: bool) -> Iterator[Section]:
@@ -290,28 +280,17 @@ def _meetings(report: Results, brief: bool) -> Iterator[Section]:
         meetings = {(m.player, m.other): m for m in report.summary.meetings if m.env == env.id}
         if len(names) < 2 or not meetings:
             continue
-        heads = tuple(f"with {name}" for name in names)
-        yield Section(
-            title=f"Cross-play in {env.id}",
-            heads=("reward of", *heads),
-            rows=tuple(
-                (a, *(interval(meetings[a, b].reward) if (a, b) in meetings else "" for b in names)) for a in names
-            ),
-            names=1,
-            note="Mean reward of the row's player with the column's player; on the diagonal with itself.",
-        )
+        title, heads = f"Cross-play in {env.id}", tuple(f"with {name}" for name in names)
+        rewards = {(m.player, m.other): interval(m.reward) for m in meetings.values()}
+        rows = [(a, *(rewards.get((a, b), "") for b in names)) for a in names]
+        note = "Mean reward of the row's player with the column's player; on the diagonal with itself."
+        yield Section(title, ("reward of", *heads), rows, names=1, note=note)
         if brief:
             continue
-        rewards = {(m.player, m.other, agent): interval(r) for m in meetings.values() for agent, r in m.seats.items()}
-        yield Section(
-            title=f"Cross-play in {env.id}, by agent",
-            heads=("reward of", "as agent", *heads),
-            rows=tuple(
-                (a, agent, *(rewards.get((a, b, agent), "") for b in names)) for a in names for agent in env.seats
-            ),
-            names=2,
-            note="Reward of the row's player as that agent; the column's player has all other sides.",
-        )
+        by_agent = {(m.player, m.other, agent): interval(r) for m in meetings.values() for agent, r in m.seats.items()}
+        rows = [(a, agent, *(by_agent.get((a, b, agent), "") for b in names)) for a in names for agent in env.seats]
+        note = "Reward of the row's player as that agent; the column's player has all other sides."
+        yield Section(f"{title}, by agent", ("reward of", "as agent", *heads), rows, names=2, note=note)
 
 
 def _exploitability(report: Results) -> Iterator[Section]:
@@ -323,35 +302,24 @@ def _exploitability(report: Results) -> Iterator[Section]:
             "slightly overestimated, because the best opponent also exploits the noise. Exact for models with "
             "constrained actions."
         )
-    yield Section(
-        title="Exploitability",
-        heads=("environment", "player", "reward of the best opponent"),
-        rows=tuple((env, name, number(value, 6)) for env, row in measured.items() for name, value in row.items()),
-        names=2,
-        note=note,
-    )
+    rows = [(env, name, number(value, 6)) for env, row in measured.items() for name, value in row.items()]
+    heads = ("environment", "player", "reward of the best opponent")
+    yield Section("Exploitability", heads, rows, names=2, note=note)
     bounds = [bound for bound in report.summary.bounds if bound.player not in measured.get(bound.env, {})]
-    yield Section(
-        title="Exploitability, lower bounds",
-        heads=("environment", "player", "best opponent here", "its reward"),
-        rows=tuple((bound.env, bound.player, bound.opponent, interval(bound.reward)) for bound in bounds),
-        names=3,
-        note="The best possible opponent earns at least as much as the best opponent here, over both agents and up to "
+    bound_rows = [(bound.env, bound.player, bound.opponent, interval(bound.reward)) for bound in bounds]
+    note = (
+        "The best possible opponent earns at least as much as the best opponent here, over both agents and up to "
         "chance. The reward is slightly overestimated, because the opponent was selected. A player that loses to no "
-        "player here may still be exploitable.",
+        "player here may still be exploitable."
     )
+    bound_heads = ("environment", "player", "best opponent here", "its reward")
+    yield Section("Exploitability, lower bounds", bound_heads, bound_rows, names=3, note=note)
 
 
 def _spent(report: Results) -> Section:
     rows = [(name, *spent(report, name)) for name, used in report.spent.items() if used.prompt_tokens or used.tokens]
-    return Section(
-        title="Spent",
-        heads=("player", *SPENT),
-        rows=tuple(rows),
-        names=1,
-        note="In the successful episodes of this report, including those of earlier calls. Cost is in the unit of the "
-        "prices.",
-    )
+    note = "In all successful episodes of this report, also of earlier calls. Cost is in the unit of the prices."
+    return Section("Spent", ("player", *SPENT), rows, names=1, note=note)
 
 
 def spent(report: Results, player: str) -> tuple[str, str, str]:

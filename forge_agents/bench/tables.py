@@ -26,13 +26,13 @@ svg text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1f2933; }
 _BAR = 26
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """One table."""
 
     title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
     names: int
     """Number of first columns with names."""
     note: str = ""

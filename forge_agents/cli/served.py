@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from forge_agents.display import visible
 from forge_agents.errors import ModelNotFoundError, RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, user_path
 from forge_agents.models.resolve import check_contained_files, resolve
-from forge_agents.policy import LoRA, Policy, Sampling
+from forge_agents.policy import LoRA, Policy, Sampling, unique_name
 from forge_agents.serving.config import EngineConfig
 
 T = TypeVar("T")
@@ -99,7 +98,7 @@ def _read_models(checkpoint: str, export: Path) -> ServedPolicies:
     """Return policies without settings of a training: one model, or each model in a folder."""
     models = {child.name: child for child in sorted(export.iterdir())} if export.is_dir() else {}
     if not export.is_dir() or (export / "config.json").is_file():
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", _short_name(checkpoint, user_path(checkpoint))).strip("-") or "model"
+        name = unique_name(_short_name(checkpoint, user_path(checkpoint)), set())
         folders = {name: resolve(export if export.is_dir() else checkpoint)}
     else:
         folders = {name: resolve(child) for name, child in models.items() if (child / "config.json").is_file()}

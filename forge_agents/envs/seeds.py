@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 HELD_OUT_FROM = 2**31
@@ -23,3 +25,12 @@ def index_of_seed(seed: int, count: int) -> int:
     """
     epoch, position = divmod(seed % HELD_OUT_FROM, count)
     return int(np.random.default_rng([count, epoch]).permutation(count)[position])
+
+
+def draw_seeds(key: Sequence[int], count: int, *, first: int, size: int) -> list[int]:
+    """Return distinct seeds in ``range(first, first + size)``, made of `key`. A smaller `count` returns the first."""
+    rng = np.random.default_rng(list(key))
+    seeds: dict[int, None] = {}
+    while len(seeds) < count:
+        seeds.setdefault(first + int(rng.integers(size)))
+    return list(seeds)

@@ -9,11 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from forge_agents.envs import registry
 from forge_agents.envs.oracles import oracle_of
-from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM
+from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM, draw_seeds
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import Oracle
 from forge_agents.rollout.rollout import Rollout, agents_of
@@ -21,7 +19,6 @@ from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import Episode
 
-_NUM_SEEDS = BENCHMARKS_FROM - DEMONSTRATIONS_FROM
 _MAX_CONCURRENT = 64
 
 
@@ -63,9 +60,10 @@ def demonstrations(
             raise ValueError(f"{spec.id} has no agent {agent!r}; it has {names}.{hint}")
     rollout = Rollout(make_env=make, env_id=spec.id, policies=Oracle(), max_turns=spec.max_turns or 1000)
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
+    seeds = draw_seeds([seed, 0xDE305], games, first=DEMONSTRATIONS_FROM, size=BENCHMARKS_FROM - DEMONSTRATIONS_FROM)
 
     async def play() -> list[Episode]:
-        played = await all_or_first_error(rollout.group(each, 1, limit=limit) for each in _seeds(seed, games))
+        played = await all_or_first_error(rollout.group(each, 1, limit=limit) for each in seeds)
         return [group.episodes[0] for group in played]
 
     with contextlib.closing(LoopRunner()) as loop:
@@ -76,11 +74,3 @@ def demonstrations(
         replace(episode, trajectories={name: each for name, each in episode.trajectories.items() if name in agents})
         for episode in episodes
     ]
-
-
-def _seeds(seed: int, games: int) -> list[int]:
-    rng = np.random.default_rng([seed, 0xDE305])
-    seeds: dict[int, None] = {}
-    while len(seeds) < games:
-        seeds.setdefault(DEMONSTRATIONS_FROM + int(rng.integers(_NUM_SEEDS)))
-    return list(seeds)

@@ -29,9 +29,9 @@ def test_documented_yaml_sets_every_endpoint_field(tmp_path, monkeypatch):
     file = tmp_path / "bench.yaml"
     file.write_text(block)
     config = read(str(file), "--send_key", "RIVAL_KEY@api.example.org", "--endpoints.rival.max_requests", "500")
-    told = yaml.safe_load(block)["endpoints"]["rival"]
+    output = yaml.safe_load(block)["endpoints"]["rival"]
     rival = config.endpoints["rival"]
-    assert rival == fa.Endpoint(**{**told, "sampling": fa.Sampling(**told["sampling"])}, max_requests=500)
+    assert rival == fa.Endpoint(**{**output, "sampling": fa.Sampling(**output["sampling"])}, max_requests=500)
     assert (rival.api_key_env, rival.timeout_s, rival.sampling.max_tokens) == ("RIVAL_KEY", 30, 256)
     monkeypatch.setenv("RIVAL_KEY", "k")
     players = config.entrants()
@@ -75,11 +75,11 @@ def test_report_has_tokens_and_cost_of_every_player(serve_chat, tmp_path):
         "random": fa.Random(),
     }
     report = play(tmp_path, players)
-    asked = {name: sum(s.decisions for r in report.records for s in r.seats.values() if s.player == name)
+    requests = {name: sum(s.decisions for r in report.records for s in r.seats.values() if s.player == name)
              for name in players}  # fmt: skip
     dear = report.spent["dear"]
-    assert (dear.prompt_tokens, dear.tokens) == (10 * asked["dear"], 2 * asked["dear"])
-    assert dear.cost == pytest.approx(asked["dear"] * (10 * 100 + 2 * 2000) / 1e6)
+    assert (dear.prompt_tokens, dear.tokens) == (10 * requests["dear"], 2 * requests["dear"])
+    assert dear.cost == pytest.approx(requests["dear"] * (10 * 100 + 2 * 2000) / 1e6)
     assert (report.spent["free"].cost, report.spent["random"].tokens) == (0, 0)
     again = Report.load(report.save(tmp_path / "board.json"))
     assert again.spent == report.spent and again.as_json()["spent"]["dear"]["cost"] == dear.cost

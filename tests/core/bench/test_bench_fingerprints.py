@@ -150,11 +150,12 @@ def test_hash_is_equal_in_every_process_and_runs_no_code(coin, tmp_path):
         "import forge_agents as fa, coin_player as c\nfrom forge_agents.bench.fingerprints import player_facts\n"
         "print(*[player_facts(fa.Scripted(p))['code'] for p in (c.good, c.Bot(True), c.uses, c.maker(c.good))])"
     )
-    said = set()
+    output = set()
     for salt in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-        said.add(subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True).stdout)
-    assert said == {" ".join(map(code, (coin.good, coin.Bot(True), coin.uses, coin.maker(coin.good)))).encode() + b"\n"}
+        output.add(subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True).stdout)
+    hashes = map(code, (coin.good, coin.Bot(True), coin.uses, coin.maker(coin.good)))
+    assert output == {" ".join(hashes).encode() + b"\n"}
 
 
 def test_function_arguments_are_hashed_by_code(coin):

@@ -62,14 +62,14 @@ def seats(a, b, **settings):
     ],
 )
 def test_final_illegal_decision_is_a_forfeit(a, b, invalid, forfeit):
-    found = seats(a, b)
-    assert tuple(seat.invalid for seat in found.values()) == invalid
-    assert tuple(seat.forfeit for seat in found.values()) == forfeit
+    result = seats(a, b)
+    assert tuple(seat.invalid for seat in result.values()) == invalid
+    assert tuple(seat.forfeit for seat in result.values()) == forfeit
 
 
 def test_repeated_illegal_decisions_end_in_a_forfeit():
-    found = seats((0, 1, 1, 1), (0, 0, 0), invalid_action="ask")
-    assert (found["a"].invalid, found["a"].forfeit, found["b"].forfeit) == (3, True, False)
+    result = seats((0, 1, 1, 1), (0, 0, 0), invalid_action="ask")
+    assert (result["a"].invalid, result["a"].forfeit, result["b"].forfeit) == (3, True, False)
 
 
 @pytest.mark.parametrize("seats", [["a", "b"], ["b", "a"]])
@@ -96,8 +96,8 @@ def test_simultaneous_play_ends_with_a_round(seats, rounds):
     slip = {"a": fa.Scripted(lambda seen: SLIPS), "b": fa.Scripted(lambda seen: "good")}
     episode = fa.play(Round(), slip, seed=1)
     assert forfeits_of(episode, together=True) == ({"a"} if rounds == 1 else set())
-    told = {agent: replace(one, info={"forfeits": [agent]}) for agent, one in episode.trajectories.items()}
-    assert forfeits_of(replace(episode, trajectories=told), together=True) == {"a", "b"}
+    output = {agent: replace(one, info={"forfeits": [agent]}) for agent, one in episode.trajectories.items()}
+    assert forfeits_of(replace(episode, trajectories=output), together=True) == {"a", "b"}
 
 
 def says_nothing(when):
@@ -112,6 +112,6 @@ def says_nothing(when):
 @pytest.mark.parametrize("when", [8, 1])
 def test_a_lake_outlives_a_season_without_a_number(when):
     episode = fa.play("forge/Commons-v0@1", {"player_0": says_nothing(when), "player_1": fa.Oracle()}, seed=1)
-    found = Record.of(episode, key="", sample=0, lineup={"player_0": "x", "player_1": "y"}).seats
-    assert (found["player_0"].invalid, found["player_0"].decisions) == (1, 8)
-    assert not any(seat.forfeit for seat in found.values())
+    result = Record.of(episode, key="", sample=0, lineup={"player_0": "x", "player_1": "y"}).seats
+    assert (result["player_0"].invalid, result["player_0"].decisions) == (1, 8)
+    assert not any(seat.forfeit for seat in result.values())

@@ -207,12 +207,12 @@ def test_run_folder_is_its_exported_players(tmp_path):
     (team / "config.yaml").write_text(
         "policy_mapping: {player_0: asker, player_1: answerer, player_2: frozen, player_3: asker}\n"
     )
-    found = read_player(str(team), fa.Sampling(max_tokens=9))
-    models = {agent: policy.model for agent, policy in found.policies.items()}
+    result = read_player(str(team), fa.Sampling(max_tokens=9))
+    models = {agent: policy.model for agent, policy in result.policies.items()}
     asker, answerer = str(team / "export/asker"), str(team / "export/answerer")
     assert models == {"player_0": asker, "player_1": answerer, "player_3": asker}
-    assert all(policy.sampling.max_tokens == 9 for policy in found.policies.values())
-    assert read_player(str(team / "export"), fa.Sampling(max_tokens=9)) == found
+    assert all(policy.sampling.max_tokens == 9 for policy in result.policies.values())
+    assert read_player(str(team / "export"), fa.Sampling(max_tokens=9)) == result
     assert read_player(str(team / "export/asker")) == fa.Policy(asker)
 
 
@@ -249,7 +249,7 @@ def test_short_names_are_the_differing_ends():
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "expected"),
     [
         (["--cross_play", "a", "-h"], ["-h", "--cross_play", '["a"]']),
         (["--cross_play=a", "b", "--seed", "1"], ["--seed", "1", "--cross_play", '["a", "b"]']),
@@ -258,8 +258,8 @@ def test_short_names_are_the_differing_ends():
         (["--seed=1", "--partners"], ["--seed=1", "--partners"]),
     ],
 )
-def test_a_list_of_words_ends_at_the_next_flag(words, found):
-    assert join_lists(words, ("--cross_play", "--partners")) == found
+def test_a_list_of_words_ends_at_the_next_flag(words, expected):
+    assert join_lists(words, ("--cross_play", "--partners")) == expected
 
 
 def test_bench_takes_a_suite_and_cross_play_players(tmp_path, capsys):

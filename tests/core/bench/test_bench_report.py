@@ -376,7 +376,7 @@ def test_board_lists_suites_with_the_best_player_first(report, tmp_path, capsys)
     assert list(best) == ["first", "random"] and best["first"] > best["random"]
     assert "4 seeds from seed 0, 1 sample, agents swapped" in page.sections[1].note
     assert [warning.partition(":")[0] for warning in page.warnings] == [TOE] and "INCOMPLETE" in page.warnings[0]
-    files = [str(found.save(tmp_path / f"{n}.json")) for n, found in enumerate((other, report))]
+    files = [str(result.save(tmp_path / f"{n}.json")) for n, result in enumerate((other, report))]
     assert cli.main(["bench", "merge", *files, "--suites", str(tmp_path / "all.md")]) == 0
     assert (tmp_path / "all.md").read_text() == as_markdown(board(*files)) != "" and not capsys.readouterr().err
 

@@ -24,9 +24,9 @@ from forge_agents.bench.statistics import (
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_agrees_with_scipy_and_holds_the_estimate(case):
     hits, trials = case
-    known = stats.binomtest(hits, trials).proportion_ci(method="wilson")
+    expected = stats.binomtest(hits, trials).proportion_ci(method="wilson")
     low, high = wilson(hits, trials)
-    assert (low, high) == pytest.approx((known.low, known.high), abs=1e-12)
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= low <= hits / trials <= high <= 1
 
 
@@ -39,10 +39,10 @@ def test_wilson_of_a_hand_computed_case():
 
 def test_a_rate_of_single_trials_is_wilsons_up_to_the_unbiased_variance():
     hits = [1.0] * 30 + [0.0] * 70
-    found = rate(hits, [1.0] * 100)
-    known = stats.binomtest(30, 100).proportion_ci(method="wilson")
-    assert found.value == 0.3 and found.n == 100
-    assert (found.low, found.high) == pytest.approx((known.low, known.high), abs=2e-3)
+    result = rate(hits, [1.0] * 100)
+    expected = stats.binomtest(30, 100).proportion_ci(method="wilson")
+    assert result.value == 0.3 and result.n == 100
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high), abs=2e-3)
 
 
 def test_correlated_trials_of_a_seed_count_once():
@@ -61,8 +61,8 @@ def test_rates_without_trials_are_unknown():
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=20))
 def test_rates_stay_between_0_and_1(pairs):
-    found = rate([min(h, t) for h, t in pairs], [t for _, t in pairs])
-    assert 0 <= found.low <= found.value <= found.high <= 1
+    result = rate([min(h, t) for h, t in pairs], [t for _, t in pairs])
+    assert 0 <= result.low <= result.value <= result.high <= 1
 
 
 def test_the_interval_of_a_mean_covers_as_often_as_it_says():
@@ -73,11 +73,11 @@ def test_the_interval_of_a_mean_covers_as_often_as_it_says():
 
 def test_the_interval_of_a_mean_is_near_students_for_many_values():
     values = np.random.default_rng(1).normal(3, 2, size=200)
-    found = mean(values.tolist())
+    result = mean(values.tolist())
     low, high = stats.t.interval(0.95, 199, values.mean(), stats.sem(values))
-    assert found.value == pytest.approx(values.mean())
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.06)
-    assert found == mean(values.tolist()), "seeded"
+    assert result.value == pytest.approx(values.mean())
+    assert (result.low, result.high) == pytest.approx((low, high), abs=0.06)
+    assert result == mean(values.tolist()), "seeded"
 
 
 def test_means_of_equal_and_of_single_values():
@@ -88,10 +88,10 @@ def test_means_of_equal_and_of_single_values():
 
 def test_a_difference_flips_signs_exactly():
     gaps = [1.0, 2.0, -0.5, 3.0, 0.25]
-    found = difference(dict(enumerate(gaps)), dict.fromkeys(range(5), 0.0))
+    result = difference(dict(enumerate(gaps)), dict.fromkeys(range(5), 0.0))
     means = [np.mean(np.multiply(gaps, signs)) for signs in itertools.product((1, -1), repeat=5)]
     exact = np.mean([abs(m) >= np.mean(gaps) - 1e-12 for m in means])
-    assert found.p_value == pytest.approx(exact) and found.interval.value == pytest.approx(1.15)
+    assert result.p_value == pytest.approx(exact) and result.interval.value == pytest.approx(1.15)
 
 
 def test_a_difference_uses_common_seeds_only_and_is_antisymmetric():
@@ -106,8 +106,8 @@ def test_a_difference_uses_common_seeds_only_and_is_antisymmetric():
 
 def test_rounding_errors_are_no_differences():
     one, two = dict.fromkeys(range(20), 0.1 + 0.2), dict.fromkeys(range(20), 0.3)
-    found = difference(one, two)
-    assert found.p_value == 1 and (found.interval.value, found.interval.low) == (0, 0)
+    result = difference(one, two)
+    assert result.p_value == 1 and (result.interval.value, result.interval.low) == (0, 0)
     assert mean([*one.values(), *two.values()]).low == pytest.approx(0.3)
     assert difference({0: 1e-9, 1: 1e-9}, {0: 0.0, 1: 0.0}).interval.value == 1e-9
 
@@ -128,9 +128,9 @@ def test_pass_at_k_counts_all_choices(case):
 def test_a_mean_of_rates_counts_every_seed_of_every_environment():
     """One success of 112, 8 seeds of 14 environments: the seeds are not 8 trials."""
     nothing, once = ([0.0] * 8, [1.0] * 8), ([1.0] + [0.0] * 7, [1.0] * 8)
-    found, known = mean_rate([once] + [nothing] * 13), wilson(1, 112)
-    assert found.value == pytest.approx(1 / 112) and found.n == 112
-    assert (found.low, found.high) == pytest.approx(known, abs=3e-3) and found.high < 0.055
+    result, expected = mean_rate([once] + [nothing] * 13), wilson(1, 112)
+    assert result.value == pytest.approx(1 / 112) and result.n == 112
+    assert (result.low, result.high) == pytest.approx(expected, abs=3e-3) and result.high < 0.055
     assert mean_rate([nothing] * 14).high == pytest.approx(wilson(0, 112)[1])
     assert mean_rate([once]) == rate(*once)
     assert math.isnan(mean_rate([once, ([], [])]).value) and math.isnan(mean_rate([]).value)
@@ -154,8 +154,8 @@ def test_intervals_of_clustered_rates_hold_the_truth_as_often_as_they_say(seeds,
             fate, own = rng.random((seeds, 1)) < p, rng.random((seeds, 4)) < p
             hits = np.where(rng.random((seeds, 4)) < correlation, fate, own).sum(1)
             strata.append((hits.astype(float).tolist(), [4.0] * seeds))
-        found = mean_rate(strata)
-        held += found.low - 1e-12 <= np.mean(rates) <= found.high + 1e-12
+        result = mean_rate(strata)
+        held += result.low - 1e-12 <= np.mean(rates) <= result.high + 1e-12
     assert held / times >= 0.92
 
 
@@ -169,5 +169,5 @@ def test_what_sign_flips_can_show():
 def test_the_gap_that_is_found_is_found_so_often():
     rng, seeds, pairs = np.random.default_rng(3), 32, 6
     gap = detectable_difference(seeds, pairs)
-    found = [stats.ttest_1samp(rng.normal(gap, 1, size=seeds), 0).pvalue * pairs <= 0.05 for _ in range(1000)]
-    assert 0.7 <= np.mean(found) <= 0.85, "the test by signs is about as strong as Student's"
+    result = [stats.ttest_1samp(rng.normal(gap, 1, size=seeds), 0).pvalue * pairs <= 0.05 for _ in range(1000)]
+    assert 0.7 <= np.mean(result) <= 0.85, "the test by signs is about as strong as Student's"

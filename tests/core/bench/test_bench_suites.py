@@ -42,12 +42,13 @@ def test_headline_names_every_departure_from_the_suite(short, tmp_path, serve_ch
     report = play(tmp_path, short, players, episodes=1, seed=0, swap_agents=True)
     assert (report.settings["episodes"], report.settings["seed"], report.settings["swap_agents"]) == (1, 0, True)
     assert {request["max_tokens"] for request in server.requests} == {7, 9}, "the suite's, of players in words"
-    said = (
+    departures = (
         "Differs from the suite: episodes 1 instead of 2; seed 0 instead of 5; swap_agents True instead of False; "
         "max_tokens 7 instead of 9 for a"
     )
     page = report.html(tmp_path / "r.html").read_text()
-    assert said in page and said.replace("_", "\\_") in report.markdown() and said in " ".join(report.table().split())
+    assert departures in page and departures.replace("_", "\\_") in report.markdown()
+    assert departures in " ".join(report.table().split())
 
 
 def test_single_environments_have_no_departures(short, tmp_path):
@@ -104,13 +105,13 @@ def test_python_saves_the_same_report_as_the_command(short, tmp_path):
     assert Report.load(tmp_path / "python" / "board.json").settings == report.settings
     words = ["bench", "--suite", short, "--players.random", "random", "--out_dir", str(tmp_path / "command")]
     assert cli.main([*words, "--json", str(tmp_path / "other.json")]) == 0
-    found = {name: {file.name for file in (tmp_path / name).iterdir()} for name in ("python", "command")}
-    assert found["python"] == found["command"] == {"episodes.jsonl", "board.json"}
+    result = {name: {file.name for file in (tmp_path / name).iterdir()} for name in ("python", "command")}
+    assert result["python"] == result["command"] == {"episodes.jsonl", "board.json"}
     assert Report.load(tmp_path / "other.json").settings == report.settings
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         (lambda: fa.suite("core"), "there is no suite 'core'. Did you mean 'core-v1'"),
         (lambda: fa.suite("KuhnPoker"), f"there is no suite 'KuhnPoker'. Did you mean '{KUHN}'"),
@@ -122,18 +123,18 @@ def test_python_saves_the_same_report_as_the_command(short, tmp_path):
         (lambda: play("x", "duel-v0", {"r": "randm"}), "player 'r': model 'randm' .*Did you mean 'random'"),
     ],
 )
-def test_errors_suggest_suites_environments_and_players(asked, said, monkeypatch, tmp_path):
+def test_errors_suggest_suites_environments_and_players(options, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ForgeError, match=said):
-        asked()
+    with pytest.raises(ForgeError, match=message):
+        options()
 
 
 def test_the_suites_that_come_with_the_package():
-    found = {name: registry.suite_defaults(name) for name in ("core-v1", "reasoning-v1", "tools-v1", "text-games-v1")}
-    assert [own.episodes for own in found.values()] == [32, 16, 12, 12]
-    assert [name for name, own in found.items() if not own.swap_agents] == ["tools-v1"]
-    assert found["reasoning-v1"].max_tokens == 256 and all(own.seed == 0 for own in found.values())
+    result = {name: registry.suite_defaults(name) for name in ("core-v1", "reasoning-v1", "tools-v1", "text-games-v1")}
+    assert [own.episodes for own in result.values()] == [32, 16, 12, 12]
+    assert [name for name, own in result.items() if not own.swap_agents] == ["tools-v1"]
+    assert result["reasoning-v1"].max_tokens == 256 and all(own.seed == 0 for own in result.values())
 
 
 @pytest.fixture
@@ -177,15 +178,15 @@ def test_list_and_check_take_suites_also_of_a_module(own_module, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("no_such_module_here:mine-v0", "cannot import module 'no_such_module_here'"),
         ("json:mine-v0", "there is no suite 'mine-v0'|no environment is registered as 'mine-v0'"),
         ("mine-v9", "use 'my_module:mine-v9'"),
     ],
 )
-def test_suites_that_a_module_does_not_have_are_named(name, said, tmp_path, capsys):
-    with pytest.raises(ForgeError, match=said):
+def test_suites_that_a_module_does_not_have_are_named(name, message, tmp_path, capsys):
+    with pytest.raises(ForgeError, match=message):
         play(tmp_path, name)
     assert cli.main(["list", name]) == 1 and cli.main(["check", name]) == 1
 

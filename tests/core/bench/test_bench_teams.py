@@ -41,8 +41,8 @@ class Signal(fa.TurnEnv):
 async def relay(task, client):
     """A program with two roles that ask in turn."""
     for role in ("planner", "coder"):
-        asked = [{"role": "user", "content": f"{role}: {task}"}]
-        done = await client.chat.completions.create(model=role, messages=asked)
+        requests = [{"role": "user", "content": f"{role}: {task}"}]
+        done = await client.chat.completions.create(model=role, messages=requests)
     return done.choices[0].message.content
 
 
@@ -133,7 +133,7 @@ def test_a_run_with_a_policy_for_each_agent_is_one_player(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("player", "error", "said"),
+    ("player", "error", "message"),
     [
         ({"sender": "random"}, ValueError, "has no policy for agent 'receiver' of bench/Signal-v0, only for sender"),
         (
@@ -146,8 +146,8 @@ def test_a_run_with_a_policy_for_each_agent_is_one_player(tmp_path):
         ({}, ValueError, "player 'crew' is an empty mapping"),
     ],
 )
-def test_a_mapping_that_makes_no_player_is_refused(tmp_path, player, error, said):
-    with pytest.raises(error, match=said):
+def test_a_mapping_that_makes_no_player_is_refused(tmp_path, player, error, message):
+    with pytest.raises(error, match=message):
         play(tmp_path, {"crew": player}, "bench/Signal-v0")
 
 

@@ -289,6 +289,6 @@ def test_missing_answers_do_not_end_training(renderer, caplog):
     late, full = Slow(renderer, equilibrium), Engine(renderer, equilibrium)
     late.nth, full.max_model_len = 1, 8
     for engine in (late, full):
-        found = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": PolicyEngine(engine, renderer)}, samples=3))
-        assert all(math.isnan(value) for value in found.values())
+        result = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": PolicyEngine(engine, renderer)}, samples=3))
+        assert all(math.isnan(value) for value in result.values())
     assert caplog.text.count("hero gave none of 36 free answers") == 2

@@ -8,12 +8,6 @@ from forge_agents.cli import main as cli
 from forge_agents.serving.config import EnginePlan
 
 
-def test_help_lists_every_command(capsys):
-    assert cli.main([]) == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in cli.COMMANDS)
-
-
 def test_unknown_command_suggests_the_nearest(capsys):
     assert cli.main(["trian"]) == 2
     assert "Did you mean 'train'" in capsys.readouterr().err
@@ -26,17 +20,17 @@ def test_unknown_flag_suggests_a_flag_to_copy(capsys):
 
 
 @pytest.mark.parametrize(
-    ("flag", "told"),
+    ("flag", "message"),
     [
         ("engine.max_modellen", "Did you mean '--trainer.engine.max_model_len'?"),
         ("engine.block_size", "trainer.engine has dtype, enforce_eager,"),  # and nothing that is like it
     ],
 )
-def test_unknown_key_suggests_keys_of_its_section(flag, told, tmp_path, capsys):
+def test_unknown_key_suggests_keys_of_its_section(flag, message, tmp_path, capsys):
     (tmp_path / "run.yaml").write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: m}}\n")
     with pytest.raises(SystemExit):
         cli.main(["train", str(tmp_path / "run.yaml"), f"--trainer.{flag}", "16"])
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_list_shows_environments_by_tag(capsys):
@@ -54,9 +48,9 @@ def test_check_of_unknown_id_fails_with_a_suggestion(capsys):
 
 def test_unknown_environment_argument_is_a_one_line_error(capsys):
     assert cli.main(["play", "forge/Relay-v0", "--env_args.bad", "1"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("forge-agents play: forge/Relay-v0: got an unexpected keyword argument 'bad'. It takes: ")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("forge-agents play: forge/Relay-v0: got an unexpected keyword argument 'bad'. It takes: ")
+    assert output.count("\n") == 1
 
 
 def test_control_characters_in_errors_are_escaped(monkeypatch, capsys, tmp_path):
@@ -100,7 +94,7 @@ def write_below_a_file():
 
 
 @pytest.mark.parametrize(
-    ("mistake", "told"),
+    ("mistake", "message"),
     [
         (save_before_training, "nothing is running yet; call fit or evaluate first"),
         (serve_a_folder_without_a_model, "model='nowhere' is no folder with a config.json; give the folder of"),
@@ -108,11 +102,11 @@ def write_below_a_file():
         (write_below_a_file, f"{Path(__file__, 'page.html')}: Not a directory"),
     ],
 )
-def test_user_errors_are_one_line(mistake, told, capsys, monkeypatch):
+def test_user_errors_are_one_line(mistake, message, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(cli.COMMANDS, "try", lambda words: mistake())
     assert cli.main(["try"]) == 1
-    assert capsys.readouterr().err.startswith(f"forge-agents try: {told}")
+    assert capsys.readouterr().err.startswith(f"forge-agents try: {message}")
 
 
 @pytest.mark.parametrize("mistake", [TypeError, RuntimeError, ImportError, OSError, KeyError, AssertionError])

@@ -11,14 +11,15 @@ from forge_agents.cli.completion import SHELLS, script
 def completions(line, tmp_path):
     """What the shell is offered at the end of `line`."""
     out = tmp_path / "offered"
-    asked = {
+    variables = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
         "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
     }
-    subprocess.run([sys.executable, "-m", "forge_agents.cli.main"], env={**os.environ, **asked}, check=True, timeout=60)
+    command, env = [sys.executable, "-m", "forge_agents.cli.main"], {**os.environ, **variables}
+    subprocess.run(command, env=env, check=True, timeout=60)
     return [word.strip() for word in out.read_text().split("\n")]
 
 
@@ -41,8 +42,8 @@ def test_completion_offers_matching_words(line, offered, tmp_path):
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_a_completion_script(shell, capsys):
     assert cli.main(["--completion", shell]) == 0
-    said = capsys.readouterr().out
-    assert said.strip() == script(shell).strip() and "forge-agents" in said and "_ARGCOMPLETE" in said
+    output = capsys.readouterr().out
+    assert output.strip() == script(shell).strip() and "forge-agents" in output and "_ARGCOMPLETE" in output
 
 
 def test_bash_completes_a_line(tmp_path):
@@ -50,11 +51,11 @@ def test_bash_completes_a_line(tmp_path):
     program = tmp_path / "forge-agents"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_agents.cli.main "$@"\n')
     program.chmod(0o755)
-    asked = (
+    script = (
         'eval "$(forge-agents --completion bash)"; COMP_LINE="forge-agents simu"; COMP_POINT=17; '
         'COMP_WORDS=(forge-agents simu); COMP_CWORD=1; compopt() { :; }; _python_argcomplete forge-agents; '
         'echo "${COMPREPLY[0]}"'
     )
-    found = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    done = subprocess.run(["bash", "-c", asked], env=found, capture_output=True, text=True, check=True, timeout=60)
+    env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "simulate"

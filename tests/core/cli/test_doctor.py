@@ -23,8 +23,8 @@ def check(function: str, **options: float) -> Check:
 
 
 def test_working_part_shows_details():
-    found = check("os:getpid")
-    assert (found.ok, found.detail.isdigit(), found.fix) == (True, True, "")
+    result = check("os:getpid")
+    assert (result.ok, result.detail.isdigit(), result.fix) == (True, True, "")
 
 
 def test_library_shows_its_version():
@@ -32,22 +32,22 @@ def test_library_shows_its_version():
 
 
 def test_missing_library_is_named_with_a_fix():
-    found = check("import:no_such_library")
-    assert not found.ok
-    assert "no_such_library" in found.detail
-    assert "make venv" in found.fix
+    result = check("import:no_such_library")
+    assert not result.ok
+    assert "no_such_library" in result.detail
+    assert "make venv" in result.fix
 
 
 @pytest.mark.parametrize(
-    ("said", "cure"),
+    ("message", "cure"),
     [
         ("No module named 'torchstore'", "forge-agents doctor --fix"),
         ("RuntimeError: operator torchvision::nms does not exist", "forge-agents doctor --fix"),
         ("No module named 'vllm'", "pip install 'forge-agents-rl[cpu]' or"),
     ],
 )
-def test_packages_that_pip_cannot_resolve_have_a_specific_fix(said: str, cure: str):
-    assert cure in next(fix for text, fix in doctor.KNOWN_FAILURES if text in said)
+def test_packages_that_pip_cannot_resolve_have_a_specific_fix(message: str, cure: str):
+    assert cure in next(fix for text, fix in doctor.KNOWN_FAILURES if text in message)
 
 
 def test_built_in_model_is_checked(monkeypatch: pytest.MonkeyPatch):
@@ -59,8 +59,8 @@ def test_built_in_model_is_checked(monkeypatch: pytest.MonkeyPatch):
 
 def test_hanging_part_is_reported():
     started = time.monotonic()
-    found = check("signal:pause", timeout_s=1.5)
-    assert (found.detail, found.fix) == ("no result within 2 s", "the usual advice")
+    result = check("signal:pause", timeout_s=1.5)
+    assert (result.detail, result.fix) == ("no result within 2 s", "the usual advice")
     assert time.monotonic() - started < 60
 
 
@@ -73,22 +73,22 @@ def test_part_without_a_result_is_reported():
 
 
 def test_later_parts_are_tested_after_a_failure():
-    found = run_doctor([probe("os:abort"), probe("os:getpid")])
-    assert [part.ok for part in found[len(PARTS) :]] == [False, True]
+    result = run_doctor([probe("os:abort"), probe("os:getpid")])
+    assert [part.ok for part in result[len(PARTS) :]] == [False, True]
 
 
 def test_unwritable_cache_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    found = {part.name: part for part in run_doctor([])}["model cache"]
-    assert not found.ok
-    assert models.CACHE_VARIABLE in found.fix
+    result = {part.name: part for part in run_doctor([])}["model cache"]
+    assert not result.ok
+    assert models.CACHE_VARIABLE in result.fix
 
 
 def test_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = {part.name: part for part in run_doctor([])}["C compiler"]
-    assert "build-essential" in found.fix
+    result = {part.name: part for part in run_doctor([])}["C compiler"]
+    assert "build-essential" in result.fix
 
 
 @pytest.mark.parametrize(("probes", "status"), [([], 0), ([probe("os:abort")], 1)])
@@ -101,11 +101,11 @@ def test_exit_status_is_1_if_a_part_fails(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_fix_of_several_parts_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys):
-    found = [
+    result = [
         Check(name=name, ok=False, seconds=0.0, detail="gone", fix=fix)
         for name, fix in (("torch", "again"), ("actor", "localhost"), ("vllm", "again"))
     ]
-    monkeypatch.setattr(doctor, "run_doctor", lambda: found)
+    monkeypatch.setattr(doctor, "run_doctor", lambda: result)
     assert doctor.main() == 1
     assert capsys.readouterr().out.splitlines()[-3:-1] == ["torch, vllm (2): again", "actor: localhost"]
 
@@ -136,5 +136,5 @@ def test_ctrl_c_ends_the_process_of_a_part(tmp_path: Path):
 def test_real_parts_work():
     real = [part for part in PROBES if not part.function.startswith("import:")]
     assert [part.name for part in real] == ["built-in model", "actor", "tensor", "engine step", "learner step"]
-    found = run_doctor(real)
-    assert [f"{part.name}: {part.detail}" for part in found if not part.ok] == []
+    result = run_doctor(real)
+    assert [f"{part.name}: {part.detail}" for part in result if not part.ok] == []

@@ -34,7 +34,7 @@ def test_every_command_has_help_and_valid_examples(command, capsys):
 def test_every_command_is_in_one_group_of_the_help(capsys):
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(COMMANDS) and len(listed) <= 15
-    assert cli.main(["--help"]) == 0
+    assert cli.main([]) == cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {name}" in shown for name in listed) and max(map(len, shown.splitlines())) <= 100
 
@@ -58,8 +58,8 @@ def test_benchmark_prints_the_next_command(tmp_path, capsys):
     assert cli.main([*words, "--players.a", "random", "--limits.max_episodes", "1"]) == 1
     assert f"next   forge-agents {' '.join(words)} --players.a random" in capsys.readouterr().out
     assert cli.main([*words, "--players.a", "random"]) == 0
-    said = capsys.readouterr().out
-    assert f"next   forge-agents bench merge {tmp_path}/board.json OTHER.json --html all.html" in said
+    output = capsys.readouterr().out
+    assert f"next   forge-agents bench merge {tmp_path}/board.json OTHER.json --html all.html" in output
 
 
 class Trained:
@@ -158,8 +158,8 @@ with contextlib.redirect_stdout(io.StringIO()):
             cli.main([command, "--help"])
 print({"torch", "vllm", "monarch", "transformers", "scipy", "sklearn", "fastapi"} & sys.modules.keys())
 """
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
-    assert found.stdout == "set()\n"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    assert result.stdout == "set()\n"
 
 
 @functools.cache

@@ -101,7 +101,7 @@ def test_two_people_share_a_terminal(typed):
             return "Now."
 
         def act_all(self, actions):
-            return fa.Outcome(rewards={a: float(said == self.word) for a, said in actions.items()}, done=True)
+            return fa.Outcome(rewards={a: float(output == self.word) for a, output in actions.items()}, done=True)
 
     shown = typed("right\nright\n")
     assert cli.main(["play", "play/Pick-v0", "--opponent=human", "--env_args.word=right"]) == 0
@@ -149,14 +149,14 @@ def _episode():
 async def crew(task, client):
     """A planner that calls a tool, and is asked twice from the same place."""
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    asked = [{"role": "user", "content": "Plan.\x1b[2J"}]
+    messages = [{"role": "user", "content": "Plan.\x1b[2J"}]
     for seat in ("planner", "coder", "planner"):
-        reply = await client.chat.completions.create(model=seat, messages=asked, tools=tools)
+        reply = await client.chat.completions.create(model=seat, messages=messages, tools=tools)
     message = reply.choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}
-    asked += [message.model_dump(exclude_none=True), result, {"role": "user", "content": "On."}]
+    messages += [message.model_dump(exclude_none=True), result, {"role": "user", "content": "On."}]
     for _ in range(2):
-        await client.chat.completions.create(model="planner", messages=asked, tools=tools)
+        await client.chat.completions.create(model="planner", messages=messages, tools=tools)
     return 1.0
 
 
@@ -180,8 +180,8 @@ def test_program_is_watched_turn_by_turn(typed, monkeypatch):
         "5. planner (script, branch 2 from turn 3)",
     ]
     assert 'calls    add {"a": 1}' in seen[1] and "thinks   hm" in seen[1]
-    told = shown.console.file.getvalue()
-    assert "\x1b" not in told and "planner" in told.split("terminated after 5 turns")[1]
+    output = shown.console.file.getvalue()
+    assert "\x1b" not in output and "planner" in output.split("terminated after 5 turns")[1]
 
 
 def test_failed_program_shows_its_error(typed):
@@ -198,5 +198,5 @@ def test_failed_program_shows_its_error(typed):
 def test_person_who_watches_sees_other_agents_turns(typed, monkeypatch):
     shown = typed("bet\nbet\n")
     playing.play_in_terminal(PlayConfig(env="forge/KuhnPoker-v0", agent="player_1", watch=True, seed=1))
-    told = shown.console.file.getvalue()
-    assert "you are player_1" in told and ". player_0 (random)" in told and ". player_1 (human)" not in told
+    output = shown.console.file.getvalue()
+    assert "you are player_1" in output and ". player_0 (random)" in output and ". player_1 (human)" not in output

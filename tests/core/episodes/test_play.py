@@ -213,7 +213,7 @@ def test_running_engines_play_many_episodes(fleets):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "said"),
+    ("wrong", "kind", "message"),
     [
         (lambda: fa.play("forge/KuhnPokr-v0", fa.Random()), KeyError, "Did you mean 'forge/KuhnPoker-v0'"),
         (lambda: fa.play("core-v1", fa.Random()), KeyError, "'core-v1' is a suite"),
@@ -234,6 +234,6 @@ def test_running_engines_play_many_episodes(fleets):
         (lambda: fa.play(KUHN, fa.Random(), seed=None), ValueError, "seed=None is no seed"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, kind, said):
-    with pytest.raises(kind, match=said):
+def test_invalid_arguments_are_refused(wrong, kind, message):
+    with pytest.raises(kind, match=message):
         wrong()

@@ -20,15 +20,15 @@ HERO = fa.Scripted(lambda seen: "bet", name="hero")
 def run(tmp_path_factory):
     """Six steps of two games; in step 3 one of them failed."""
     folder = tmp_path_factory.mktemp("runs") / "duel"
-    kept = RunFolder(folder, {})
+    remaining = RunFolder(folder, {})
     for step in range(6):
         rival = fa.Random(name="late" if step > 3 else "rival")
         episode = fa.play(KUHN, {"player_0": HERO, "player_1": rival}, seed=step)
         other = fa.play("forge/Relay-v0", fa.Scripted(lambda seen, said=1 if step == 3 else "7": said), seed=step)
         learned = {"player_0": [0.5] * len(episode.trajectories["player_0"].turns)}
         rewards = [{"player_0": 2.0, "player_1": math.nan}, {}]
-        kept.keep_episodes(step, [episode, other], rewards, [learned, {}], trained=["hero"])
-    kept.close()
+        remaining.keep_episodes(step, [episode, other], rewards, [learned, {}], trained=["hero"])
+    remaining.close()
     return folder
 
 
@@ -71,7 +71,7 @@ def test_records_of_turns_have_branches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("options", "expected"),
     [
         ({"env": KUHN}, [0, 2, 4, 6, 8, 10]),
         ({"step": 1}, [2, 3]),
@@ -83,8 +83,8 @@ def test_records_of_turns_have_branches(tmp_path):
         ({"step": 99}, []),
     ],
 )
-def test_filters(run, asked, found):
-    assert [row["episode"] for row in fa.load_episodes(run, **asked)] == found
+def test_filters(run, options, expected):
+    assert [row["episode"] for row in fa.load_episodes(run, **options)] == expected
 
 
 def test_environment_is_found_without_its_module(run, tmp_path):

@@ -81,14 +81,14 @@ def test_responses_have_security_headers(server):
 
 
 def test_episodes_are_found_and_opened(server):
-    status, _, found = server.get("api/runs/0/episodes?text=zebra&sort=oldest&limit=1")
-    assert (status, found["total"], found["rows"][0]["seed"]) == (200, 1, 22)
-    _, _, one = server.get(f"api/runs/0/episodes/{found['rows'][0]['n']}")
+    status, _, result = server.get("api/runs/0/episodes?text=zebra&sort=oldest&limit=1")
+    assert (status, result["total"], result["rows"][0]["seed"]) == (200, 1, 22)
+    _, _, one = server.get(f"api/runs/0/episodes/{result['rows'][0]['n']}")
     assert one["turns"][0]["action"] == "zebra crossing a 0"
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told"),
+    ("path", "status", "message"),
     [
         ("api/runs/7/metrics", 404, "there is no run 7"),
         ("api/runs/-1/metrics", 404, "there is no run -1"),
@@ -102,9 +102,9 @@ def test_episodes_are_found_and_opened(server):
         ("openapi.json", 404, "Not Found"),
     ],
 )
-def test_missing_items_are_reported(server, path, status, told):
-    found = server.get(path)
-    assert found[0] == status and told in str(found[2])
+def test_missing_items_are_reported(server, path, status, message):
+    result = server.get(path)
+    assert result[0] == status and message in str(result[2])
 
 
 def test_appended_data_appear(server, run_folder):
@@ -123,8 +123,8 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(server, run_folder):
     command = [sys.executable, "-m", "forge_agents.cli.main", "view", str(run_folder), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        told = "".join(process.stdout.readline() for _ in range(3))
-        url = re.search(r"http://127\.0\.0\.1:\d+/([\w-]{32,})/\n", told)
+        output = "".join(process.stdout.readline() for _ in range(3))
+        url = re.search(r"http://127\.0\.0\.1:\d+/([\w-]{32,})/\n", output)
         status, _, body = server.get(url=url[0].strip() + "api/runs")
         assert (status, body["runs"][0]["name"]) == (200, "first")
         assert server.get(url=url[0].strip().replace(url[1], "x" * 32))[0] == 403

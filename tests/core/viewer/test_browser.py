@@ -160,9 +160,9 @@ def test_chart_zoom_works_by_mouse_and_keys_and_persists(serve, open_page, tmp_p
     chart.locator(".plot").focus()
     page.mouse.move(0, 0)
     until(page, "document.querySelector('figure .told').hidden")
-    for key, told in (("ArrowRight", "step 0"), ("ArrowRight", "step 1"), ("+", "step 1"), ("ArrowLeft", "step 0")):
+    for key, output in (("ArrowRight", "step 0"), ("ArrowRight", "step 1"), ("+", "step 1"), ("ArrowLeft", "step 0")):
         page.keyboard.press(key)
-        until(page, f"document.querySelector('figure .told').innerText.startsWith({told + chr(10)!r})")
+        until(page, f"document.querySelector('figure .told').innerText.startsWith({output + chr(10)!r})")
     assert whole.is_visible()
     page.keyboard.press("0")
     whole.wait_for(state="hidden")
@@ -215,13 +215,13 @@ def test_charts_follow_the_theme(serve, open_page, run_folder):
 
 
 def test_stop_reason_of_a_run_is_shown(serve, open_page, run_folder):
-    said = {"step": 2, "ending": "plateau", "reason": "plateau: <b>all 64 episodes</b>"}
-    (run_folder / "ending.json").write_text(json.dumps(said))
+    output = {"step": 2, "ending": "plateau", "reason": "plateau: <b>all 64 episodes</b>"}
+    (run_folder / "ending.json").write_text(json.dumps(output))
     page = open_page(serve(run_folder).url)
     ending = page.locator("aside .ending")
     assert ending.locator("summary").inner_text() == "ended after step 2: plateau"
     ending.locator("summary").click()
-    assert ending.locator("p").inner_text() == said["reason"]
+    assert ending.locator("p").inner_text() == output["reason"]
 
 
 def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder):
@@ -294,9 +294,9 @@ def test_tokens_are_colored_by_logprob_advantage_and_version(serve, open_page, r
 def test_conversations_of_an_agent_form_a_tree(serve, open_page, tmp_path):
     row = episode(agents=("a",))
     first = row["trajectories"]["a"]["turns"][0]
-    said = [(0, None), (1, 0), (0, None), (1, None), (2, None)]
+    output = [(0, None), (1, 0), (0, None), (1, None), (2, None)]
     row["trajectories"]["a"]["turns"] = [
-        {**first, "index": n, "branch": branch, "forked_from": fork} for n, (branch, fork) in enumerate(said)
+        {**first, "index": n, "branch": branch, "forked_from": fork} for n, (branch, fork) in enumerate(output)
     ]
     write_lines(tmp_path / "run" / "episodes.jsonl", [row])
     page = open_page(serve(tmp_path / "run").url + "#view=episodes&n=1")
@@ -371,8 +371,8 @@ def test_timeline_of_asynchronous_rollouts_counts_work(serve, open_page, tmp_pat
     assert engines == ["engines and environments", "collect", "12 s", " 80 %", "3 s"]
     assert judge[2:] == ["1.5 s", " 10 %", "13.5 s"]
     assert learner[2:] == ["7 s", " 46.7 %", "8 s"]  # 3 s in each of two steps, and its stage where nothing was logged
-    told = point(page, page.locator("figure"), 0.1, "step 0")
-    assert "wait for episodes 3 s" in told and "environments" not in told
+    output = point(page, page.locator("figure"), 0.1, "step 0")
+    assert "wait for episodes 3 s" in output and "environments" not in output
 
 
 def test_new_data_appear_without_reload(serve, open_page, run_folder):

@@ -34,9 +34,9 @@ def test_tool_calls_and_their_results_are_marked():
     first, second = shown_episode(1, row, pieces)["turns"]
     assert first["calls"] == [{"name": "add", "arguments": {"x": 1, "y": 2}}]
     assert (first["result"], second["result"], second["calls"]) == (False, True, [])
-    told = {"name": "told", "arguments": {"x": 3}}  # apart from the text, which then holds them in another form
-    calling["tool_calls"] = [told, "junk", told]
-    assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [told], "one was run"
+    output = {"name": "told", "arguments": {"x": 3}}  # apart from the text, which then holds them in another form
+    calling["tool_calls"] = [output, "junk", output]
+    assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [output], "one was run"
     calling["tool_calls"], calling["info"]["tool_calls"] = ["junk", {}], 2
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [{"name": "", "arguments": {}}]
     after["branch"] = 1  # another conversation: it hears no result
@@ -60,10 +60,10 @@ def test_reasoning_and_its_length_are_shown():
 def test_turns_of_an_agent_form_a_tree():
     row = episode(agents=("a",))
     first = row["trajectories"]["a"]["turns"][0]
-    said = [(0, None), (1, 0), (0, None), (1, None), (2, 3), (3, None), (4, 99)]  # nobody made turn 99
+    output = [(0, None), (1, 0), (0, None), (1, None), (2, 3), (3, None), (4, 99)]  # nobody made turn 99
     row["trajectories"]["a"]["turns"] = [
         {**first, "index": 2 * n, "branch": branch, "forked_from": None if fork is None else 2 * fork}
-        for n, (branch, fork) in enumerate(said)
+        for n, (branch, fork) in enumerate(output)
     ]
     shown = shown_episode(1, row, pieces)["turns"]
     assert [turn["after"] for turn in shown] == [None, 0, 0, 2, 6, None, None]
@@ -138,9 +138,9 @@ def model(tmp_path):
 def test_pieces_join_to_the_response(model, tmp_path):
     text = "Zürich → 東京 🙂."
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
-    found = Pieces(tmp_path, {"hero": str(model)}).of("hero", ids)
-    assert len(found) > len(text)
-    assert len(found) == len(ids) and "".join(found) == text and "\ufffd" not in "".join(found)
+    result = Pieces(tmp_path, {"hero": str(model)}).of("hero", ids)
+    assert len(result) > len(text)
+    assert len(result) == len(ids) and "".join(result) == text and "\ufffd" not in "".join(result)
 
 
 def test_an_exported_tokenizer_comes_first_and_none_is_no_error(model, tmp_path):
@@ -149,6 +149,6 @@ def test_an_exported_tokenizer_comes_first_and_none_is_no_error(model, tmp_path)
     export = tmp_path / "export"
     export.mkdir()
     (export / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
-    found = Pieces(tmp_path, {"hero": "/no/such/model"})
-    assert len(found.of("hero", [70, 71])) == 2
-    assert found.of("hero", [-1]) is None and found.of("hero", [10**9]) == [""]
+    result = Pieces(tmp_path, {"hero": "/no/such/model"})
+    assert len(result.of("hero", [70, 71])) == 2
+    assert result.of("hero", [-1]) is None and result.of("hero", [10**9]) == [""]

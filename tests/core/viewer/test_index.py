@@ -31,7 +31,7 @@ def test_rows_summarize_episodes(index):
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("options", "expected"),
     [
         ({}, [1, 2, 3, 4, 5, 6]),
         ({"env": "my/Other-v0"}, [4]),
@@ -54,8 +54,8 @@ def test_rows_summarize_episodes(index):
         ({"text": 'a" OR text:* NEAR( -'}, []),
     ],
 )
-def test_filters_select_episodes(index, asked, found):
-    assert numbers(index, **asked) == found
+def test_filters_select_episodes(index, options, expected):
+    assert numbers(index, **options) == expected
 
 
 def test_pages_are_parts_of_one_order(index):
@@ -86,8 +86,8 @@ def test_only_new_lines_are_read(index, run_folder):
 
 def test_rewritten_file_is_indexed_again(index, run_folder):
     log = run_folder / "episodes.jsonl"
-    kept = log.read_text().splitlines(keepends=True)[:2]
-    log.write_text("".join(kept) + json.dumps(episode(seed=5, words="replayed " * 500)) + "\n")
+    remaining = log.read_text().splitlines(keepends=True)[:2]
+    log.write_text("".join(remaining) + json.dumps(episode(seed=5, words="replayed " * 500)) + "\n")
     with pytest.raises(RunFolderError, match="was rewritten"):
         index.row(3)
     assert index.update() == 3

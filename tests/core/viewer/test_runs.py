@@ -55,18 +55,18 @@ def test_page_is_saved_with_an_episode_of_another_version(run_folder, tmp_path):
 
 
 def test_metrics_are_columns_with_none_for_missing_values(run_folder):
-    found = only(run_folder).metrics()
-    assert found["step"] == [0, 1, 2] and found["every"] == 1
-    assert found["series"]["reward/mean"] == [0.0, 0.1, 0.2]
-    assert found["series"]["learner/loss"] == [-0.1, None, -0.1]
+    result = only(run_folder).metrics()
+    assert result["step"] == [0, 1, 2] and result["every"] == 1
+    assert result["series"]["reward/mean"] == [0.0, 0.1, 0.2]
+    assert result["series"]["learner/loss"] == [-0.1, None, -0.1]
 
 
 def test_long_runs_are_thinned_and_keep_their_ends(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", metrics(2 * MAX_POINTS + 5))
-    found = only(tmp_path).metrics()
-    assert found["every"] == 3 and len(found["step"]) <= MAX_POINTS + 1
-    assert found["step"][:2] == [0, 3] and found["step"][-1] == 2 * MAX_POINTS + 4
-    assert len(found["series"]["reward/mean"]) == len(found["step"])
+    result = only(tmp_path).metrics()
+    assert result["every"] == 3 and len(result["step"]) <= MAX_POINTS + 1
+    assert result["step"][:2] == [0, 3] and result["step"][-1] == 2 * MAX_POINTS + 4
+    assert len(result["series"]["reward/mean"]) == len(result["step"])
 
 
 def test_damaged_metrics_are_reported_and_others_shown(run_folder):
@@ -160,10 +160,10 @@ def test_verifiers_give_the_newest_report_and_curves(tmp_path):
         return {"step": step, "name": "e", "effective_number": 1.5, "verifiers": [one]}
 
     write_lines(tmp_path / "verifiers.jsonl", [row(0, 0.5), {"odd": 1}, row(1, 0.25)])
-    found = only(tmp_path).verifiers()
-    assert found["latest"]["step"] == 1 and found["latest"]["verifiers"][0]["fpr"] is None
-    assert found["step"] == [0, 1]
-    assert found["series"]["weight/rule"] == [0.5, 0.25] and found["series"]["fpr/rule"] == [None, None]
+    result = only(tmp_path).verifiers()
+    assert result["latest"]["step"] == 1 and result["latest"]["verifiers"][0]["fpr"] is None
+    assert result["step"] == [0, 1]
+    assert result["series"]["weight/rule"] == [0.5, 0.25] and result["series"]["fpr/rule"] == [None, None]
 
 
 def test_episode_of_another_version_is_reported(tmp_path):
