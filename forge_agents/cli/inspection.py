@@ -24,7 +24,6 @@ def view(argv: Sequence[str]) -> int:
     parser = make_parser("view")
     parser.add_argument("runs", nargs="+", type=str, help="Folders of runs and benchmarks, or folders of such folders.")
     parser.add_argument("--port", type=int, help="Port on 127.0.0.1 (default: 8765, or a free one if it is in use).")
-    parser.add_argument("--browser", action="store_true", help="Open the page in this machine's browser.")
     parser.add_argument("--out", type=str, default="", help="Write one HTML file to share instead of serving.")
     parser.add_argument("--episodes", type=int, default=200, help="Number of newest episodes per run in that file.")
     parser.add_argument(
@@ -35,15 +34,15 @@ def view(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(list(argv))
     if options.verifiers:
-        if len(options.runs) > 1 or options.port is not None or options.browser:
-            parser.error("--verifiers takes one run, and neither --port nor --browser")
+        if len(options.runs) > 1 or options.port is not None:
+            parser.error("--verifiers takes one run and no --port")
         return _report_verifiers(options.runs[0], options.out)
     from forge_agents import viewer
 
     if options.out:
         print(f"page   {viewer.save_page(options.runs, options.out, episodes=options.episodes)}")
     else:
-        viewer.serve_page(options.runs, port=options.port, browser=options.browser)
+        viewer.serve_page(options.runs, port=options.port)
     return 0
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import html
 import json
 import os
 import secrets
 import socket
 import tempfile
 import threading
-import webbrowser
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -173,7 +170,6 @@ def serve_page(
     runs: Sequence[str | os.PathLike[str]],
     *,
     port: int | None = None,
-    browser: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve the page of `runs` on loopback until Ctrl-C.
@@ -181,7 +177,6 @@ def serve_page(
     Args:
         runs: Folders of runs, or folders with such folders.
         port: Port to listen on. None: 8765, or a free port if that is in use.
-        browser: Whether to open the page in this machine's browser.
         say: Function that prints a line. The address is printed only there.
 
     Raises:
@@ -201,33 +196,14 @@ def serve_page(
     watcher.start()
     say(visible(f"{len(shown)} run{'s' if len(shown) > 1 else ''}: {', '.join(run.name for run in shown)}"))
     say(f"open   {url}\nstop   Ctrl-C")
-    with _redirect_file(url) if browser else contextlib.nullcontext() as file:
-        if file:
-            webbrowser.open(file)
-        try:
-            Server(settings).run(sockets=[listening])
-        except KeyboardInterrupt:
-            say("")
-        finally:
-            stop.set()
-            listening.close()
-            watcher.join(timeout=30)
-
-
-@contextlib.contextmanager
-def _redirect_file(url: str) -> Iterator[str]:
-    """Yield the address of a file that redirects to `url` and that only this user can read.
-
-    Other users can read the browser's command line, which must not contain the token.
-    """
-    with tempfile.TemporaryDirectory(prefix="forge-view-") as folder:
-        file = Path(folder) / "open.html"
-        file.touch(mode=0o600)
-        file.write_text(
-            '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
-            f'<meta http-equiv="refresh" content="0; url={html.escape(url, quote=True)}"><title>runs</title>'
-        )
-        yield file.as_uri()
+    try:
+        Server(settings).run(sockets=[listening])
+    except KeyboardInterrupt:
+        say("")
+    finally:
+        stop.set()
+        listening.close()
+        watcher.join(timeout=30)
 
 
 def _socket(port: int | None) -> socket.socket:

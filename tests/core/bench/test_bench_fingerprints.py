@@ -110,7 +110,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def coin(tmp_path, monkeypatch):
-    """A module of players, one beside it, and one that must not be run."""
+    """A module of players, a neighboring module, and a module that must not run."""
     (tmp_path / "coin_help.py").write_text("def last(seen):\n    return 'z'\n")
     (tmp_path / "coin_sweep.py").write_text("raise SystemExit(3)\nprint 'of another Python'")
     (tmp_path / "coin_player.py").write_text(COIN)

@@ -1,4 +1,4 @@
-"""Who forfeits: a seat that ended its game by an illegal decision, and no seat that was illegal once and played on."""
+"""An agent forfeits if its illegal decision ended the game, and not if play continued after it."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ class Race(fa.TurnEnv):
 
 
 def seats(a, b, **settings):
-    """What is recorded of a race in which the seats slip where they have a 1."""
+    """Return the records of a race in which agents slip where they have a 1."""
 
     def says(slips):
         left = iter(slips)

@@ -9,7 +9,7 @@ from forge_agents.cli.completion import SHELLS, script
 
 
 def completions(line, tmp_path):
-    """What the shell is offered at the end of `line`."""
+    """Return the completions at the end of `line`."""
     out = tmp_path / "offered"
     variables = {
         "_ARGCOMPLETE": "1",
@@ -47,7 +47,7 @@ def test_every_shell_has_a_completion_script(shell, capsys):
 
 
 def test_bash_completes_a_line(tmp_path):
-    """The script, run by the shell it is for."""
+    """Run the script in bash."""
     program = tmp_path / "forge-agents"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_agents.cli.main "$@"\n')
     program.chmod(0o755)

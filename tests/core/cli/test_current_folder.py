@@ -1,4 +1,4 @@
-"""Which commands import modules from the current folder: those whose words name one, and no others."""
+"""Only commands that may name a user's module import modules from the current folder."""
 
 import subprocess
 import sys

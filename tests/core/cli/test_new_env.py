@@ -71,7 +71,7 @@ register("{name}/Kuhn-v0", entry_point="forge_envs.games.poker:KuhnPoker")
 
 
 def installed(site: Path, name: str, source: str) -> None:
-    """What an installer leaves behind: a module, and its metadata with an entry point."""
+    """Write a module and its metadata with an entry point, as an installer does."""
     (site / f"{name}.py").write_text(source)
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)

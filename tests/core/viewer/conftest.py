@@ -19,7 +19,7 @@ from viewer_runs import Server, episode, metrics, write_lines  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def index_folder(tmp_path_factory, monkeypatch) -> Path:
-    """Where indexes go: not to the cache of whoever runs the tests."""
+    """Folder of the indexes, instead of the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr("forge_agents.viewer.index.cache_folder", lambda: folder)
     return folder / "viewer"

@@ -3,14 +3,11 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from viewer_runs import TOKEN, episode, metrics, write_lines
 
 from forge_agents.cli import main as cli
-from forge_agents.viewer import serve_page
 
 
 @pytest.fixture
@@ -152,20 +149,3 @@ def test_view_command_reports_errors(tmp_path, run_folder, capsys):
 def test_port_in_use_is_reported(server, run_folder, capsys):
     assert cli.main(["view", str(run_folder), "--port", str(server.port)]) == 1
     assert f"port {server.port} cannot be used" in capsys.readouterr().err
-
-
-def test_token_is_not_on_the_browser_command_line(run_folder, monkeypatch):
-    opened, lines = [], []
-
-    def look(address):
-        file = Path(urlsplit(address).path)
-        opened.append((address, file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777, file.read_text()))
-
-    monkeypatch.setattr("webbrowser.open", look)
-    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
-    serve_page([run_folder], port=0, browser=True, say=lines.append)
-    ((address, mode, folder_mode, page),) = opened
-    url = re.search(r"open +(\S+)", "\n".join(lines))[1]
-    assert address.startswith("file://") and urlsplit(url).path.strip("/") not in address
-    assert (mode, folder_mode) == (0o600, 0o700) and f"url={url}" in page
-    assert not Path(urlsplit(address).path).exists()

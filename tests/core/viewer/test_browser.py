@@ -75,7 +75,7 @@ def seeds(page):
 
 
 def inked(figure, run, box=(0.0, 0.0, 1.0, 1.0)):
-    """How many dots of a chart have the colour of a run, by its place; between shares of its width and height."""
+    """Number of pixels of a chart with the color of a run, in a box given as fractions of width and height."""
     return figure.locator("canvas").evaluate(
         """(canvas, [run, left, top, right, bottom]) => {
           const swatch = document.querySelectorAll('aside .swatch')[run];
