@@ -14,7 +14,7 @@ import re
 import forge_agents as fa
 from forge_agents.sandbox import Sandbox
 
-# in the folder of the episode; the model's name is the seat's
+# runs in the folder of the episode; the model has the name of the agent
 START = """
 export HOME="$PWD/.home"; mkdir -p "$HOME/.pi/agent"
 cat > "$HOME/.pi/agent/models.json" <<END

@@ -48,8 +48,8 @@ def right(task, result):  # the last number of the answer
     return float(re.findall(r"\d+", result)[-1:] == [str(task["answer"])])
 
 
-SEATS = ("planner", "solver")
-fa.register("my/Graph-v0", entry_point=fa.Program, program=program, agents=SEATS, tasks=tasks, reward=right)
+AGENTS = ("planner", "solver")
+fa.register("my/Graph-v0", entry_point=fa.Program, program=program, agents=AGENTS, tasks=tasks, reward=right)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -57,6 +57,6 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", default="runs/langgraph")
     args = parser.parse_args()
-    team = {seat: fa.Policy(args.model, name=seat, lora=fa.LoRA()) for seat in SEATS}
+    team = {agent: fa.Policy(args.model, name=agent, lora=fa.LoRA()) for agent in AGENTS}
     with fa.GRPOTrainer(team, out_dir=args.out) as trainer:
         print(trainer.fit("my/Graph-v0", steps=args.steps).curve)

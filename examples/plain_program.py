@@ -35,8 +35,8 @@ def right(task, result):
     return float(number is not None and number[0] == str(task["answer"]))
 
 
-SEATS = ("planner", "writer")
-fa.register("my/Crew-v0", entry_point=fa.Program, program=crew, agents=SEATS, tasks=tasks, reward=right)
+AGENTS = ("planner", "writer")
+fa.register("my/Crew-v0", entry_point=fa.Program, program=crew, agents=AGENTS, tasks=tasks, reward=right)
 
 
 def main(words=None):
@@ -46,7 +46,7 @@ def main(words=None):
     parser.add_argument("--out", default="runs/plain_program")
     args = parser.parse_args(words)
     sampling = fa.Sampling(max_tokens=24)
-    team = {seat: fa.Policy(args.model, name=seat, sampling=sampling, lora=fa.LoRA()) for seat in SEATS}
+    team = {agent: fa.Policy(args.model, name=agent, sampling=sampling, lora=fa.LoRA()) for agent in AGENTS}
     config = fa.GRPOConfig(learner=fa.LearnerConfig(lr=3e-4), engine=fa.EngineConfig(max_model_len=512))
     with fa.GRPOTrainer(team, config=config, out_dir=args.out) as trainer:
         print(trainer.fit("my/Crew-v0", steps=args.steps).curve)

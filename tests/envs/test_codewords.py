@@ -119,12 +119,12 @@ def test_uncovering_the_other_teams_words_helps_it(met):
         env.step(word)
     reward = {"red": 1, "blue": -1, "trap": -1, "nothing": 0}[met]
     assert env.rewards == dict(zip(env.possible_agents, [reward, reward, -reward, -reward], strict=True))
-    assert [env.infos[seat]["success"] for seat in ("red_master", "blue_master")] == [reward > 0, reward < 0]
+    assert [env.infos[agent]["success"] for agent in ("red_master", "blue_master")] == [reward > 0, reward < 0]
 
 
 def test_oracles_beat_silent_players_and_split_against_each_other():
     mute = fa.Scripted(lambda seen: "")
-    blue = {seat: fa.Oracle() if "blue" in seat else mute for seat in begun(teams=2).possible_agents}
+    blue = {agent: fa.Oracle() if "blue" in agent else mute for agent in begun(teams=2).possible_agents}
     assert all(fa.play("forge/CodewordsDuel-v0", blue, seed=n).rewards["blue_master"] == 1 for n in range(5))
 
 

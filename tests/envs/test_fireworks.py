@@ -17,8 +17,8 @@ class Slips(Oracle):
 def dealt(ann, ben, deck=(), **settings):
     """Start a game with fixed hands and a fixed deck, first card on top."""
     env = begin(Fireworks(hand=len(ann), **settings))
-    for seat, cards in (("player_0", ann), ("player_1", ben)):
-        for held, card in zip(env.hands[seat], cards, strict=True):
+    for agent, cards in (("player_0", ann), ("player_1", ben)):
+        for held, card in zip(env.hands[agent], cards, strict=True):
             held.card = card
     env.deck = [*reversed(deck)]
     return env
@@ -107,8 +107,8 @@ def hands_of(env):
     return [held.card for hand in env.hands.values() for held in hand]
 
 
-@pytest.mark.parametrize("leak", [lambda env, seat: env.hands[seat][0].card[0] if env.hands[seat] else "",
-                                  lambda env, seat: " " * env.deck[-1][1] if env.deck else ""])  # fmt: skip
+@pytest.mark.parametrize("leak", [lambda env, agent: env.hands[agent][0].card[0] if env.hands[agent] else "",
+                                  lambda env, agent: " " * env.deck[-1][1] if env.deck else ""])  # fmt: skip
 def test_a_leak_is_found(leak):
     class Telling(Fireworks):
         def observe_text(self, agent):

@@ -47,7 +47,7 @@ def test_lines_pay_what_the_rules_say(cards, moves, chips):
     assert won(dealt(*cards), moves) == chips
 
 
-def test_the_seats_read_what_they_may():
+def test_the_agents_read_what_they_may():
     env = dealt(2, 0, 1)
     env.step("raise")
     assert env.observe("player_1") == (

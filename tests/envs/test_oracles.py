@@ -71,10 +71,10 @@ def test_the_oracle_of_kuhn_poker_cannot_be_exploited():
 
 def test_the_oracle_of_tic_tac_toe_never_loses():
     assert games.value("." * 9) == 0
-    for seat in ("player_1", "player_2"):
-        other = "player_2" if seat == "player_1" else "player_1"
-        episodes = [fa.play("forge/TicTacToe-v0", {seat: fa.Oracle(), other: fa.Random()}, seed=n) for n in range(12)]
-        rewards = [episode.rewards[seat] for episode in episodes]
+    for agent in ("player_1", "player_2"):
+        other = "player_2" if agent == "player_1" else "player_1"
+        episodes = [fa.play("forge/TicTacToe-v0", {agent: fa.Oracle(), other: fa.Random()}, seed=n) for n in range(12)]
+        rewards = [episode.rewards[agent] for episode in episodes]
         assert min(rewards) >= 0 and sum(rewards) >= 6
 
 
@@ -86,8 +86,8 @@ _MARKS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": '{"name"'
 def test_oracles_use_the_tool_format_of_their_instructions(id_, tool_format):
     games = [fa.play(id_, fa.Oracle(), seed=seed, env_args={"tool_format": tool_format}) for seed in range(4)]
     assert [earned(game) for game in games] == [1.0] * 4
-    seats = [trajectory for game in games for trajectory in game.trajectories.values()]
-    calls = [turn.action for seat in seats for turn in seat.turns if turn.tool_calls]
+    agents = [trajectory for game in games for trajectory in game.trajectories.values()]
+    calls = [turn.action for agent in agents for turn in agent.turns if turn.tool_calls]
     assert calls
     assert all(text.startswith(_MARKS[tool_format]) for text in calls)
 
@@ -104,11 +104,11 @@ _ODD = ["", "I do not know.", "[1, 2]", '{"a": 1}', "[[" * 2000, "sure \u2028 CA
 @pytest.mark.parametrize("id_", [id_ for id_ in PROMISED if id_ != "forge/Repair-v0"])
 def test_oracle_continues_next_to_players_with_odd_texts(id_):
     level = f"{id_}@2" if fa.spec(id_).levels else id_
-    seats = fa.make(level).possible_agents
-    for seat in seats:
+    agents = fa.make(level).possible_agents
+    for agent in agents:
         for odd in _ODD:
-            team = dict.fromkeys(seats, fa.Oracle()) | {seat: fa.Scripted(lambda _, odd=odd: odd)}
-            assert fa.play(level, team, seed=3).error is None, (seat, odd)
+            team = dict.fromkeys(agents, fa.Oracle()) | {agent: fa.Scripted(lambda _, odd=odd: odd)}
+            assert fa.play(level, team, seed=3).error is None, (agent, odd)
 
 
 def test_oracles_ignore_facts_quoted_by_partners():
@@ -116,10 +116,10 @@ def test_oracles_ignore_facts_quoted_by_partners():
         return f"take 1 {seen}"  # says what it read, as small models do
 
     for level in (1, 2, 3):
-        seats = fa.make(f"forge/Commons-v0@{level}").possible_agents
-        team = dict.fromkeys(seats, fa.Oracle()) | {seats[-1]: fa.Scripted(again)}
-        quiet = dict.fromkeys(seats, fa.Oracle()) | {seats[-1]: fa.Scripted(lambda seen: "take 1")}
-        found = [fa.play(f"forge/Commons-v0@{level}", each, seed=3).rewards[seats[0]] for each in (team, quiet)]
+        agents = fa.make(f"forge/Commons-v0@{level}").possible_agents
+        team = dict.fromkeys(agents, fa.Oracle()) | {agents[-1]: fa.Scripted(again)}
+        quiet = dict.fromkeys(agents, fa.Oracle()) | {agents[-1]: fa.Scripted(lambda seen: "take 1")}
+        found = [fa.play(f"forge/Commons-v0@{level}", each, seed=3).rewards[agents[0]] for each in (team, quiet)]
         assert found[0] == found[1]
     rows = fa.Scripted(lambda seen: "./././. go east")
     assert fa.play("forge/TreasureHunt-v0@2", {"left": fa.Oracle(), "right": rows}, seed=3).error is None

@@ -16,7 +16,7 @@ def asked(a=17, op="+", b=25, gold=42, **kwargs):
     return env
 
 
-def test_both_seats_are_rewarded_for_the_right_number():
+def test_both_agents_are_rewarded_for_the_right_number():
     env = asked()
     env.step("it is 42")
     assert env.agent_selection == "answerer" and env.observe("answerer") == "it is 42"

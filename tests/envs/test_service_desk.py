@@ -99,11 +99,11 @@ def test_tools_take_whatever_is_written():
 
 
 def test_weak_signs_tell_good_work_from_bad():
-    seats = fa.play(f"{NAME}@3", fa.Oracle(), seed=2).trajectories
-    good = seats["agent"]
+    agents = fa.play(f"{NAME}@3", fa.Oracle(), seed=2).trajectories
+    good = agents["agent"]
     marks = (signs.calls_work, signs.calls_differ, signs.ends_in_words, service_desk.looked_first)
     assert [mark(good) for mark in marks] == [1, 1, 1, 1]
-    assert [mark(seats["supervisor"]) for mark in marks] == [None] * 4
+    assert [mark(agents["supervisor"]) for mark in marks] == [None] * 4
     bad = {"agent": fa.Scripted(lambda seen: "CALL cancel(5)"), **PLAYERS}
     worse = fa.play("forge/ServiceDesk-v0@3", bad, seed=2).trajectories["agent"]
     assert signs.calls_work(worse) == 0 and signs.calls_differ(worse) < 0.2 and service_desk.looked_first(worse) == 0

@@ -109,7 +109,7 @@ def test_the_reward_names_what_went_wrong():
     assert env.infos["clerk"] | {"sound": 0} == env.infos["clerk"] | {"end": "ACCEPT", "satisfied": False, "sound": 0}
 
 
-def test_rights_are_those_of_the_seat():
+def test_rights_are_those_of_the_agent():
     env = wanting()
     assert "CALL" not in env.instructions("customer") and "CALL approve" not in env.instructions("clerk")
     env.step("hello")

@@ -23,7 +23,7 @@ def totals(env, texts):
     return told
 
 
-def test_each_seat_sees_its_half():
+def test_each_agent_sees_its_half():
     env = hunt(rocks=[(1, 0), (1, 3)], treasure=(2, 2))
     assert env.observe("left") == "T.??\n#.??\n..??\n..??\nPartner: (nothing yet)\nRounds left: 16"
     assert env.observe("right").startswith("T?..\n??.#\n??X.\n??..\n")

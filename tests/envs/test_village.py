@@ -23,7 +23,7 @@ def begun(roles="wolf seer villager villager villager", seed=0, **settings):
                      "healer": "healer" in names, **settings})  # fmt: skip
     env.reset(seed=seed)
     env.roles = dict(zip(env.possible_agents, names, strict=True))
-    env.queue = [seat for seat in env.alive if env.roles[seat] != "villager"]
+    env.queue = [agent for agent in env.alive if env.roles[agent] != "villager"]
     env.agent_selection = env.queue[0]
     return env
 
@@ -75,7 +75,7 @@ def test_only_wolves_know_each_other_and_the_named_victim():
     assert "Wolves: anna, bert." in env.observe(ANNA) and env.legal_actions(BERT) == (*NAMES[2:], "nobody")
     say(env, "gina")
     assert "Named tonight: gina" in env.observe(BERT)
-    assert not any("tonight" in env.observe(seat) for seat in PLAYERS[2:])
+    assert not any("tonight" in env.observe(agent) for agent in PLAYERS[2:])
     say(env, "anna")
     assert "expected one of these: cleo" in env.infos[BERT]["illegal"] and env.victim == GINA
 
@@ -108,11 +108,11 @@ def test_levels_get_harder_for_a_village_that_doubts():
     assert means[0] > 0.55 and means[-1] < 0.45
 
 
-@pytest.mark.parametrize(("role", "seat"), [("wolf", 0), ("seer", 1), ("healer", 2), ("villager", 3)])
-def test_player_knows_only_what_its_role_reveals(role, seat):
+@pytest.mark.parametrize(("role", "index"), [("wolf", 0), ("seer", 1), ("healer", 2), ("villager", 3)])
+def test_player_knows_only_what_its_role_reveals(role, index):
     env = begun("wolf seer healer villager villager villager wolf", num_players=7)
     say(env, "dora", "gina", "emil")
-    agent, found = PLAYERS[seat], set()
+    agent, found = PLAYERS[index], set()
     for draw in range(150):
         twin = env.fork()
         twin.swap_secrets(agent, np.random.default_rng(draw))

@@ -50,7 +50,7 @@ def test_it_passes_pettingzoos_own_tests():
     seed_test(lambda: Dice(max_turns=7), num_cycles=50)
 
 
-def test_seats_take_turns_and_rewards_wait_for_their_owner():
+def test_agents_take_turns_and_rewards_wait_for_their_owner():
     env = started()
     env.step("go")
     assert env.agent_selection == "y" and env.rewards == {"x": env.rolls[1], "y": 0, "z": 0.5}
@@ -80,7 +80,7 @@ def test_setup_may_choose_who_starts():
     assert env.agent_selection == "x"
 
 
-def test_the_end_reaches_every_seat_once():
+def test_the_end_reaches_every_agent_once():
     env = started()
     act(env, "go", "stop")
     seen = []
@@ -115,7 +115,7 @@ def test_infos_merge_and_stay():
     assert env.infos["x"]["said"] == "new" and kept == {"said": "hello"}, "an info once handed out does not change"
 
 
-def test_legal_actions_are_the_deciding_seats():
+def test_legal_actions_are_the_deciding_agents():
     class Listed(Dice):
         def legal_actions(self, agent):
             return ("go", "stop")
@@ -182,7 +182,7 @@ def test_wrong_outcomes_name_environment_and_agent(monkeypatch, outcome, error, 
 
 
 @pytest.mark.parametrize("action", [3, None, b"go"])
-def test_actions_of_live_seats_are_text(action):
+def test_actions_of_live_agents_are_text(action):
     with pytest.raises(TypeError, match="'x' must act with text"):
         started().step(action)
 
@@ -320,7 +320,7 @@ def test_a_reward_of_zero_may_name_everybody(monkeypatch):
     assert env.rewards == {"player_0": 0, "player_2": 0}
 
 
-def test_reset_chooses_the_number_of_seats():
+def test_reset_chooses_the_number_of_agents():
     env = Survivors()
     env.reset(seed=1, options={"num_agents": 2})
     assert env.agents == ["player_0", "player_1"] and env.lives == {"player_0": 1, "player_1": 1}
@@ -333,7 +333,7 @@ def test_reset_chooses_the_number_of_seats():
         started(Dice).reset(options={"num_agents": 2})
 
 
-def test_a_game_may_draw_its_seats(monkeypatch):
+def test_a_game_may_draw_its_agents(monkeypatch):
     monkeypatch.setattr(
         Survivors, "select_agents", lambda self, rng: self.possible_agents[: int(rng.integers(2, 4))], raising=True
     )

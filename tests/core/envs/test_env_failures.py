@@ -90,9 +90,9 @@ class Rounds(Broken, fa.ParallelTurnEnv):
         return observations, rewards, terminated, truncated, infos
 
 
-def group_of(make, size=1, seats=None, **more):
-    seats = seats or fa.Scripted(lambda seen: "x")
-    return asyncio.run(Rollout(make_env=make, env_id="t/It-v0", policies=seats, **more).group(seed=1, size=size))
+def group_of(make, size=1, players=None, **more):
+    players = players or fa.Scripted(lambda seen: "x")
+    return asyncio.run(Rollout(make_env=make, env_id="t/It-v0", policies=players, **more).group(seed=1, size=size))
 
 
 IN_TURNS = {
@@ -216,7 +216,7 @@ def test_a_benchmark_goes_on(where, tmp_path):
         made = 0
 
         def __init__(self):
-            Rare.made += 1  # the first is asked for its seats
+            Rare.made += 1  # the first is asked for its agents
             super().__init__(where if where == "close" or Rare.made > 4 else "")
 
     fa.register(f"t/Rare{where}-v0", entry_point=Rare)

@@ -14,13 +14,13 @@ from forge_agents.envs.oracles import oracle_of
 from forge_agents.errors import ForgeError
 from forge_agents.rollout import Rollout
 
-SEATS = ["ann", "ben", "cat"]
+AGENTS = ["ann", "ben", "cat"]
 
 
 class Turns(fa.TurnEnv):
     """Each agent reads its name and a number, and earns a reward for answering with both, twice."""
 
-    possible_agents = SEATS
+    possible_agents = AGENTS
 
     def __init__(self, top=100, sharp=False):
         super().__init__()
@@ -39,11 +39,11 @@ class Turns(fa.TurnEnv):
     def act(self, agent, action):
         self.turn += 1
         reward = {agent: float(action == f"{agent}: {self.observe_text(agent)}, {self.turn // 4}")}
-        return fa.Outcome(rewards=reward, done=self.turn == 2 * len(SEATS))
+        return fa.Outcome(rewards=reward, done=self.turn == 2 * len(AGENTS))
 
 
 class AtOnce(fa.ParallelTurnEnv):
-    possible_agents = SEATS
+    possible_agents = AGENTS
     setup, instructions, observe_text = Turns.setup, Turns.instructions, Turns.observe_text
     top = 100
 
@@ -85,7 +85,7 @@ def _registered(own_registry, monkeypatch):
 def test_each_agent_and_episode_has_its_own_player(env_id, arguments):
     for seed in range(3):
         episode = fa.play(env_id, fa.Oracle(), seed=seed, env_args=arguments)
-        assert episode.rewards == dict.fromkeys(SEATS, 2.0), episode
+        assert episode.rewards == dict.fromkeys(AGENTS, 2.0), episode
         assert {trajectory.policy for trajectory in episode.trajectories.values()} == {"oracle"}
     assert [agent for agent, *_ in Knows.made].count("ben") == 3
 
@@ -151,8 +151,8 @@ def test_keyword_oracle_selects_it_and_its_code_is_fingerprinted(tmp_path):
     assert read_player("oracle") == fa.Oracle()
     report = fa.benchmark({"best": "oracle", "random": "random"}, "t/Turns-v0", episodes=2, samples=2, out_dir=tmp_path)
     alone = [record for record in report.records if set(record.lineup.values()) == {"best"}]
-    assert len(alone) == 4 and all({seat.reward for seat in record.seats.values()} == {2.0} for record in alone)
-    assert len({number for *_, number in Knows.made}) == 2 * 2 * len(SEATS), "samples draw anew, line-ups do not"
+    assert len(alone) == 4 and all({agent.reward for agent in record.seats.values()} == {2.0} for record in alone)
+    assert len({number for *_, number in Knows.made}) == 2 * 2 * len(AGENTS), "samples draw anew, line-ups do not"
     spec = fa.spec("t/Turns-v0")
     other = replace(spec, oracle=random.Random)
     prints = [

@@ -221,7 +221,7 @@ def test_agents_act_together_with_separate_token_streams():
 
     episode = run(Two(), dict.fromkeys(Auction.possible_agents, model), engines={"m": PolicyEngine(engine, Tokens())})
     assert episode.error is None and episode.end_reason == "terminated"
-    assert list(episode.trajectories) == ["player_0", "player_1"], "an agent without a seat has no trajectory"
+    assert list(episode.trajectories) == ["player_0", "player_1"], "an agent that does not take part has no trajectory"
     assert [(t.agent, t.index) for t in episode.turns][:4] == [
         ("player_0", 0),
         ("player_1", 1),

@@ -162,7 +162,7 @@ def test_the_turn_limit_truncates():
     assert all(env.truncations.values()) and not any(env.terminations.values())
 
 
-def test_a_parallel_environment_is_played_seat_by_seat():
+def test_a_parallel_environment_is_played_agent_by_agent():
     env = pennies()
     env.reset(seed=0)
     rewards = dict.fromkeys(env.possible_agents, 0)
@@ -349,7 +349,7 @@ def push(**kwargs):
     )
 
 
-def test_a_gymnasium_environment_is_a_game_of_one_seat():
+def test_a_gymnasium_environment_is_a_game_of_one_agent():
     env = push()
     env.reset(seed=3)
     assert env.possible_agents == ["player"] and str(env) == "text<Push>"

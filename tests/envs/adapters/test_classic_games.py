@@ -19,7 +19,7 @@ def played(env_id, moves):
     return env
 
 
-def test_tic_tac_toe_is_drawn_for_the_seat_that_looks():
+def test_tic_tac_toe_is_drawn_for_the_agent_that_looks():
     env = played("forge/TicTacToe-v0", "4 0")
     assert env.last()[0] == "O 3 6\n1 X 7\n2 5 8\nFree: 1, 2, 3, 5, 6, 7, 8"
     env.step("1")
@@ -28,7 +28,7 @@ def test_tic_tac_toe_is_drawn_for_the_seat_that_looks():
     assert env.rewards == {"player_1": 1, "player_2": -1} and all(env.terminations.values())
 
 
-def test_connect_four_is_drawn_for_the_seat_that_looks():
+def test_connect_four_is_drawn_for_the_agent_that_looks():
     env = played("forge/ConnectFour-v0", "3 3 2 6")
     rows = [". . . . . . ."] * 4 + [". . . O . . .", ". . X X . . O", "0 1 2 3 4 5 6", "Free: 0, 1, 2, 3, 4, 5, 6"]
     assert env.last()[0] == "\n".join(rows)

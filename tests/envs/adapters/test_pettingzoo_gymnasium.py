@@ -49,7 +49,7 @@ def test_cards_and_moves_are_named():
     agent = env.agent_selection
     assert set(env.infos[agent]["legal_actions"]) <= {"call", "raise", "fold", "check"}
     assert env.observe(agent).startswith("Your cards: ")
-    other = next(seat for seat in env.agents if seat != agent)
+    other = next(name for name in env.agents if name != agent)
     assert env.observe(other).endswith("Not your turn.") and "legal_actions" not in env.infos[other]
     env.step("I fold.")
     assert sum(env.rewards.values()) == 0 and env.rewards[agent] < 0
