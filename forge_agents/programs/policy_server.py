@@ -134,8 +134,7 @@ class PolicyServer(Session):
         return response
 
     def _new_conversation(self, agent: str) -> _Conversation:
-        engine = self._policy_engines[agent]
-        return _Conversation(agent, ModelPlayer(engine, engine.renderer, self._policies[agent], ""))
+        return _Conversation(agent, ModelPlayer(self._policy_engines[agent], self._policies[agent], ""))
 
     def _remember(self, conversation: _Conversation, tokens: int) -> None:
         self._conversations.pop(conversation, None)

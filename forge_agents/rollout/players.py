@@ -11,7 +11,7 @@ import weakref
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -105,29 +105,13 @@ class ContextFullError(Exception):
     """The conversation no longer fits the model's context; the episode ends truncated."""
 
 
-class Generator(Protocol):
-    """The interface of an engine that players use."""
-
-    @property
-    def max_model_len(self) -> int: ...  # noqa: D102
-
-    async def generate(  # noqa: D102
-        self,
-        prompt_ids: tuple[int, ...],
-        sampling: Sampling,
-        *,
-        choices: Sequence[str] = (),
-        seed: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-    ) -> Completion: ...
-
-
 @dataclass(frozen=True, eq=False)
 class PolicyEngine:
     """The sampler of one policy: an engine, or one of its adapters, and the renderer of the policy's prompts."""
 
     engine: Any
-    """A `Generator`, such as an `EngineClient`."""
+    """An `EngineClient`, or another object with `max_model_len` and `generate`, which takes a prompt, a `Sampling`, and
+    the keywords ``choices``, ``seed`` and ``stop_token_ids`` if they are needed, and returns a `Completion`."""
     renderer: Renderer
     adapter: str = ""
     """Name of the adapter in the engine; empty for the model's own weights."""
@@ -154,8 +138,7 @@ class ModelPlayer:
     """A model that plays one agent; keeps the agent's conversations.
 
     Args:
-        engine: Engine that samples.
-        renderer: Renderer of the model's prompts.
+        engine: The policy's engine and renderer.
         policy: The policy, with its settings.
         instructions: System prompt; empty for none.
         tools: Schemas of the tools that the agent may call.
@@ -167,8 +150,7 @@ class ModelPlayer:
 
     def __init__(
         self,
-        engine: Generator,
-        renderer: Renderer,
+        engine: PolicyEngine,
         policy: Policy,
         instructions: str,
         *,
@@ -176,12 +158,12 @@ class ModelPlayer:
         rng_key: str | None = None,
         compact: Compact | None = None,
     ) -> None:
-        self._engine, self._renderer, self._sampling = engine, renderer, policy.sampling
+        self._engine, self._renderer, self._sampling = engine, engine.renderer, policy.sampling
         self._constrain, self._rng_key, self._num_requests = policy.constrain_actions, rng_key, 0
         self._compact, self._tools = compact, tools
         self._instructions = (("system", instructions),) if instructions else ()
         self._empty = Conversation(
-            renderer,
+            engine.renderer,
             limit=engine.max_model_len,
             max_tokens=policy.sampling.max_tokens + (policy.sampling.max_reasoning_tokens or 0),
             context=policy.context,
@@ -611,7 +593,7 @@ def make_player(
             raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(engines) or 'none'}")
         engine = engines[policy.name]
         key = None if rng_key is None else f"{rng_key}/{agent}"
-        player = ModelPlayer(engine, engine.renderer, policy, instructions, tools=tools, rng_key=key, compact=compact)
+        player = ModelPlayer(engine, policy, instructions, tools=tools, rng_key=key, compact=compact)
         return player.decide
     if isinstance(policy, Endpoint):
         return EndpointPlayer(policy, instructions, tools=tools).decide

@@ -194,10 +194,10 @@ def _text(result: CallToolResult) -> str:
 
     Other content, such as an image, is named in brackets.
     """
-    texts = [_block_text(block) for block in result.content]
-    read = [text or _block_name(block) for text, block in zip(texts, result.content, strict=True)]
+    blocks = list(map(_read_block, result.content))
+    read = [text for text, _ in blocks]
     structured = result.structured_content
-    if structured is not None and not _contain(list(filter(None, texts)), structured):
+    if structured is not None and not _contain([text for text, is_text in blocks if text and is_text], structured):
         read.append(json.dumps(structured, ensure_ascii=False))
     return "\n".join(filter(None, read))
 
@@ -216,23 +216,17 @@ def _contain(texts: Sequence[str], structured: Mapping[str, Any]) -> bool:
     return False
 
 
-def _block_text(block: Any) -> str:
-    return str(getattr(block.resource if block.type == "resource" else block, "text", ""))
-
-
-def _block_name(block: Any) -> str:
-    """Return a name for content other than text. Empty for an empty text."""
-    if block.type == "text":
-        return ""
+def _read_block(block: Any) -> tuple[str, bool]:
+    """Return the text of a block of content, or its name in brackets, and whether it is a text."""
+    source = block.resource if block.type == "resource" else block
+    if block.type == "text" or getattr(source, "text", ""):
+        return str(source.text), True
+    about = [block.type, getattr(source, "mime_type", None)]
     if block.type == "resource":
-        return _bracketed("resource", block.resource.uri, block.resource.mime_type)
-    if block.type == "resource_link":
-        return _bracketed("resource", block.title or block.name, block.uri, block.mime_type, block.description)
-    return _bracketed(block.type, getattr(block, "mime_type", None))
-
-
-def _bracketed(kind: str, *about: str | None) -> str:
-    return f"[{', '.join(map(str, filter(None, [kind, *about])))}]"
+        about = ["resource", source.uri, source.mime_type]
+    elif block.type == "resource_link":
+        about = ["resource", block.title or block.name, block.uri, block.mime_type, block.description]
+    return f"[{', '.join(str(part) for part in about if part)}]", False
 
 
 def _public_name(server: str | Sequence[str]) -> str:

@@ -1,9 +1,14 @@
-"""Programs, and episodes of them."""
+"""Episodes of programs, and requests as programs send them."""
 
 import asyncio
+import http.client
+import json
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
+
+WAIT_S = 120.0
+"""For what comes at once, also on a machine where others are at work."""
 
 
 def played(program=(), policy="solved", *, seed=3, count=None, **options):
@@ -32,3 +37,23 @@ def played(program=(), policy="solved", *, seed=3, count=None, **options):
 def result_of(episode):
     """The result of the program, as the agent's infos have it."""
     return episode.trajectories["agent"].info["result"]
+
+
+def request(session, path="/v1/chat/completions", *, body=None, method="POST", headers=None, token=None):
+    """Status and JSON of a request; `token` "" sends none."""
+    host = session.url.split("/")[2]
+    connection = http.client.HTTPConnection(host, timeout=WAIT_S)
+    given = {"authorization": f"Bearer {session.token if token is None else token}"} if token != "" else {}
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, text if method == "POST" else None, {**given, **(headers or {})})
+        answer = connection.getresponse()
+        said = answer.read()
+    finally:
+        connection.close()
+    kind = answer.headers.get("content-type", "")
+    return answer.status, json.loads(said) if "json" in kind else said.decode()
+
+
+def asked(text="Hello.", model="planner", **more):
+    return {"model": model, "messages": [{"role": "user", "content": text}], **more}

@@ -95,7 +95,7 @@ def as_parts(content):
 def test_each_sampled_token_is_trained_once_for_any_edited_history(renderer, steps, keep_reasoning):
     engine = Says(renderer._tokenizer)
     policy = fa.Policy("m", keep_reasoning=keep_reasoning)
-    players = {seat: ModelPlayer(engine, renderer, policy, "") for seat in "ab"}
+    players = {seat: ModelPlayer(PolicyEngine(engine, renderer), policy, "") for seat in "ab"}
     turns, branches, calls = {"a": [], "b": []}, {"a": Branches(), "b": Branches()}, {"a": [], "b": []}
     histories, conversations = BranchIndex(), [("", [])]
     for number, (which, seat, what, thought, answer, ended) in enumerate(steps):

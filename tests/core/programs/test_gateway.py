@@ -15,8 +15,8 @@ from forge_agents.programs.gateway import Gateway, ModelCall
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.runtime import connections
 
-WAIT_S = 120.0
-"""For what comes at once, also on a machine where others are at work."""
+from .helpers import WAIT_S, asked, request  # noqa: TID252 (tests are no installed package)
+
 SEATS = {"planner": "planner", "coder": "coder"}
 STRICT = {"_strict_response_validation": True}  # the clients check answers and events against their own types
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -74,26 +74,6 @@ def gateway():
 def session(gateway):
     with gateway.open(SEATS) as opened:
         yield opened
-
-
-def request(session, path="/v1/chat/completions", *, body=None, method="POST", headers=None, token=None):
-    """Status and JSON of a request; `token` "" sends none."""
-    host = session.url.split("/")[2]
-    connection = http.client.HTTPConnection(host, timeout=WAIT_S)
-    given = {"authorization": f"Bearer {session.token if token is None else token}"} if token != "" else {}
-    text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    try:
-        connection.request(method, path, text if method == "POST" else None, {**given, **(headers or {})})
-        answer = connection.getresponse()
-        said = answer.read()
-    finally:
-        connection.close()
-    kind = answer.headers.get("content-type", "")
-    return answer.status, json.loads(said) if "json" in kind else said.decode()
-
-
-def asked(text="Hello.", model="planner", **more):
-    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
 
 
 def answered(session, body, action, about=None):

@@ -1,8 +1,6 @@
 """Policies that answer programs outside of episodes: the same prompts as in training, and nothing for ever."""
 
 import asyncio
-import http.client
-import json
 import threading
 
 import pytest
@@ -18,6 +16,8 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.types import Completion, VersionSpan
+
+from .helpers import asked, request  # noqa: TID252 (tests are no installed package)
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 SAYS = [
@@ -82,22 +82,6 @@ def serve(renderer):
         for session in opened:
             session.close()
     engines.close()
-
-
-def request(session, *, path="/v1/chat/completions", body=None, method="POST", token=None):
-    """Status and JSON of a request; `token` "" sends none."""
-    connection = http.client.HTTPConnection(session.url.split("/")[2], timeout=20)
-    given = {"authorization": f"Bearer {session.token if token is None else token}"} if token != "" else {}
-    try:
-        connection.request(method, path, json.dumps(body), given)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
-def asked(text="Hello.", model="planner", **more):
-    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
 
 
 def program(task, client):

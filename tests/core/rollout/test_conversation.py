@@ -63,7 +63,7 @@ def played(tokenizer, keep_reasoning, turns):
     """The engine and the trajectory of a player that says each of `turns`."""
     engine = Told(tokenizer, [(thought + answer, ended) for thought, answer, ended, _ in turns])
     policy = fa.Policy("m", keep_reasoning=keep_reasoning)
-    player = ModelPlayer(engine, Renderer(tokenizer), policy, "Be brief.")
+    player = ModelPlayer(PolicyEngine(engine, Renderer(tokenizer)), policy, "Be brief.")
 
     async def play():
         made, calls = [], 0
@@ -79,7 +79,8 @@ def played(tokenizer, keep_reasoning, turns):
 
 def test_stop_text_is_trained_on_but_not_part_of_the_action(tokenizer):
     engine = Told(tokenizer, [("<think>hm</think>up END", False), ("down END", False)])
-    player = ModelPlayer(engine, Renderer(tokenizer), fa.Policy("m", sampling=fa.Sampling(stop=("END",))), "")
+    policy = fa.Policy("m", sampling=fa.Sampling(stop=("END",)))
+    player = ModelPlayer(PolicyEngine(engine, Renderer(tokenizer)), policy, "")
 
     async def play():
         return [await player.decide(text, {}) for text in ("one", "two")]
@@ -447,7 +448,7 @@ def thinking(tokenizer, text, **budget):
     """What a player with budgets for thought and answer comes to, and what its engine was asked."""
     engine = Cutting(tokenizer, text)
     policy = fa.Policy("m", sampling=fa.Sampling(**budget))
-    player = ModelPlayer(engine, Renderer(tokenizer), policy, "", rng_key="d")
+    player = ModelPlayer(PolicyEngine(engine, Renderer(tokenizer)), policy, "", rng_key="d")
     return asyncio.run(player.decide("Hi", {})), engine
 
 

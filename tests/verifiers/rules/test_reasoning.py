@@ -8,7 +8,7 @@ import forge_agents as fa
 import forge_verifiers as fv
 from forge_agents.envs.reasoning import in_think_tags, split_response
 from forge_agents.rollout.episode import decision_fields
-from forge_agents.rollout.players import ModelPlayer
+from forge_agents.rollout.players import ModelPlayer, PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 
@@ -110,7 +110,7 @@ def test_format_scores_what_a_model_sampled(tiny_llama, opened):
         tokenizer.chat_template = tokenizer.chat_template + "{% if add_generation_prompt %}<think>\n{% endif %}"
     text = "6 * 7</think><answer>42</answer>" if opened else "<think>6 * 7</think><answer>42</answer>"
     policy = fa.Policy("m", sampling=fa.Sampling(max_tokens=200))
-    player = ModelPlayer(Engine(tokenizer, text), Renderer(tokenizer), policy, "")
+    player = ModelPlayer(PolicyEngine(Engine(tokenizer, text), Renderer(tokenizer)), policy, "")
     decision = asyncio.run(player.decide("6 * 7?", {}))
     turn = Turn(agent="a", index=0, observation="", reward=0.0, **decision_fields(decision))
     assert (turn.reasoning, turn.action) == ("6 * 7", "<answer>42</answer>")
