@@ -184,17 +184,18 @@ class Subscriber(Records):
             )
 
     async def _index(self, client: Any) -> Index:
+        index: Index
         try:
-            index: Index = await self._get(client, "index")
+            index = await self._get(client, "index")
         except KeyError:
             keys = await self._wait(client.keys(), "list of keys")
             names = sorted(key.removesuffix(".index") for key in keys if key.endswith(".index"))
-            if self.weights_name in names:  # written in the meantime
-                return await self._index(client)
-            raise UnknownIdError(
-                f"no weights {self.weights_name!r} have been published; published: {', '.join(names) or 'none'}."
-                f"{did_you_mean(self.weights_name, names)}"
-            ) from None
+            if self.weights_name not in names:
+                raise UnknownIdError(
+                    f"no weights {self.weights_name!r} have been published; published: {', '.join(names) or 'none'}."
+                    f"{did_you_mean(self.weights_name, names)}"
+                ) from None
+            index = await self._get(client, "index")  # written in the meantime
         return index
 
     async def _map(
