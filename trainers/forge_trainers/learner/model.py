@@ -221,7 +221,8 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         model = spec.model.build()
     if config.lora is not None:
         lower_base(model, titan.TORCH_DTYPE_MAP[config.compute_dtype])
-    checkpointing = _activation_checkpointing(config) if trainable else None
+    recomputation = {"selective": titan.SelectiveAC, "full": titan.FullAC}.get(config.activation_checkpointing or "")
+    checkpointing = recomputation.Config() if trainable and recomputation is not None else None
     dump_folder = config.dump_folder or tempfile.gettempdir()
     if use_fsdp:
         training = titan.TrainingConfig(
@@ -244,18 +245,7 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         _configure_fsdp(model, ranks, tied_experts=config.ep > 1 and spec.model.enable_weight_tying)
     elif checkpointing is not None:
         checkpointing.build(dump_folder=dump_folder).apply(model)
-    model.to_empty(device="cpu" if config.cpu_offload else ranks.device)
-    with torch.no_grad(), ranks.context():
-        model.init_states(buffer_device=ranks.device if config.cpu_offload else None)
-    share_rope_tables(model)
-    model._skip_lm_head = True
-    model.train()
-    if config.lora is None:  # with an adapter, all other weights are frozen already
-        model.requires_grad_(trainable)
-    adapter = spec.state_dict_adapter(spec.model, str(config.model))
-    load_hf_weights(model, adapter, Path(config.model))
-    if trainable and config.compute_dtype == "bfloat16" and models.dtype_of(Path(config.model)) != "float16":
-        dither_weights(model, config.seed)  # float16 weights lie anywhere between bfloat16 numbers already
+    adapter = _load_weights(model, spec, config, ranks, trainable=trainable)
     return Built(
         model=model,
         adapter=adapter,
@@ -267,14 +257,22 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
     )
 
 
-def _activation_checkpointing(config: LearnerPlan) -> Any:
-    """TorchTitan's settings of activation checkpointing. None: off."""
-    match config.activation_checkpointing:
-        case "selective":
-            return titan.SelectiveAC.Config()
-        case "full":
-            return titan.FullAC.Config()
-    return None
+def _load_weights(model: Any, spec: Any, config: LearnerPlan, ranks: Ranks, *, trainable: bool) -> Any:
+    """Load the weights of a parallelized model. Returns TorchTitan's converter of its state dicts."""
+    folder = Path(config.model)
+    model.to_empty(device="cpu" if config.cpu_offload else ranks.device)
+    with torch.no_grad(), ranks.context():
+        model.init_states(buffer_device=ranks.device if config.cpu_offload else None)
+    share_rope_tables(model)
+    model._skip_lm_head = True
+    model.train()
+    if config.lora is None:  # with an adapter, all other weights are frozen already
+        model.requires_grad_(trainable)
+    adapter = spec.state_dict_adapter(spec.model, str(folder))
+    load_hf_weights(model, adapter, folder)
+    if trainable and config.compute_dtype == "bfloat16" and models.dtype_of(folder) != "float16":
+        dither_weights(model, config.seed)  # float16 weights lie anywhere between bfloat16 numbers already
+    return adapter
 
 
 def _configure_fsdp(model: Any, ranks: Ranks, *, tied_experts: bool) -> None:
