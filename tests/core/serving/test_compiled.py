@@ -42,13 +42,13 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def __call__(self, graph: object) -> None:
             raise AttributeError("no such kernel on CPU")
 
-    found = {
+    result = {
         "vllm": {},
         "vllm.config": {"CompilationMode": Mode},
         "vllm.platforms": {"current_platform": Platform()},
         "vllm.compilation.passes.utility.fix_functionalization": {"FixFunctionalizationPass": Pass},
     }
-    for name, values in found.items():
+    for name, values in result.items():
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))

@@ -20,10 +20,10 @@ from forge_trainers.run.placement import Part, place
 @pytest.fixture
 def started(monkeypatch):
     """Starts a fleet without engines; what `start_engines` was asked for is beside it."""
-    asked = {}
+    requested = {}
 
     async def engines(folders, configs, *, adapters, store, timeout_s):
-        asked.update(adapters=adapters, store=store)
+        requested.update(adapters=adapters, store=store)
         return {
             name: EngineClient(configs[name], name, store, None, None, heartbeat_timeout_s=1.0, start_timeout_s=1.0)
             for name in folders
@@ -34,7 +34,7 @@ def started(monkeypatch):
     monkeypatch.setattr(fleet.Renderer, "of", lambda path, thinking: SimpleNamespace(path=path))
 
     def start(policies, store=None, config=None):
-        return asyncio.run(Fleet.start(policies, config or fa.EngineConfig(), store=store)), asked
+        return asyncio.run(Fleet.start(policies, config or fa.EngineConfig(), store=store)), requested
 
     return start
 
@@ -45,20 +45,20 @@ def policies(folder, *names, **settings):
 
 def test_frozen_policies_share_an_engine_per_model(started, tmp_path):
     one, two = policies(tmp_path / "m", "a", "b"), policies(tmp_path / "n", "c")
-    found, _ = started(one | two)
-    assert found.engines.keys() == {"a", "c"}
-    assert found.policy_engines.keys() == {"a", "b", "c"}
-    assert found.policy_engines["b"].renderer.path == tmp_path / "m"
+    result, _ = started(one | two)
+    assert result.engines.keys() == {"a", "c"}
+    assert result.policy_engines.keys() == {"a", "b", "c"}
+    assert result.policy_engines["b"].renderer.path == tmp_path / "m"
 
 
 def test_trainable_policies_have_engines_and_adapters_share_one(started, tmp_path):
     whole = policies(tmp_path / "m", "a", "b")
     adapted = policies(tmp_path / "m", "x", "y", lora=fa.LoRA(rank=2))
-    found, asked = started(whole | adapted, store=object())
-    assert found.engines.keys() == {"a", "b", "x"}  # in one engine b would load what a has learned
-    assert {name: set(own) for name, own in asked["adapters"].items()} == {"a": set(), "b": set(), "x": {"x", "y"}}
-    assert [found.policy_engines[name].adapter for name in "abxy"] == ["", "", "x", "y"]
-    assert found.policy_engines["y"].engine is found.engines["x"]
+    result, requested = started(whole | adapted, store=object())
+    assert result.engines.keys() == {"a", "b", "x"}  # in one engine b would load what a has learned
+    assert {name: set(own) for name, own in requested["adapters"].items()} == {"a": set(), "b": set(), "x": {"x", "y"}}
+    assert [result.policy_engines[name].adapter for name in "abxy"] == ["", "", "x", "y"]
+    assert result.policy_engines["y"].engine is result.engines["x"]
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def test_large_and_small_model_share_a_gpu_by_need(on_gpus, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(SHAPES[name]))
         folders[name] = tmp_path / name
-    found = on_gpus.all(gpus=1, folders=folders, max_model_len=2048)
+    result = on_gpus.all(gpus=1, folders=folders, max_model_len=2048)
     parts = [Part(name=name, ranks=1, size=ModelSize.of(folder)) for name, folder in folders.items()]
     placed = place(parts, fa.EngineConfig(max_model_len=2048), fleet.mesh.preview_placement)
-    assert {name: EnginePlan.of(config) for name, config in found.items()} == placed.engines
-    large, little = (own.gpu_memory_utilization for own in found.values())
+    assert {name: EnginePlan.of(config) for name, config in result.items()} == placed.engines
+    large, little = (own.gpu_memory_utilization for own in result.values())
     assert large > 0.8 and little < 0.2 and large + little == pytest.approx(0.95, abs=1e-3)
     with pytest.raises(HostError, match=r"2 engines may take 76\.0, and engine 32b expects .*; engine 0\.6b expects"):
         on_gpus.all(gpus=1, folders=folders, max_model_len=16384)
@@ -136,11 +136,11 @@ def test_shared_gpus_stay_reserved_until_the_fleet_ends(started, tmp_path, monke
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(SHAPES[shape]))
         each |= policies(tmp_path / name, name)
-    found, _ = started(each, config=fa.EngineConfig(max_model_len=2048))
+    result, _ = started(each, config=fa.EngineConfig(max_model_len=2048))
     gpus = [layout.allocate("engines", 1, name).gpus for name in ("small", "other", "large")]
     assert gpus == [("0",), ("1",), ("0",)]
-    assert [own._config.gpu_memory_utilization is None for own in found.engines.values()] == [False, True, False]
-    asyncio.run(found.stop())
+    assert [own._config.gpu_memory_utilization is None for own in result.engines.values()] == [False, True, False]
+    asyncio.run(result.stop())
     assert layout._reserved == {} and not any(layout._here.gpu_users.values())
 
 

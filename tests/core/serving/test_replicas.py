@@ -149,7 +149,7 @@ async def replicas(count: int, *, on_update: Any = "continue", **others: Any) ->
 
 async def test_requests_of_a_dead_engine_are_retried_with_their_seed():
     hero = await replicas(2)
-    asked = [asyncio.ensure_future(hero.generate([i], Sampling(), seed=i)) for i in range(4)]
+    requested = [asyncio.ensure_future(hero.generate([i], Sampling(), seed=i)) for i in range(4)]
     await moments()
     assert hero.unfinished == {"hero-0": 2, "hero-1": 2}
     first, second = Played.started
@@ -158,7 +158,7 @@ async def test_requests_of_a_dead_engine_are_retried_with_their_seed():
     await moments()
     assert second.seeds[2:] == lost
     second.finish()
-    assert [completion.token_ids for completion in await asyncio.gather(*asked)] == [(7,)] * 4
+    assert [completion.token_ids for completion in await asyncio.gather(*requested)] == [(7,)] * 4
     assert first.stopped and len(Played.started) == 3 and Played.started[2].name == "hero-0"
 
 
@@ -167,22 +167,22 @@ async def test_successor_of_a_single_engine_has_the_newest_weights():
     await hero.load_weights(1)
     Played.newest = 2
     Played.broken_starts = 1  # the first successor dies as well
-    asked = asyncio.ensure_future(hero.generate([1], Sampling()))
+    requested = asyncio.ensure_future(hero.generate([1], Sampling()))
     await moments()
     Played.started[0].die()
     await moments(40)
     assert Played.started[1].version == 2
     Played.started[1].finish(9)
-    assert (await asked).token_ids == (9,)
+    assert (await requested).token_ids == (9,)
 
 
 async def test_too_many_deaths_fail_all_waiting_requests(tmp_path):
     hero = await replicas(2, faults=Faults(max_respawns=1, file=tmp_path / "faults.jsonl"))
-    asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
+    requested = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
     await moments()
     for engine in tuple(Played.started):
         engine.die("killed")
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
+    for answer in await asyncio.gather(*requested, return_exceptions=True):
         assert isinstance(answer, RespawnLimitError)
         assert "2 processes died (hero-0, hero-1); a run restarts at most 1 processes" in str(answer)
     with pytest.raises(RespawnLimitError):
@@ -193,15 +193,15 @@ async def test_too_many_deaths_fail_all_waiting_requests(tmp_path):
 
 async def test_weights_roll_through_replicas_while_others_generate():
     hero = await replicas(2)
-    asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
+    requested = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
     await moments()
     timings = await hero.load_weights(1)
     assert timings == {"version": 1, "bytes": 8, "fetch_s": 2, "load_s": 4, "seconds": 6}
     assert [engine.version for engine in Played.started] == [1, 1]
-    assert not any(task.done() for task in asked)
+    assert not any(task.done() for task in requested)
     for engine in Played.started:
         engine.finish()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*requested)
 
 
 @pytest.mark.parametrize(("on_update", "asked"), [("continue", 1), ("restart", 3)])
@@ -244,9 +244,9 @@ async def test_half_of_the_replicas_load_at_a_time(monkeypatch):
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (4, [2, 2]), (9, [4, 4, 1])])
 def test_waves_contain_each_replica_once_and_at_most_half(number, sizes):
-    found = module.waves(range(number))
-    assert [len(wave) for wave in found] == sizes
-    assert [one for wave in found for one in wave] == list(range(number))
+    result = module.waves(range(number))
+    assert [len(wave) for wave in result] == sizes
+    assert [one for wave in result for one in wave] == list(range(number))
 
 
 async def test_dead_store_is_named_and_its_successor_awaited():
@@ -326,12 +326,12 @@ async def test_engine_without_weights_is_named_instead_of_the_store():
 async def test_conversation_stays_with_its_replica():
     hero = await replicas(2)
     for turn in range(3):
-        asked = asyncio.ensure_future(hero.generate([1, *[7] * turn], Sampling()))
+        requested = asyncio.ensure_future(hero.generate([1, *[7] * turn], Sampling()))
         await moments()
         busy = [engine.name for engine in Played.started if engine.waiting]
         assert busy == ["hero-0"]
         Played.started[0].finish()
-        await asked
+        await requested
 
 
 async def test_router_that_picks_no_live_replica_is_named():
@@ -401,11 +401,11 @@ async def test_successor_has_every_adapter():
     Played.started[0].die()
     await moments()
     assert Played.started[1].loaded == ["hero", "rival"]
-    asked = [asyncio.ensure_future(one.generate((1,), Sampling())) for one in (hero, rival, both)]
+    requested = [asyncio.ensure_future(one.generate((1,), Sampling())) for one in (hero, rival, both)]
     await moments()
     assert Played.started[1].adapters == ["hero", "rival", ""]
     Played.started[1].finish()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*requested)
 
 
 class Shared:

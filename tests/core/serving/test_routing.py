@@ -77,8 +77,8 @@ class Last(LeastLoaded):
 
 
 def test_router_is_named_or_imported():
-    found = {name: router_class(EngineConfig(routing=name).routing) for name in ("prefix", "load", f"{__name__}:Last")}
-    assert list(found.values()) == [PrefixAffine, LeastLoaded, Last]
+    result = {name: router_class(EngineConfig(routing=name).routing) for name in ("prefix", "load", f"{__name__}:Last")}
+    assert list(result.values()) == [PrefixAffine, LeastLoaded, Last]
 
 
 @pytest.mark.parametrize(

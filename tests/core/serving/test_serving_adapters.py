@@ -34,12 +34,12 @@ def test_cpu_engines_with_adapters_are_not_compiled(monkeypatch):
 
 
 def test_completion_has_the_versions_of_its_adapter():
-    found = [
+    result = [
         SimpleNamespace(version='{"0": 0, "1": 2, "2": 5}', start=0, end=3),
         SimpleNamespace(version='{"0": 0, "1": 2, "2": 6}', start=3, end=4),
         SimpleNamespace(version='{"0": 0, "1": 3, "2": 6}', start=4, end=9),
     ]
-    spans = {adapter: _vllm._spans(found, adapter) for adapter in ("0", "1", "2")}
+    spans = {adapter: _vllm._spans(result, adapter) for adapter in ("0", "1", "2")}
     assert spans["0"] == (VersionSpan(version=0, start=0, end=9),)
     assert spans["1"] == (VersionSpan(version=2, start=0, end=4), VersionSpan(version=3, start=4, end=9))
     assert spans["2"] == (VersionSpan(version=5, start=0, end=3), VersionSpan(version=6, start=3, end=9))

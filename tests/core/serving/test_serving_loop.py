@@ -43,16 +43,16 @@ def test_invalid_settings_are_refused(tmp_path, change, message):
 def test_amx_tiles_are_requested_before_bfloat16_attention(monkeypatch, tiles, granted):
     import torch
 
-    asked = []
+    requested = []
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: bool(asked.append(1)) or granted)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: bool(requested.append(1)) or granted)
     _vllm._permit_tiles("float32")
     if tiles and not granted:
         with pytest.raises(RuntimeError, match=r"AMX.*SIGILL; take EngineConfig\(dtype=\"float32\"\)"):
             _vllm._permit_tiles("bfloat16")
     else:
         _vllm._permit_tiles("bfloat16")
-    assert len(asked) == 2 * tiles
+    assert len(requested) == 2 * tiles
 
 
 def test_folder_without_model_is_refused(tmp_path):

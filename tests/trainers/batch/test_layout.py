@@ -21,14 +21,14 @@ token = st.integers(0, 2)
 
 @st.composite
 def samples(draw: st.DrawFn) -> list[Sample]:
-    found = []
+    result = []
     for _ in range(draw(st.integers(1, 12))):
         ids = draw(st.lists(token, min_size=2, max_size=12))
         mask = [False, *draw(st.lists(st.booleans(), min_size=len(ids) - 1, max_size=len(ids) - 1))]
-        found.append(sample_of(ids, mask, group=draw(st.integers(0, 2))))
-    if not any(any(s.loss_mask) for s in found):
-        found.append(sample_of((0, 1), 1))
-    return found
+        result.append(sample_of(ids, mask, group=draw(st.integers(0, 2))))
+    if not any(any(s.loss_mask) for s in result):
+        result.append(sample_of((0, 1), 1))
+    return result
 
 
 @given(lengths, st.integers(1, 4))
@@ -146,10 +146,10 @@ def with_prompt(prompt: tuple[int, ...], group: int, answer: int = 7) -> Sample:
 
 
 def test_groups_share_openings():
-    told, asked = (1, 2, 3, 4), (5, 6)
-    found = [with_prompt((*told, *asked, 1 + group), group, answer) for group in (0, 1) for answer in (8, 9)]
-    found += [with_prompt((*told, 9, 9), 2), with_prompt((8, 8, 8), 3)]
-    batch = pack(found)
+    told, requested = (1, 2, 3, 4), (5, 6)
+    result = [with_prompt((*told, *requested, 1 + group), group, answer) for group in (0, 1) for answer in (8, 9)]
+    result += [with_prompt((*told, 9, 9), 2), with_prompt((8, 8, 8), 3)]
+    batch = pack(result)
     blocks = with_openings(batch, blocks_of(batch, max_tokens=100, share_prefixes=True))
     assert [[tokens for _, tokens in block.openings] for block in blocks] == [[4, 6], [4, 6], [4], []]
     row = build_row(batch, blocks)
@@ -163,8 +163,10 @@ def test_groups_share_openings():
 
 
 def test_nested_prefixes_are_shared():
-    found = [with_prompt((1, 2, 3, 4, *said), 0, answer) for said, answer in (((5, 6), 8), ((5, 7), 9), ((9,), 8))]
-    batch = pack([*found[::2], found[1]])
+    result = [
+        with_prompt((1, 2, 3, 4, *question), 0, answer) for question, answer in (((5, 6), 8), ((5, 7), 9), ((9,), 8))
+    ]
+    batch = pack([*result[::2], result[1]])
     (block,) = with_openings(batch, blocks_of(batch, max_tokens=100, share_prefixes=True))
     assert block.prefix_length == 4 and [[tokens for _, tokens in own] for own in block.inside] == [[5], [5], []]
     row = build_row(batch, [block])
@@ -184,8 +186,8 @@ def test_piece_prefers_the_row_with_its_opening():
 
 
 def test_short_openings_are_not_shared():
-    found = [with_prompt((1, 2, 3, *(4 + group,) * 40), group) for group in (0, 1)]
-    batch = pack(found)
+    result = [with_prompt((1, 2, 3, *(4 + group,) * 40), group) for group in (0, 1)]
+    batch = pack(result)
     assert not any(
         block.openings for block in with_openings(batch, blocks_of(batch, max_tokens=100, share_prefixes=True))
     )
@@ -197,13 +199,13 @@ def test_rows_of_compiled_blocks_are_of_few_lengths(batches, room, tp):
         LearnerPlan(max_tokens_per_microbatch=room, tp=tp, compile=value).row_multiple for value in (False, True)
     )
     assert plain == tp and compiled % tp == 0
-    found = set()
+    result = set()
     for batch in map(pack, batches):
         layout = lay_out(
             batch, max_tokens=room, chunk_tokens=8, share_prefixes=False, hidden_size=8, multiple_of=compiled
         )
-        found |= {microbatch.row.token_ids_1L.shape[1] for microbatch in layout.microbatches}
-    assert len(found) <= 8 and max(found) < room + compiled
+        result |= {microbatch.row.token_ids_1L.shape[1] for microbatch in layout.microbatches}
+    assert len(result) <= 8 and max(result) < room + compiled
 
 
 def test_episodes_of_a_group_share_their_prompt():

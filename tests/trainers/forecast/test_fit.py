@@ -83,17 +83,17 @@ def test_documented_settings_fit(section, model, gpus, tmp_path):
         f"policies: {{team: {{model: tiny-random}}}}\npolicy_mapping: team\nenv: forge/Relay-v0\n{settings}"
     )
     run: Any = parse(fa.RunConfig, [str(file)], prog="train", description="")
-    found = fit_gpus(run.trainer, model, Hardware(gpus=gpus), policies=run.models, hosts=run.mesh)
-    assert not found.changes and found.used == gpus
-    each = {one.slot.role: one.bytes for one in found.placement.processes}
+    result = fit_gpus(run.trainer, model, Hardware(gpus=gpus), policies=run.models, hosts=run.mesh)
+    assert not result.changes and result.used == gpus
+    each = {one.slot.role: one.bytes for one in result.placement.processes}
     if section == "Several hosts":
         shown = f"take {each['learner'] / 1e9:.1f} of 80 GB here and the engines' {each['engines'] / 1e9:.1f}."
         assert shown in " ".join(text.split())
 
 
 def test_learner_ranks_are_spread_evenly_over_hosts():
-    found = fit_gpus(SETTINGS, "32b", Hardware(gpus=64))
-    assert [found.changes[key] for key in ("learner_procs", "engine.replicas", "engine.tp")] == [32, 16, 2]
+    result = fit_gpus(SETTINGS, "32b", Hardware(gpus=64))
+    assert [result.changes[key] for key in ("learner_procs", "engine.replicas", "engine.tp")] == [32, 16, 2]
     of_a_run = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
     assert fit_gpus(of_a_run, "32b", Hardware(gpus=64)).changes["learner_procs"] % 8 == 0
     with pytest.raises(HostError, match="63 processes of one learner cannot be spread evenly over 8 hosts of 8 GPUs"):
@@ -105,24 +105,24 @@ def test_judges_keep_gpus_on_several_hosts():
     chat = fv.Judge("tiny-random", "Is it so?", engine=fa.EngineConfig(max_model_len=1024)).own_engine
     assert chat is not None
     both = {name: fa.Policy("model", name=name) for name in "ab"}
-    found = fit_gpus(SETTINGS, "8b", Hardware(gpus=64), policies=both, judges=[chat])
-    assert found.changes == {"learner_procs": 16, "engine.replicas": 15}, "32 learn, 30 sample, 1 judges"
+    result = fit_gpus(SETTINGS, "8b", Hardware(gpus=64), policies=both, judges=[chat])
+    assert result.changes == {"learner_procs": 16, "engine.replicas": 15}, "32 learn, 30 sample, 1 judges"
 
 
 def test_misfit_lists_changes_and_reasons():
-    found = fit_gpus(SETTINGS, ModelSize.named("8b"), Hardware(gpus=8))
-    assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 14" in found.problem
-    assert found.changes == {"learner_procs": 4, "engine.replicas": 4}
+    result = fit_gpus(SETTINGS, ModelSize.named("8b"), Hardware(gpus=8))
+    assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 14" in result.problem
+    assert result.changes == {"learner_procs": 4, "engine.replicas": 4}
     changed = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=8192, replicas=4))
     as_changed = fit_gpus(changed, ModelSize.named("8b"), Hardware(gpus=8))
     assert as_changed.changes == {}
     # what is left to memory comes to the same, said or not
-    assert as_changed.placement.learners == found.placement.learners
+    assert as_changed.placement.learners == result.placement.learners
     assert as_changed.json()["learners"]["policy-learner"]["activation_checkpointing"] == "selective"
-    asked = replace(SETTINGS, learner=fa.LearnerConfig(activation_checkpointing="none"))
-    found = fit_gpus(asked, ModelSize.named("8b"), Hardware(gpus=8))
-    assert "policy-learner expects 22" in found.problem
-    assert found.changes["learner.activation_checkpointing"] == "selective"
+    requested = replace(SETTINGS, learner=fa.LearnerConfig(activation_checkpointing="none"))
+    result = fit_gpus(requested, ModelSize.named("8b"), Hardware(gpus=8))
+    assert "policy-learner expects 22" in result.problem
+    assert result.changes["learner.activation_checkpointing"] == "selective"
 
 
 def test_colocated_run_fits_into_shared_gpus():
@@ -131,9 +131,9 @@ def test_colocated_run_fits_into_shared_gpus():
     learner = fa.LearnerConfig(activation_checkpointing="none")
     settings = replace(SETTINGS, learner_procs=2, engine=engine, learner=learner)
     assert fit_gpus(settings, "0.6b", gpus).changes
-    found = fit_gpus(replace(settings, colocate=True), "0.6b", gpus)
-    assert not found.changes and found.placement.engines["policy-0"].sleeps
-    assert sorted(one.slot.gpu for one in found.placement.processes) == ["0", "0", "1", "1"]
+    result = fit_gpus(replace(settings, colocate=True), "0.6b", gpus)
+    assert not result.changes and result.placement.engines["policy-0"].sleeps
+    assert sorted(one.slot.gpu for one in result.placement.processes) == ["0", "0", "1", "1"]
     with pytest.raises(HostError, match=r"3 ranks of one learner need a GPU each, and this host .* has 2"):
         preview_slots(gpus, [("learner", "learner", 3)])
 
@@ -232,18 +232,20 @@ def test_fit_matches_placement_and_dry_run(name, tmp_path, monkeypatch):
         (tmp_path / shape / "config.json").write_text(json.dumps(SHAPES[shape]))
     monkeypatch.setattr(placement.models, "resolve", Path)
     run, hosts = case.run, case.hosts
-    asked = {name: fa.Policy(str(tmp_path / case.model), name=name, lora=lora) for name, lora in case.policies.items()}
+    requested = {
+        name: fa.Policy(str(tmp_path / case.model), name=name, lora=lora) for name, lora in case.policies.items()
+    }
     limits, chats = fa.EngineConfig(max_model_len=2048), list[OwnEngine]()
     for _ in range(case.judges):
         chat = fv.Judge(str(tmp_path / "0.6b"), "Is it so?", engine=limits).own_engine
         assert chat is not None
         chats.append(chat)
     gpus = Hardware(gpus=case.gpus, gpu_gb=case.gb)
-    found = fit_gpus(run, case.model, gpus, policies=asked, hosts=hosts, judges=chats)
-    assert not found.changes
+    result = fit_gpus(run, case.model, gpus, policies=requested, hosts=hosts, judges=chats)
+    assert not result.changes
 
-    paths = {name: Path(policy.model) for name, policy in asked.items()}
-    meshes = [*meshes_of(asked, paths, run), *((chat.name, "judges", 1) for chat in chats)]
+    paths = {name: Path(policy.model) for name, policy in requested.items()}
+    meshes = [*meshes_of(requested, paths, run), *((chat.name, "judges", 1) for chat in chats)]
     layout = Cluster(hosts, lambda: "here", meshes)
     layout.assume_hosts(8, gpu_bytes=int(case.gb * 1e9), here=8 if hosts.counts else case.gpus)
     placed: list[Placement] = []
@@ -255,7 +257,7 @@ def test_fit_matches_placement_and_dry_run(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(placement, "place", noted)
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
-    own = compute_processes(asked, paths, run)
+    own = compute_processes(requested, paths, run)
     told, learners = placement.place_here(
         *own, ranks=run.learner_procs, engine=run.engine, judges=chats, turns=run.colocate
     )
@@ -263,26 +265,28 @@ def test_fit_matches_placement_and_dry_run(name, tmp_path, monkeypatch):
     def rows(what: Placement) -> list[Any]:
         return [(one.slot.name, one.slot.rank, one.slot.gpu, dict(one.parts)) for one in what.processes]
 
-    assert rows(placed[-1]) == rows(found.placement)
-    assert learners == found.placement.learners
-    assert told == found.placement.engines and placed[-1].doubts == found.placement.doubts
+    assert rows(placed[-1]) == rows(result.placement)
+    assert learners == result.placement.learners
+    assert told == result.placement.engines and placed[-1].doubts == result.placement.doubts
     if hosts.counts:
-        lines = dry_run(asked, run, hosts, gpus_per_host=8, judges=chats)
-        host, said = "", []
+        lines = dry_run(requested, run, hosts, gpus_per_host=8, judges=chats)
+        host, placed_lines = "", []
         for line in lines:
             words = line.split(":")[0]
             host = host if words.startswith("  ") else words
-            said += [f"{host}:{words}"] if ", GPU " in words else []
-        seats = [one.slot for one in found.placement.processes]
-        assert sorted(said) == sorted(f"{seat.host}:  {seat.name} rank {seat.rank}, GPU {seat.gpu}" for seat in seats)
+            placed_lines += [f"{host}:{words}"] if ", GPU " in words else []
+        seats = [one.slot for one in result.placement.processes]
+        assert sorted(placed_lines) == sorted(
+            f"{seat.host}:  {seat.name} rank {seat.rank}, GPU {seat.gpu}" for seat in seats
+        )
 
 
 def test_described_hosts_must_fit():
     hosts = fa.Hosts(kind="slurm", hosts={"learner": 2, "engines": 1})
     settings = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=512, replicas=8))
-    found = fit_gpus(settings, "0.6b", Hardware(gpus=24), hosts=hosts)
-    assert not found.changes and found.used == 12
-    assert [one.slot.gpu for one in found.placement.processes if one.slot.role == "learner"] == ["0", "1", "0", "1"]
+    result = fit_gpus(settings, "0.6b", Hardware(gpus=24), hosts=hosts)
+    assert not result.changes and result.used == 12
+    assert [one.slot.gpu for one in result.placement.processes if one.slot.role == "learner"] == ["0", "1", "0", "1"]
     uneven = fit_gpus(replace(settings, learner_procs=3), "0.6b", Hardware(gpus=24), hosts=hosts)
     assert "3 processes of one learner cannot be spread evenly over 2 hosts" in uneven.problem
     assert uneven.changes["learner_procs"] == 16
@@ -293,8 +297,8 @@ def test_described_hosts_must_fit():
 def test_policies_have_separate_processes_unless_adapters_share():
     policies = {name: fa.Policy("model", name=name) for name in ("asker", "answerer")}
     settings = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
-    found = fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=policies)
-    assert [one.slot.name for one in found.placement.processes] == [
+    result = fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=policies)
+    assert [one.slot.name for one in result.placement.processes] == [
         "asker-learner", "answerer-learner", "asker", "answerer",
     ]  # fmt: skip
     adapters = {name: replace(policy, lora=fa.LoRA(rank=64)) for name, policy in policies.items()}
@@ -308,23 +312,23 @@ def test_policies_have_separate_processes_unless_adapters_share():
 
 def test_adapters_of_several_models_share_neither_engine_nor_learner():
     policies = {name: fa.Policy(f"model-{name}", name=name, lora=fa.LoRA()) for name in ("asker", "answerer")}
-    found = fit_gpus(
+    result = fit_gpus(
         ProcessConfig(engine=fa.EngineConfig(max_model_len=512)), "0.6b", Hardware(gpus=4), policies=policies
     )
-    assert len(found.placement.processes) == 4
+    assert len(result.placement.processes) == 4
 
 
 def test_adapter_advice_for_a_mixture_targets_attention():
-    found = fit_gpus(SETTINGS, "30b-a3b", Hardware(gpus=8))
-    assert found.changes["Policy.lora"].targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+    result = fit_gpus(SETTINGS, "30b-a3b", Hardware(gpus=8))
+    assert result.changes["Policy.lora"].targets == ("q_proj", "k_proj", "v_proj", "o_proj")
     longer = ProcessConfig(engine=fa.EngineConfig(max_model_len=50_000))
     with pytest.raises(HostError, match="max_model_len=50000 is more than the 40960 tokens"):
         fit_gpus(longer, "0.6b", Hardware(gpus=8))
 
 
 def test_ranks_that_cannot_split_the_model_do_not_fit():
-    found = fit_gpus(replace(SETTINGS, engine=replace(SETTINGS.engine, tp=3)), "0.6b", Hardware(gpus=8))
-    assert "engine.tp=3 does not divide" in found.problem and found.changes["engine.tp"] == 1
+    result = fit_gpus(replace(SETTINGS, engine=replace(SETTINGS.engine, tp=3)), "0.6b", Hardware(gpus=8))
+    assert "engine.tp=3 does not divide" in result.problem and result.changes["engine.tp"] == 1
     with pytest.raises(HostError, match=r"tp=3 of the learner does not divide learner_procs=4.* change the limits"):
         fit_gpus(replace(SETTINGS, learner_procs=4, learner=fa.LearnerConfig(tp=3)), "0.6b", Hardware(gpus=8))
 
@@ -333,9 +337,9 @@ def test_longest_sample_is_one_pass():
     def activations(engine: fa.EngineConfig, **learner: int) -> int:
         learner = {"max_tokens_per_microbatch": 2048, **learner}
         settings = ProcessConfig(learner=fa.LearnerConfig(**learner), engine=engine)
-        found = fit_gpus(settings, "0.6b", Hardware(gpus=2))
-        doubts.extend(found.placement.doubts)
-        return found.placement.processes[0].parts["activations"]
+        result = fit_gpus(settings, "0.6b", Hardware(gpus=2))
+        doubts.extend(result.placement.doubts)
+        return result.placement.processes[0].parts["activations"]
 
     doubts: list[str] = []
     short = activations(fa.EngineConfig(max_model_len=512))
@@ -445,14 +449,14 @@ def weights_of(found: Fit) -> dict[str, int]:
 def test_policies_may_have_models_of_different_sizes(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], "dtype": "float32"}))
     own = {**TWO, "hero-2": replace(TWO["hero-2"], model=str(tmp_path))}
-    found = fit_gpus(
+    result = fit_gpus(
         replace(SHORT, learner_procs=4), {"solver": "8b"}, Hardware(gpus=10, gpus_per_host=10), policies=own
     )
     large, small = (ModelSize.named(name).weights for name in ("8b", "0.6b"))
-    assert not found.changes
+    assert not result.changes
     each = {"solver-learner": large, "hero-2-learner": small, "solver": 2 * large, "hero-2": 4 * small}
-    assert weights_of(found) == each, "four bytes of each weight over four ranks; an engine's as they are stored"
-    assert found.policies == {name: ("hero-2" if "hero" in name else "solver",) for name in each}
+    assert weights_of(result) == each, "four bytes of each weight over four ranks; an engine's as they are stored"
+    assert result.policies == {name: ("hero-2" if "hero" in name else "solver",) for name in each}
     named = {"solver": "8b", "hero-2": ModelSize.named("0.6b")}
     alone = fit_gpus(replace(SHORT, learner_procs=4), named, Hardware(gpus=10, gpus_per_host=10))
     assert weights_of(alone) == {**each, "hero-2": 2 * small}, "what names models names policies"
@@ -486,19 +490,19 @@ def test_adapters_that_share_an_engine_have_one_model():
     assert set(alike.policies.values()) == {("asker", "answerer")} and len(alike.placement.processes) == 2
     # whoever learns all weights shares nothing, and no more so once an adapter is advised
     whole = {name: replace(policy, lora=None) for name, policy in both.items()}
-    found = fit_gpus(SHORT, {"asker": "32b", "answerer": "0.6b"}, Hardware(gpus=4), policies=whole)
-    assert "Policy.lora" in found.changes and len(found.placement.processes) == 4
-    assert weights_of(found)["asker"] > 50 * weights_of(found)["answerer"]
+    result = fit_gpus(SHORT, {"asker": "32b", "answerer": "0.6b"}, Hardware(gpus=4), policies=whole)
+    assert "Policy.lora" in result.changes and len(result.placement.processes) == 4
+    assert weights_of(result)["asker"] > 50 * weights_of(result)["answerer"]
 
 
 def test_candidates_suit_all_models():
     odd = replace(ModelSize.named("8b"), heads=6, kv_heads=6)  # one, two, three or six ranks
-    said = {"solver": odd, "hero-2": "32b"}
+    sizes = {"solver": odd, "hero-2": "32b"}
     frozen = {name: replace(policy, trainable=False) for name, policy in TWO.items()}
     four = replace(SHORT, engine=replace(SHORT.engine, tp=4))
-    found = fit_gpus(four, said, Hardware(gpus=8, gpu_gb=60), policies=frozen)
-    assert "engine.tp=4 does not divide" in found.problem
-    assert found.changes["engine.tp"] == 2, "four ranks cannot share six heads, one has no room for 32 billion weights"
+    result = fit_gpus(four, sizes, Hardware(gpus=8, gpu_gb=60), policies=frozen)
+    assert "engine.tp=4 does not divide" in result.problem
+    assert result.changes["engine.tp"] == 2, "four ranks cannot share six heads, one has no room for 32 billion weights"
     mixture = {"solver": "30b-a3b", "hero-2": "8b"}
     tried = fit_gpus(SHORT, mixture, Hardware(gpus=8), policies=TWO)
     assert tried.changes["Policy.lora"] == ATTENTION
@@ -512,10 +516,10 @@ def test_candidates_suit_all_models():
 )
 def test_recomputation_is_never_reduced(asked, allowed):
     settings = replace(SETTINGS, learner=fa.LearnerConfig(activation_checkpointing=asked))
-    found = fit_gpus(settings, "8b", Hardware(gpus=8))
-    (learner,) = found.placement.learners.values()
-    assert found.changes["learner_procs"] == 4 and learner.activation_checkpointing in allowed
-    assert found.changes.get("learner.activation_checkpointing", asked) == learner.activation_checkpointing
+    result = fit_gpus(settings, "8b", Hardware(gpus=8))
+    (learner,) = result.placement.learners.values()
+    assert result.changes["learner_procs"] == 4 and learner.activation_checkpointing in allowed
+    assert result.changes.get("learner.activation_checkpointing", asked) == learner.activation_checkpointing
 
 
 def test_table_names_the_policies_of_processes(simulate, monkeypatch):
@@ -567,10 +571,10 @@ def test_league_snapshots_have_the_model_of_their_policy(simulate):
 def test_judge_with_the_name_of_a_policy_is_separate():
     chat = fv.Judge("tiny-random", "Is it so?", name="hero", engine=fa.EngineConfig(max_model_len=512)).own_engine
     assert chat is not None
-    found = fit_gpus(SHORT, {"hero": "0.6b"}, Hardware(gpus=4), judges=[chat])
-    _, engine, judge = found.placement.processes
+    result = fit_gpus(SHORT, {"hero": "0.6b"}, Hardware(gpus=4), judges=[chat])
+    _, engine, judge = result.placement.processes
     assert (engine.slot.name, engine.parts["weights"]) == ("hero", 2 * ModelSize.named("0.6b").weights)
-    assert judge.slot.name not in found.policies and judge.slot.role == "judges" and judge.parts["weights"] < 2e6
+    assert judge.slot.name not in result.policies and judge.slot.role == "judges" and judge.parts["weights"] < 2e6
 
 
 @pytest.mark.parametrize(("example", "gpus"), [("slurm", 16), ("kubernetes", 24), ("skypilot", 16)])
@@ -579,5 +583,5 @@ def test_examples_of_several_hosts_fit(example, gpus):
     if example == "skypilot":  # hosts.yaml says who they are
         words += ["--mesh.workers", '{"learner": ["tcp://node1:26600"], "engines": ["tcp://node2:26600"]}']
     run: Any = parse(fa.RunConfig, words, prog="train", description="")
-    found = fit_gpus(run.trainer, "0.6b", Hardware(gpus=gpus), policies=run.models, hosts=run.mesh)
-    assert not found.changes and not found.placement.doubts and found.used == gpus
+    result = fit_gpus(run.trainer, "0.6b", Hardware(gpus=gpus), policies=run.models, hosts=run.mesh)
+    assert not result.changes and not result.placement.doubts and result.used == gpus

@@ -45,10 +45,10 @@ def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama, r
                loss_chunk_tokens=7, share_prefixes=False)
     )  # fmt: skip
     batch = near_sampler(random_batch(groups=4), big)
-    wanted = by_hand(batch, big.logprobs(batch), name)
+    expected = by_hand(batch, big.logprobs(batch), name)
     one, many = big.train_step(batch), small.train_step(batch)
     assert many["microbatches"] >= 4
-    assert one["loss"] == pytest.approx(wanted - 0.01 * one["entropy"], rel=1e-4)
+    assert one["loss"] == pytest.approx(expected - 0.01 * one["entropy"], rel=1e-4)
     for key in ("loss", "grad_norm", "entropy", "clip_fraction"):
         assert many[key] == pytest.approx(one[key], rel=1e-4), key
 
@@ -77,9 +77,7 @@ def without_advantage(batch: EpisodeBatch, trajectories: list[int]) -> torch.Ten
     "changes", [{"loss": "dapo"}, {"loss": "grpo"}, {"loss": "gspo"}, {"loss": "gspo", "correction": "ratio"},
                 {"loss": "dr_grpo", "max_tokens_per_microbatch": 100}, {"loss": "cispo", "sequence": "turn"}], ids=str
 )  # fmt: skip
-def test_trajectories_without_advantage_are_not_computed_and_count_in_the_loss_normalization(
-    tiny_llama, random_batch, monkeypatch, changes
-):
+def test_trajectories_without_advantage_count_only_in_the_normalization(tiny_llama, random_batch, monkeypatch, changes):
     class Kept(LearnerCore):
         def _update(self, loss: float, lr: float) -> dict[str, float]:
             self.kept = {name: p.grad.clone() for name, p in self.model.named_parameters()}
@@ -88,30 +86,30 @@ def test_trajectories_without_advantage_are_not_computed_and_count_in_the_loss_n
     core = Kept(config(tiny_llama, lr=0.0, **changes))
     batch = near_sampler(random_batch(groups=4), core)
     gone_n = without_advantage(batch, [0, 3, 5])
-    found, gradients = core.train_step(batch), core.kept
+    result, gradients = core.train_step(batch), core.kept
     with monkeypatch.context() as patch:
         patch.setattr("forge_trainers.learner.core.needed_samples", lambda _, batch: torch.ones_like(gone_n))
-        every, wanted = core.train_step(batch), core.kept
-    assert found["positions"] < 0.8 * every["positions"]
-    assert found["loss"] == pytest.approx(every["loss"], rel=1e-6, abs=1e-7)  # a sum of terms near 1
+        every, expected = core.train_step(batch), core.kept
+    assert result["positions"] < 0.8 * every["positions"]
+    assert result["loss"] == pytest.approx(every["loss"], rel=1e-6, abs=1e-7)  # a sum of terms near 1
     for name, gradient in gradients.items():
-        assert (gradient - wanted[name]).norm() <= 1e-6 * wanted[name].norm(), name
+        assert (gradient - expected[name]).norm() <= 1e-6 * expected[name].norm(), name
     # metrics are those of what is computed
     mask_T, gone_T = batch["tokens"]["loss_mask"], gone_n.repeat_interleave(batch["samples"]["length"])
     share = float((mask_T & gone_T).sum() / mask_T.sum())
-    assert found["not_computed"] == pytest.approx(share) and every["not_computed"] == 0.0
-    assert found["loss_tokens"] == float((mask_T & ~gone_T).sum())
-    assert found["tokens"] == float(batch["samples"]["length"][~gone_n].sum())
+    assert result["not_computed"] == pytest.approx(share) and every["not_computed"] == 0.0
+    assert result["loss_tokens"] == float((mask_T & ~gone_T).sum())
+    assert result["tokens"] == float(batch["samples"]["length"][~gone_n].sum())
     gap_S = (core.logprobs(batch) - batch["tokens"]["logprobs"])[mask_T & ~gone_T].sort().values
-    assert found["logprob_gap_mean"] == pytest.approx(float(gap_S.abs().mean()), rel=1e-4)
-    assert found["ratio_mean"] == pytest.approx(float(gap_S.exp().mean()), rel=1e-4)
-    assert found["ratio_p50"] == pytest.approx(float(gap_S[math.ceil(len(gap_S) / 2) - 1].exp()), rel=1e-4)
+    assert result["logprob_gap_mean"] == pytest.approx(float(gap_S.abs().mean()), rel=1e-4)
+    assert result["ratio_mean"] == pytest.approx(float(gap_S.exp().mean()), rel=1e-4)
+    assert result["ratio_p50"] == pytest.approx(float(gap_S[math.ceil(len(gap_S) / 2) - 1].exp()), rel=1e-4)
 
 
-def test_what_may_add_to_the_loss_without_an_advantage_is_computed(random_batch):
+def test_samples_without_advantage_are_computed_if_they_change_the_loss(random_batch):
     def needed(batch: EpisodeBatch, **changes: Any) -> list[bool]:
-        found: list[bool] = needed_samples(LearnerPlan(**changes).loss_settings, batch).tolist()
-        return found
+        result: list[bool] = needed_samples(LearnerPlan(**changes).loss_settings, batch).tolist()
+        return result
 
     batch = random_batch()
     gone = without_advantage(batch, batch["samples"]["trajectory"][[1, 4]].tolist())

@@ -43,16 +43,16 @@ def saved(tmp_path: Path) -> Path:
 
 def rewritten(folder: Path, change: Any) -> None:
     """Change what ``.metadata`` says."""
-    found = pickle.loads((folder / ".metadata").read_bytes())
-    change(found)
-    (folder / ".metadata").write_bytes(pickle.dumps(found))
+    result = pickle.loads((folder / ".metadata").read_bytes())
+    change(result)
+    (folder / ".metadata").write_bytes(pickle.dumps(result))
 
 
-def test_what_was_saved_is_read(saved):
-    wanted = state(0)
-    wanted["model"]["w"].zero_()
-    found = checkpoint.load(wanted, saved)
-    assert found["numbers"] == state()["numbers"] and found["model"]["w"].tolist() == [1, 1, 1]
+def test_saved_checkpoint_is_read(saved):
+    expected = state(0)
+    expected["model"]["w"].zero_()
+    result = checkpoint.load(expected, saved)
+    assert result["numbers"] == state()["numbers"] and result["model"]["w"].tolist() == [1, 1, 1]
 
 
 class EarlyPickler(pickle.Pickler):
@@ -63,13 +63,13 @@ class EarlyPickler(pickle.Pickler):
 
 
 def test_metadata_of_an_early_python_3_11_is_read(saved):
-    found = pickle.loads((saved / ".metadata").read_bytes())
+    result = pickle.loads((saved / ".metadata").read_bytes())
     with (saved / ".metadata").open("wb") as file:
-        EarlyPickler(file).dump(found)
+        EarlyPickler(file).dump(result)
     assert b"getattr" in (saved / ".metadata").read_bytes()
-    wanted = state(0)
-    wanted["model"]["w"].zero_()
-    assert checkpoint.load(wanted, saved)["model"]["w"].tolist() == [1, 1, 1]
+    expected = state(0)
+    expected["model"]["w"].zero_()
+    assert checkpoint.load(expected, saved)["model"]["w"].tolist() == [1, 1, 1]
 
 
 class Attribute:

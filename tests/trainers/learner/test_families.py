@@ -64,20 +64,20 @@ def test_logits_equal_transformers_alone_and_packed(tmp_path, family, settings):
     rest = [Span(start=50 + at, length=40, seen=((50, split),)) for at in (split, end)]
     spans = [first, Span(start=50, length=split), *rest]
     packed = compute(core, torch.cat([ids[:, :50], ids[:, :end], ids[:, split:end]], dim=1), spans)
-    for found, expected in ((packed[:, :50], theirs[:, :50]), (packed[:, 50 + end :], theirs[:, split:end])):
-        assert (found - expected).abs().max() < 2e-5
+    for result, expected in ((packed[:, :50], theirs[:, :50]), (packed[:, 50 + end :], theirs[:, split:end])):
+        assert (result - expected).abs().max() < 2e-5
 
 
 def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Tensor:
     positions = torch.cat([span.before + torch.arange(span.length) for span in spans])
     with torch.no_grad():
-        found: torch.Tensor = core.model(ids, positions[None], plan_attention(spans))
-    return found
+        result: torch.Tensor = core.model(ids, positions[None], plan_attention(spans))
+    return result
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "smollm3"])
-def test_what_was_learned_is_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
+def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
     model, batch = tiny_models(family=family), random_batch()
     settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
     core = LearnerCore(settings)
@@ -106,5 +106,5 @@ def test_every_family_that_is_trained_is_tried_here(tiny_models):
 def test_layers_that_turn_alike_share_a_table(tmp_path, family, settings, tables):
     model = tiny_model(tmp_path, family=family, settings=settings)
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
-    found = [layer.attention.rope.cache for layer in core.model.layers.values()]
-    assert len(found) > 1 and len({table.data_ptr() for table in found}) == tables
+    result = [layer.attention.rope.cache for layer in core.model.layers.values()]
+    assert len(result) > 1 and len({table.data_ptr() for table in result}) == tables

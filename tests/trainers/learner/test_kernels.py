@@ -15,7 +15,7 @@ from torchtitan.tools import utils  # noqa: E402
     [((9, 0), "flash_attn_interface.py", "FA3"), ((10, 0), "flash_attn/cute.py", "FA4")],
     ids=["hopper", "blackwell"],
 )
-def test_it_is_the_newest_that_is_installed(monkeypatch, tmp_path, newest, module, name):
+def test_newest_installed_flash_attention_is_chosen(monkeypatch, tmp_path, newest, module, name):
     monkeypatch.setattr(utils, "has_cuda_capability", lambda major, minor: (major, minor) <= newest)
     assert utils.get_cuda_flash_attention_impl() is None, "PyTorch's own"
     (tmp_path / module).parent.mkdir(exist_ok=True)

@@ -50,8 +50,8 @@ def run(layer: Any, dtype: torch.dtype) -> tuple[list[torch.Tensor], int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["norm", "feed_forward"])
 def test_lean_layers_compute_what_torchtitan_s_do_and_keep_less(kind, dtype):
-    (expected, before), (found, after) = (run(layer, dtype) for layer in layers(kind))
-    for ours, theirs in zip(found, expected, strict=True):
+    (expected, before), (result, after) = (run(layer, dtype) for layer in layers(kind))
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours.dtype == theirs.dtype == dtype
         close = 1e-6 if dtype == torch.float32 else 2**-8
         assert float((ours - theirs).float().norm()) <= close * float(theirs.float().norm())

@@ -58,8 +58,8 @@ def session(
 
         @register_loss("mine", reduction="sequence_mean", clip=(0.05, 0.05), sequence_ratio=True)
         def mine(inputs: TokenInputs) -> TokenLoss:
-            found = gspo(inputs)
-            return TokenLoss(2.0 * found.loss_S, found.clipped_S)
+            result = gspo(inputs)
+            return TokenLoss(2.0 * result.loss_S, result.clipped_S)
 
         settings = config(tiny_llama, loss="mine", entropy_coef=0.1)
         one = LearnerCore(settings)
@@ -115,11 +115,11 @@ def session(
 @pytest.mark.timeout(120)
 def test_two_sharded_processes_compute_what_one_does_with_the_users_loss(session):
     one, two_logprobs = session.one, float(session.logprobs.sum())
-    for batch, found in zip(session.batches, session.steps, strict=True):
-        wanted = one.train_step(batch)
-        assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-6)
+    for batch, result in zip(session.batches, session.steps, strict=True):
+        expected = one.train_step(batch)
+        assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
         for name, rel in (("grad_norm", 1e-4), ("entropy", 1e-5), ("clip_fraction", 1e-4)):
-            assert found[name] == pytest.approx(wanted[name], rel=rel, abs=1e-6), name
+            assert result[name] == pytest.approx(expected[name], rel=rel, abs=1e-6), name
     assert two_logprobs == pytest.approx(float(one.logprobs(session.batches[0]).sum()), rel=1e-5)
     exported = LearnerCore(config(session.folder / "export"))  # stored in bfloat16
     assert two_logprobs == pytest.approx(float(exported.logprobs(session.batches[0]).sum()), rel=1e-2)

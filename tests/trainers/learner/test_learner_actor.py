@@ -21,7 +21,7 @@ class Publisher:
         return {"store": self.store}
 
 
-def test_who_publishes_after_the_store_was_replaced_publishes_to_the_next():
+def test_publish_after_a_replaced_store_uses_the_new_one():
     publish, use_store = (inspect.unwrap(getattr(LearnerActor, name)._method) for name in ("publish", "use_store"))
 
     second = SimpleNamespace(publisher=lambda name, **_: Publisher("second"))

@@ -45,13 +45,13 @@ def test_logprobs_equal_transformers(tiny_models, random_batch, options, share):
 
 def test_a_step_learns_at_the_temperature_that_its_batch_was_sampled_at(tiny_llama, random_batch):
     batch = random_batch()
-    said = LearnerCore(config(tiny_llama, kl_coef=0.1))
+    core = LearnerCore(config(tiny_llama, kl_coef=0.1))
     set_before = LearnerCore(config(tiny_llama, kl_coef=0.1, temperature=0.6))
-    first, expected = said.train_step(batch, 0.6), set_before.train_step(batch)
+    first, expected = core.train_step(batch, 0.6), set_before.train_step(batch)
     names = ("loss", "entropy", "kl", "logprob_gap_mean", "grad_norm", "temperature")
     assert {name: first[name] for name in names} == {name: expected[name] for name in names}
     assert first["temperature"] == 0.6
-    assert said.train_step(batch)["temperature"] == 1.0  # the step's own, and not the last one's
+    assert core.train_step(batch)["temperature"] == 1.0  # the step's own, and not the last one's
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_instructions_that_groups_share_change_nothing(tiny_llama, random_batch,
         batch["tokens"]["ids"][start : start + 10] = torch.arange(10, 20) + group % 2
     core = LearnerCore(config(tiny_llama, max_tokens_per_microbatch=room))
     (_, facts), with_them = core._plan(batch), core.logprobs(batch)
-    found = gradients(core, batch)
+    result = gradients(core, batch)
     monkeypatch.setattr(layout, "with_openings", lambda batch, blocks: blocks)
     (_, facts_without), without = core._plan(batch), core.logprobs(batch)
     assert facts["positions"] <= facts_without["positions"] - 10 * (2 if room == 150 else 4)
     assert (with_them - without).norm() < 1e-5 * without.norm()
-    assert relative_gap(found, gradients(core, batch)) < 1e-5
+    assert relative_gap(result, gradients(core, batch)) < 1e-5
 
 
 def test_microbatches_add_up_to_one_big_batch(tiny_llama, random_batch):
@@ -125,8 +125,8 @@ def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(tiny_llam
     content = bytearray(file.read_bytes())
     content[250_000] ^= 1
     file.write_bytes(content)
-    found = sums_of_files.find_damage(tmp_path / "step-1", sums, chunk_bytes=100_000)
-    assert found.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in found
+    result = sums_of_files.find_damage(tmp_path / "step-1", sums, chunk_bytes=100_000)
+    assert result.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in result
 
 
 def test_a_rank_by_itself_asks_nobody_when_it_loads_and_saves(tiny_llama, tmp_path, monkeypatch):
@@ -156,16 +156,16 @@ def test_a_rank_by_itself_learns_what_fsdp_would(tiny_llama, random_batch, monke
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)
     wrapped = LearnerCore(config(tiny_llama, **options))
     for _ in range(3):
-        found, expected = alone.train_step(batch), wrapped.train_step(batch)
+        result, expected = alone.train_step(batch), wrapped.train_step(batch)
         for name in ("loss", "grad_norm", "entropy", "logprob_gap_mean"):
-            assert found[name] == pytest.approx(expected[name], rel=close, abs=close * 1e-2)
-    assert found["microbatches"] >= 3
+            assert result[name] == pytest.approx(expected[name], rel=close, abs=close * 1e-2)
+    assert result["microbatches"] >= 3
     trained = [weight for weight in alone.model.parameters() if weight.requires_grad]
     assert {weight.dtype for weight in trained} == {torch.float32} and all(w.grad is None for w in trained)
     assert relative_gap(weights(alone), weights(wrapped)) < close
 
 
-def test_what_every_step_needs_keeps_its_place_in_memory(tiny_llama, random_batch, monkeypatch):
+def test_gradients_and_moments_keep_their_memory(tiny_llama, random_batch, monkeypatch):
     core = LearnerCore(config(tiny_llama, compute_dtype="bfloat16", max_tokens_per_microbatch=100))
     places: list[set[int]] = []
     update = core._update
@@ -413,8 +413,8 @@ def test_an_export_keeps_the_type_of_the_model_trained(tiny_models, tmp_path, dt
 def test_published_weights_are_the_files_weights(tiny_models):
     for family in ("llama", "qwen3", "qwen3_moe"):
         model = tiny_models(family=family)
-        found, stored = weights(LearnerCore(config(model))), load_file(model / "model.safetensors")
-        assert equal(found, stored)
+        result, stored = weights(LearnerCore(config(model))), load_file(model / "model.safetensors")
+        assert equal(result, stored)
 
 
 def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama, random_batch):
@@ -445,7 +445,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama, rand
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_a_loss_that_fails_has_left_is_no_part_of_the_next_step(tiny_llama, random_batch, monkeypatch, dtype):
+def test_gradients_of_a_failed_loss_are_no_part_of_the_next_step(tiny_llama, random_batch, monkeypatch, dtype):
     options = {"compute_dtype": dtype, "max_tokens_per_microbatch": 100, "loss_chunk_tokens": 8}
     core, other = (LearnerCore(config(tiny_llama, **options)) for _ in range(2))
     calls = itertools.count(1)
@@ -466,7 +466,7 @@ def test_what_a_loss_that_fails_has_left_is_no_part_of_the_next_step(tiny_llama,
         assert after[name] == untroubled[name]
 
 
-def test_whatever_is_recomputed_weights_begin_at_the_same_place(tmp_path):
+def test_dithering_does_not_depend_on_recomputation(tmp_path):
     model = tiny_model(tmp_path, dtype="bfloat16")
     alike = [
         weights(LearnerCore(config(model, compute_dtype="bfloat16", activation_checkpointing=how)))
@@ -490,10 +490,10 @@ def test_gradients_are_clipped_as_torchtitan_does_and_else_not_touched(tiny_llam
         return float(titan.dist_utils.clip_grad_norm_(list(theirs.model.parameters()), most, foreach=True))
 
     monkeypatch.setattr(theirs, "_clip", clipped)
-    wanted = theirs.train_step(random_batch())["grad_norm"]
-    if wanted < most:
+    expected = theirs.train_step(random_batch())["grad_norm"]
+    if expected < most:
         monkeypatch.delattr(torch.nn.utils, "clip_grads_with_norm_")
-    assert ours.train_step(random_batch())["grad_norm"] == wanted > 1e-2
+    assert ours.train_step(random_batch())["grad_norm"] == expected > 1e-2
     assert equal(weights(theirs), weights(ours))
 
 
@@ -508,9 +508,7 @@ def held_bytes(core: LearnerCore) -> int:
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)])
-def test_learners_that_left_their_device_hold_nothing_there_and_go_on_where_they_were(
-    tiny_llama, random_batch, tmp_path, lora
-):
+def test_offloaded_learners_hold_no_device_memory_and_continue(tiny_llama, random_batch, tmp_path, lora):
     told = []
     for offloads in (False, True):
         first = LearnerCore(config(tiny_llama, kl_coef=0.1, lora=lora))
@@ -610,7 +608,7 @@ def test_parallel_degrees_must_divide_the_model(tiny_models, family, degrees, me
         check_degrees(config(model, **degrees), ModelSize.of(model))
 
 
-def test_oracles_of_another_type_than_bfloat16_compute_in_it(tiny_models, random_batch):
+def test_experts_compute_in_the_compute_dtype(tiny_models, random_batch):
     batch = random_batch()
     model = tiny_models(family="qwen3_moe")
     exact, rough = (LearnerCore(config(model, compute_dtype=dtype)) for dtype in ("float32", "bfloat16"))
@@ -648,8 +646,8 @@ def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_count
     # an update is far below the distance of bfloat16 numbers, and yet on average as large after rounding
     large = {name: before[name].abs() > 0.01 for name in moved}
     along = sum(float((seen[name] * moved[name].sign())[large[name]].sum()) for name in moved)
-    asked = sum(float(moved[name].abs()[large[name]].sum()) for name in moved)
-    assert along == pytest.approx(asked, rel=0.1)
+    requested = sum(float(moved[name].abs()[large[name]].sum()) for name in moved)
+    assert along == pytest.approx(requested, rel=0.1)
     changed = sum(int((seen[name] != 0)[large[name]].sum()) for name in moved)
     assert 0 < changed < 0.25 * sum(int(each.sum()) for each in large.values())
 

@@ -98,9 +98,9 @@ def test_the_loss_is_that_of_the_merged_model(tiny_llama, random_batch, tmp_path
     batch = random_batch()
     core = trained(LearnerCore(config(tiny_llama)), batch)
     merged = LearnerCore(config(core.export(tmp_path / "merged", dtype=torch.float32), lora=None))
-    found, expected = core.train_step(batch), merged.train_step(batch)
+    result, expected = core.train_step(batch), merged.train_step(batch)
     for name in ("loss", "entropy", "ratio_mean", "logprob_gap_max"):
-        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+        assert result[name] == pytest.approx(expected[name], rel=1e-4)
 
 
 def test_the_kl_reference_is_the_same_model_without_the_adapter(tiny_llama, random_batch):
@@ -154,8 +154,8 @@ def test_frozen_weights_are_held_in_the_compute_type(tiny_llama, random_batch):
 
 def test_only_the_targets_get_an_adapter(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, lora=LoRA(rank=2, targets=("q_proj", "down_proj"))))
-    found = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors(core) if is_adapter(name)}
-    assert found == {"wq", "w2"}
+    result = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors(core) if is_adapter(name)}
+    assert result == {"wq", "w2"}
     assert core.train_step(random_batch())["grad_norm"] > 0
 
 

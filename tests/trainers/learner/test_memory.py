@@ -20,8 +20,8 @@ from forge_trainers.learner.plan import LearnerPlan
 
 
 def local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
+    result: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return result
 
 
 def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
@@ -75,9 +75,9 @@ def test_expected_bytes_are_those_of_the_tensors(tiny_models, random_batch, monk
         model=str(model), compute_dtype=dtype, threads=1, share_prefixes=False, max_tokens_per_microbatch=positions
     )
     expected = learner_bytes(ModelSize.of(model), config)
-    found = measured(LearnerCore(config), batch)
+    result = measured(LearnerCore(config), batch)
     for part in ("weights", "optimizer", "activations"):
-        assert found[part] == pytest.approx(expected[part], rel=0.1), part
+        assert result[part] == pytest.approx(expected[part], rel=0.1), part
 
 
 def test_a_rank_computes_with_its_own_experts_where_they_are_spread():
@@ -122,14 +122,14 @@ def test_backward_counts_the_gradients_of_the_feed_forward_products():
 def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_llama, random_batch):
     config = LearnerPlan(model=str(tiny_llama), threads=1, lora=LoRA(rank=8))
     expected = learner_bytes(ModelSize.of(tiny_llama), config)
-    found = measured(LearnerCore(config), random_batch(groups=1))
+    result = measured(LearnerCore(config), random_batch(groups=1))
     for part in ("weights", "optimizer"):
-        assert found[part] == pytest.approx(expected[part], rel=0.1), part
+        assert result[part] == pytest.approx(expected[part], rel=0.1), part
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "lora"), [("llama", None), ("llama", LoRA(rank=8)), ("qwen3_moe", None)])
-def test_what_is_recomputed_in_part_is_kept_in_part(tiny_models, random_batch, monkeypatch, family, lora):
+def test_selective_checkpointing_keeps_a_part(tiny_models, random_batch, monkeypatch, family, lora):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)
     model = tiny_models(family=family)
     batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)

@@ -20,7 +20,7 @@ from forge_trainers.learner.plan import LearnerPlan
     ("changes", "message"),
     [({"compile": True}, "every new row would be compiled"), ({"cpu_offload": True}, "weights are in host memory")],
 )
-def test_what_helps_nobody_on_cpu_is_refused_there(tiny_llama, changes, message):
+def test_options_without_use_on_cpu_are_refused_there(tiny_llama, changes, message):
     with pytest.raises(ValueError, match=message):
         LearnerCore(config(tiny_llama, **changes))
 

@@ -67,27 +67,27 @@ def test_two_minibatches_are_two_steps_on_their_groups(tiny_llama, random_batch,
     batch = random_batch(groups=4)
     together = core(tiny_llama, loss=loss, num_minibatches=2)
     apart = core(tiny_llama, loss=loss)
-    found = together.train_step(batch)
+    result = together.train_step(batch)
     by_hand = [apart.train_step(part) for part in minibatches(batch, 2)]
     assert equal(weights(together), weights(apart))
     assert (together.version, apart.version) == (1, 2), "a batch is one version of the weights"
     for name in ("loss", "clip_fraction", "grad_norm", "entropy", "ratio_mean"):
-        assert found[name] == pytest.approx(sum(step[name] for step in by_hand) / 2, rel=1e-12)
-    assert found["optimizer_steps"] == 2 and found["skipped_minibatches"] == 0
-    assert found["tokens"] == sum(step["tokens"] for step in by_hand)
-    assert found["positions"] == sum(step["positions"] for step in by_hand)
-    assert found["logprob_gap_mean"] == by_hand[0]["logprob_gap_mean"], "before anything was learned"
+        assert result[name] == pytest.approx(sum(step[name] for step in by_hand) / 2, rel=1e-12)
+    assert result["optimizer_steps"] == 2 and result["skipped_minibatches"] == 0
+    assert result["tokens"] == sum(step["tokens"] for step in by_hand)
+    assert result["positions"] == sum(step["positions"] for step in by_hand)
+    assert result["logprob_gap_mean"] == by_hand[0]["logprob_gap_mean"], "before anything was learned"
 
 
 def test_two_iterations_are_two_steps_on_the_same_batch(tiny_llama, random_batch):
     batch = random_batch()
     together, apart = core(tiny_llama, num_iterations=2), core(tiny_llama)
-    found = together.train_step(batch)
+    result = together.train_step(batch)
     first, second = apart.train_step(batch), apart.train_step(batch)
     assert equal(weights(together), weights(apart))
-    assert found["loss"] == pytest.approx((first["loss"] + second["loss"]) / 2)
-    assert found["ratio_p99"] == second["ratio_p99"] and found["tokens"] == first["tokens"]
-    assert found["positions"] == 2 * first["positions"]
+    assert result["loss"] == pytest.approx((first["loss"] + second["loss"]) / 2)
+    assert result["ratio_p99"] == second["ratio_p99"] and result["tokens"] == first["tokens"]
+    assert result["positions"] == 2 * first["positions"]
 
 
 @pytest.mark.parametrize("correction", ["ratio", "truncate", "mask", "none"])
@@ -97,8 +97,8 @@ def test_the_clip_acts_from_the_second_optimizer_step_on(tiny_llama, random_batc
     assert core(tiny_llama, **settings).train_step(batch)["clip_fraction"] == 0
     for several in ({"num_iterations": 2}, {"num_minibatches": 4}):
         SEEN.clear()
-        found = core(tiny_llama, **settings, **several).train_step(batch)
-        assert found["clip_fraction"] > 0.05
+        result = core(tiny_llama, **settings, **several).train_step(batch)
+        assert result["clip_fraction"] > 0.05
         assert SEEN[0].abs().max() < 1e-5, "the first minibatch is as it was sampled"
         assert SEEN[-1].abs().max() > 0.1
 
@@ -113,20 +113,20 @@ def test_ratios_are_to_the_learner_at_the_start_and_corrections_stay(tiny_llama,
     alone = one.train_step(batch)
     moved_T = one.logprobs(batch)
     SEEN.clear()
-    found = core(tiny_llama, **settings, num_iterations=2).train_step(batch)
+    result = core(tiny_llama, **settings, num_iterations=2).train_step(batch)
     mask_T = batch["tokens"]["loss_mask"]
     second_S, wanted_S = torch.cat(SEEN[len(SEEN) // 2 :]), (moved_T - start_T)[mask_T]
     assert (wanted_S[:, None] - second_S).abs().min(1).values.max() < 1e-4 and wanted_S.abs().max() > 0.05
     weight_T = (start_T - batch["tokens"]["logprobs"]).exp().clamp(max=1.5)[mask_T]
     assert alone["correction"] == pytest.approx(float(weight_T.mean()), rel=1e-4)
-    assert found["correction"] == pytest.approx(float(weight_T.mean()), rel=1e-4), "the same in both passes"
+    assert result["correction"] == pytest.approx(float(weight_T.mean()), rel=1e-4), "the same in both passes"
 
 
 def test_gspo_clips_sequences_by_their_ratio_to_the_batch_start(tiny_llama, random_batch):
     batch = with_own_logprobs(random_batch(groups=4), tiny_llama)
     assert core(tiny_llama, loss="gspo").train_step(batch)["clip_fraction"] == 0
-    found = core(tiny_llama, loss="gspo", num_iterations=2).train_step(batch)
-    assert 0.2 < found["clip_fraction"] <= 0.5, "none in the first pass, most in the second"
+    result = core(tiny_llama, loss="gspo", num_iterations=2).train_step(batch)
+    assert 0.2 < result["clip_fraction"] <= 0.5, "none in the first pass, most in the second"
 
 
 @pytest.mark.parametrize(
@@ -183,13 +183,13 @@ def marked(batch: EpisodeBatch, *groups: int) -> EpisodeBatch:
 def test_a_minibatch_that_is_not_finite_is_skipped_alone(tiny_llama, random_batch):
     batch = random_batch(groups=3)
     one, other = core(tiny_llama, loss="nan_at_marked", num_minibatches=3), core(tiny_llama, loss="nan_at_marked")
-    found = one.train_step(marked(batch, 1))
+    result = one.train_step(marked(batch, 1))
     parts = minibatches(batch, 3)
     by_hand = [other.train_step(parts[0]), other.train_step(parts[2])]
     assert equal(weights(one), weights(other))
-    assert (found["optimizer_steps"], found["skipped_minibatches"], one.version) == (2, 1, 1)
-    assert found["loss"] == pytest.approx(sum(step["loss"] for step in by_hand) / 2)
-    assert all(math.isfinite(value) for value in found.values())
+    assert (result["optimizer_steps"], result["skipped_minibatches"], one.version) == (2, 1, 1)
+    assert result["loss"] == pytest.approx(sum(step["loss"] for step in by_hand) / 2)
+    assert all(math.isfinite(value) for value in result.values())
 
 
 def test_a_batch_without_a_finite_minibatch_changes_nothing(tiny_llama, random_batch):

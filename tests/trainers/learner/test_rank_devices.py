@@ -131,13 +131,13 @@ def test_each_rank_works_on_its_own_device_whatever_thread_asks(tiny_llama, tmp_
     ]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=540)
-            assert rank.returncode == 0, said[-4000:]
+            _, errors = rank.communicate(timeout=540)
+            assert rank.returncode == 0, errors[-4000:]
     finally:
         for rank in ranks:
             rank.kill()
     for number in range(2):
-        found: dict[str, Any] = json.loads((tmp_path / f"{number}.json").read_text())
-        assert {what for what, _ in found["seen"]} >= {"gather", "checkpoint"}
-        assert {(what, index) for what, index in found["seen"] if index != number} == set()
+        result: dict[str, Any] = json.loads((tmp_path / f"{number}.json").read_text())
+        assert {what for what, _ in result["seen"]} >= {"gather", "checkpoint"}
+        assert {(what, index) for what, index in result["seen"] if index != number} == set()
     assert (tmp_path / "step" / ".metadata").is_file()

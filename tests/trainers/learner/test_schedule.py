@@ -30,13 +30,13 @@ def test_rates_are_torchtitans(decay, warmup, floor, total):
         warmup_steps=warmup, decay_ratio={"none": 0.0, "sqrt": 0.2}.get(decay, 1.0),
         decay_type="linear" if decay == "none" else decay, min_lr_factor=floor,
     ).build(optimizers=[adamw], training_steps=total)  # fmt: skip
-    wanted = []
+    expected = []
     for _ in range(total):
-        wanted.append(adamw.param_groups[0]["lr"])
+        expected.append(adamw.param_groups[0]["lr"])
         adamw.step()
         titans.step()
-    found = rates(total, warmup_steps=warmup, lr_decay=decay, lr_min_ratio=floor)
-    assert found == pytest.approx(wanted, rel=1e-12)
+    result = rates(total, warmup_steps=warmup, lr_decay=decay, lr_min_ratio=floor)
+    assert result == pytest.approx(expected, rel=1e-12)
 
 
 def test_without_decay_the_rate_stays_after_warm_up():
@@ -48,9 +48,9 @@ def test_a_linear_rate_falls_in_equal_parts_to_one_step_before_zero():
 
 
 def test_a_cosine_falls_to_its_floor():
-    found = rates(9, lr_decay="cosine", lr_min_ratio=0.1, warmup_steps=1)
+    result = rates(9, lr_decay="cosine", lr_min_ratio=0.1, warmup_steps=1)
     half = [0.5 * (1 + math.cos(math.pi * i / 8)) for i in range(8)]
-    assert found == pytest.approx([1, *(0.1 + 0.9 * share for share in half)])
+    assert result == pytest.approx([1, *(0.1 + 0.9 * share for share in half)])
 
 
 def test_sqrt_decays_in_the_last_fifth_of_the_run_and_fastest_at_first():

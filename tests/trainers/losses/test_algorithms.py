@@ -53,10 +53,10 @@ def ragged(seed: int) -> EpisodeBatch:
             number: list[int] = []
             advantage: list[float] = []
             for t in part:
-                new, said = turns[t]
-                mask += [False] * new + [True] * said
-                number += [-1] * new + [t] * said
-                advantage += [0.0] * new + [float(torch.randn((), generator=rng))] * said
+                num_new, num_sampled = turns[t]
+                mask += [False] * num_new + [True] * num_sampled
+                number += [-1] * num_new + [t] * num_sampled
+                advantage += [0.0] * num_new + [float(torch.randn((), generator=rng))] * num_sampled
             if mask:
                 ids = torch.randint(0, VOCAB, (len(mask),), generator=rng).tolist()
                 fields = {"group": trajectory // 3, "trajectory": trajectory, "turns": tuple(number)}
@@ -107,7 +107,7 @@ def ours(case: Case, config: LearnerConfig, chunks: int = 3) -> tuple[float, tor
     loss_of = PolicyLoss(config.loss_settings)
     total, metrics = torch.zeros(()), {}
     for part in torch.arange(n).chunk(chunks):
-        loss, found = loss_of(
+        loss, result = loss_of(
             logits[part][None],
             tokens["ids"][case.place_S[part]][None],
             float(n),
@@ -115,7 +115,7 @@ def ours(case: Case, config: LearnerConfig, chunks: int = 3) -> tuple[float, tor
             **{name: value[part][None] for name, value in inputs.items()},
         )
         total = total + loss
-        for name, value in found.items():
+        for name, value in result.items():
             metrics[name] = metrics.get(name, 0.0) + float(value)
     (grads,) = torch.autograd.grad(total, logits)
     return float(total.detach()), grads, metrics
@@ -208,8 +208,8 @@ def reference(case: Case, config: LearnerConfig) -> tuple[float, torch.Tensor]:
 
 def check(case: Case, config: LearnerConfig) -> dict[str, float]:
     value, grads, metrics = ours(case, config)
-    wanted, wanted_grads = reference(case, config)
-    assert value == pytest.approx(wanted, rel=2e-5, abs=2e-6)
+    expected, wanted_grads = reference(case, config)
+    assert value == pytest.approx(expected, rel=2e-5, abs=2e-6)
     assert (grads - wanted_grads).norm() < 2e-5 * wanted_grads.norm() + 1e-9
     return metrics
 
@@ -237,11 +237,11 @@ def test_gspo_of_one_advantage_per_sequence_is_the_sequence_loss():
         s = (logprobs[own] - tokens["logprobs"][case.place_S[own]].double()).mean().exp()
         terms.append(-torch.min(s * a, s.clamp(0.99, 1.01) * a))
         clipped += int(not 0.99 < float(s.detach()) < 1.01)
-    wanted = sum(terms) / len(terms)
+    expected = sum(terms) / len(terms)
     value, grads, _ = ours(case, config)
     assert 0 < clipped < len(terms)
-    assert value == pytest.approx(float(wanted.detach()), rel=1e-5)
-    (wanted_grads,) = torch.autograd.grad(wanted, logits)
+    assert value == pytest.approx(float(expected.detach()), rel=1e-5)
+    (wanted_grads,) = torch.autograd.grad(expected, logits)
     assert (grads - wanted_grads).norm() < 2e-5 * wanted_grads.norm()
 
 
@@ -262,7 +262,7 @@ def test_a_loss_brings_its_correction(name):
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_where_samples_are_old_the_clip_range_lies_around_the_learner(name):
+def test_clip_range_of_old_samples_is_centred_on_the_learner(name):
     """Unless user or loss say what is done about them."""
     own = LearnerConfig(loss=name).loss_settings.correction
     old = LearnerConfig(loss=name).for_old_samples().loss_settings.correction
@@ -371,10 +371,10 @@ def test_estimates_have_the_mean_and_the_gradient_of_the_divergence(kl):
     logits, other = torch.randn(9, dtype=torch.float64, requires_grad=True), torch.randn(9, dtype=torch.float64)
     logp, ref = torch.log_softmax(logits, -1), torch.log_softmax(other, -1)
     exact = (logp.exp() * (logp - ref)).sum()
-    found = (logp.detach().exp() * kl_estimate(logp, ref, kl)).sum()
-    (wanted,), (grads,) = torch.autograd.grad(exact, logits, retain_graph=True), torch.autograd.grad(found, logits)
-    assert (abs(float((found - exact).detach())) < 1e-9) == (kl != "k2")
-    assert (float((grads - wanted).norm()) < 1e-9) == (kl != "k3")
+    result = (logp.detach().exp() * kl_estimate(logp, ref, kl)).sum()
+    (expected,), (grads,) = torch.autograd.grad(exact, logits, retain_graph=True), torch.autograd.grad(result, logits)
+    assert (abs(float((result - exact).detach())) < 1e-9) == (kl != "k2")
+    assert (float((grads - expected).norm()) < 1e-9) == (kl != "k3")
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) - {"gspo"}))  # its value holds the sequence's ratio fixed
@@ -386,13 +386,13 @@ def test_token_functions_pass_gradcheck(name):
 
     def total(logprobs: torch.Tensor) -> torch.Tensor:
         ratio_of = start if name in ("cispo", "rloo") else logprobs  # these two hold the ratio fixed
-        found = loss.function(
+        result = loss.function(
             TokenInputs(
                 logprobs_S=logprobs, log_ratio_S=ratio_of - old, sequence_log_ratio_S=torch.zeros(n),
                 advantages_S=advantages, clip_low=0.2, clip_high=0.3,
             )
         )  # fmt: skip
-        return (found.loss_S * weight).sum()
+        return (result.loss_S * weight).sum()
 
     assert torch.autograd.gradcheck(total, (start.clone().requires_grad_(),))
 
@@ -472,15 +472,15 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        found = find_loss("loss_c:theirs")
-        assert found is find_loss("loss_a:theirs") is find_loss("loss_c:theirs") and found.function(0) == 1
+        result = find_loss("loss_c:theirs")
+        assert result is find_loss("loss_a:theirs") is find_loss("loss_c:theirs") and result.function(0) == 1
         with pytest.raises(ValueError, match=r"loss 'theirs' is already loss_a\.theirs"):
             find_loss("loss_b:theirs")
         with pytest.raises(ValueError, match="'loss_d:theirs': 'theirs' belongs to loss_a. Rename your loss"):
             find_loss("loss_d:theirs")
         with pytest.raises(ValueError, match="cannot be imported"):
             find_loss("loss_e:theirs")
-        assert find_loss("theirs") is found
+        assert find_loss("theirs") is result
         with pytest.raises(ValueError, match=r"'loss_j:theirs': 'theirs' belongs to loss_a. .* or write loss_a:theirs"):
             find_loss("loss_j:theirs")
         far = find_loss("loss_g:far")  # through a module between
@@ -493,8 +493,8 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
             find_loss("losses.b:near")  # of the same package, and no more
         wide = find_loss("loss_f:wide")  # one of ours under a name and with a range of one's own
         assert find_loss("loss_f:wide") is wide and wide.clip == (0.2, 0.5) and find_loss("dapo").clip == (0.2, 0.28)
-        monkeypatch.setattr(found.function, "__module__", "__main__")  # loss_a.py is the script that runs
-        assert find_loss("loss_a:theirs") is found
+        monkeypatch.setattr(result.function, "__module__", "__main__")  # loss_a.py is the script that runs
+        assert find_loss("loss_a:theirs") is result
         with pytest.raises(ValueError, match="'loss_d:theirs': 'theirs' belongs to __main__"):
             find_loss("loss_d:theirs")
     finally:
@@ -569,7 +569,7 @@ def test_a_loss_needs_a_name():
         (lambda: Loss(name="a", function=lambda x: x, clip=(2.0, 1.0)), "clip="),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -36,8 +36,8 @@ def test_each_output_has_its_own_gradient(of):
     logits, labels = torch.randn(20, 30, requires_grad=True), torch.randint(0, 30, (20,))
     (grads,) = torch.autograd.grad(token_logprobs(logits, labels)[of].sum(), logits)
     exact = torch.log_softmax(logits.double(), dim=-1)
-    wanted = exact.gather(1, labels[:, None]).sum() if of == 0 else -(exact.exp() * exact).sum()
-    assert (grads - torch.autograd.grad(wanted, logits)[0]).abs().max() < 1e-6
+    expected = exact.gather(1, labels[:, None]).sum() if of == 0 else -(exact.exp() * exact).sum()
+    assert (grads - torch.autograd.grad(expected, logits)[0]).abs().max() < 1e-6
 
 
 def test_banned_tokens_leave_entropy_and_gradient_finite():
@@ -46,9 +46,9 @@ def test_banned_tokens_leave_entropy_and_gradient_finite():
     (grads,) = torch.autograd.grad((logprobs + entropy).sum(), logits)
     free = torch.tensor([[0.0, 1.0]], requires_grad=True)
     logp = torch.log_softmax(free, dim=-1)
-    (wanted,) = torch.autograd.grad(logp[0, 0] - (logp.exp() * logp).sum(), free)
+    (expected,) = torch.autograd.grad(logp[0, 0] - (logp.exp() * logp).sum(), free)
     assert grads[0, 2] == 0.0
-    assert torch.allclose(grads[:, :2], wanted, atol=1e-6)
+    assert torch.allclose(grads[:, :2], expected, atol=1e-6)
 
 
 def chunk(config: LearnerConfig, logits: torch.Tensor, labels: torch.Tensor, total: float, **columns: Any) -> Any:

@@ -102,7 +102,7 @@ sys.exit(any(rank.exitcode != 0 for rank in ranks))
 """
 
 
-def test_a_vocabulary_that_ranks_cannot_share_evenly_is_refused_before_a_learner_starts():
+def test_vocabulary_that_ranks_cannot_share_evenly_is_refused():
     size = replace(ModelSize.named("8b"), vocab=50257)
     with pytest.raises(ValueError, match=r"learner\.tp=2 does not divide the model's vocab_size=50257"):
         check_degrees(LearnerConfig(tp=2), size)
