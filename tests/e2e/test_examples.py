@@ -106,7 +106,7 @@ class Vowels(fa.TurnEnv):
 
 
 @pytest.mark.timeout(300)
-def test_the_loop_without_a_trainer_learns_publishes_and_samples_from_what_was_published(
+def test_loop_without_a_trainer_learns_and_publishes(
     load_example, tiny_llama, tmp_path, monkeypatch
 ):
     module = load_example("rl_loop")

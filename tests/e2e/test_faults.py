@@ -13,7 +13,7 @@ SESSION = "sample-2-engine-ranks"
 FAULTS = Path(__file__).parents[1] / "perf" / "faults.py"
 
 
-def test_what_dies_is_replaced_and_the_run_loses_and_repeats_nothing(tmp_path):
+def test_killed_processes_are_replaced_without_losing_a_step(tmp_path):
     subprocess.run([sys.executable, str(FAULTS), SESSION, "--out", str(tmp_path)], check=True, timeout=580)
     session = json.loads((tmp_path / f"{SESSION}.json").read_text())
     log = (tmp_path / "runs" / SESSION / "log-1").read_text()[-3000:]

@@ -41,7 +41,7 @@ def expected_yes(model, judge, trajectory):
     return float(torch.sigmoid(logits_V[ord("y")] - logits_V[ord("n")]))
 
 
-def test_a_judge_answers_in_every_way_beside_another_session(run, tiny_llama):
+def test_judge_answers_in_every_way_next_to_another_session(run, tiny_llama):
     judge = Judge(Policy(str(tiny_llama)), RUBRIC, answer=YesNo(min_mass=0.0), engine=SMALL, seed=7)
 
     async def trainer():

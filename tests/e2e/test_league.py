@@ -61,7 +61,7 @@ def trained(policy, folder, steps):
         return rows, trainer.evaluate(Duel, episodes=4)
 
 
-def test_opponents_are_the_snapshots_that_they_are_called_and_a_run_goes_on(tiny_llama, tmp_path):
+def test_opponents_have_the_weights_of_their_snapshots(tiny_llama, tmp_path):
     policy = fa.Policy(str(tiny_llama), name="hero", sampling=fa.Sampling(max_tokens=6))
     trained(policy, tmp_path, 2)
     saved = json.loads((tmp_path / "league.json").read_text())

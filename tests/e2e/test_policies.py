@@ -102,7 +102,7 @@ def said_by(trainer):
     return {name: trainer._loop.run(ask(one)) for name, one in trainer._lifecycle.running.policy_engines.items()}
 
 
-def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama, tmp_path):
+def test_adapter_and_full_policy_learn_with_separate_settings(tiny_llama, tmp_path):
     policies = seats(tiny_llama, None)
     policies["low"] = replace(
         policies["low"], lora=fa.LoRA(rank=8, alpha=16), learner={"lr": 2e-2, "num_iterations": 2, "num_minibatches": 3}
@@ -123,7 +123,7 @@ def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama, tm
     assert recorded["policies"]["high-hero"]["learner"] == {"lr": 1e-2} and recorded["trainer"]["learner"]["lr"] == 0
 
 
-def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama, tmp_path):
+def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path):
     policies = seats(tiny_llama, fa.LoRA(rank=8, alpha=16))
     with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
         before = trainer.evaluate(Cases, episodes=32)
@@ -221,7 +221,7 @@ def the_run_answers_a_program(run, model):
     assert "model  low-hero as low-hero, low" in log.read_text() and "a-token" not in log.read_text()
 
 
-def test_two_whole_models_learn_each_its_own_seat(tiny_llama, tmp_path):
+def test_two_full_models_learn_separately(tiny_llama, tmp_path):
     with fa.GRPOTrainer(seats(tiny_llama, None), config=config(3e-3), out_dir=tmp_path) as trainer:
         before = trainer.evaluate(Cases, episodes=32)
         result = trainer.fit(Cases, steps=8)

@@ -8,7 +8,7 @@ from forge_agents.models import resolve as models
 pytestmark = pytest.mark.timeout(200)
 
 
-def test_a_sharded_learner_imitates_and_its_export_is_what_it_learned(tiny_llama, tmp_path):
+def test_export_of_a_sharded_learner_has_its_loss(tiny_llama, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -136,7 +136,7 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
     assert abs(still_after.reward - still_before.reward) <= still_before.ci + still_after.ci
 
 
-def test_a_curriculum_is_practised_and_a_run_that_goes_on_knows_where_it_was(trainer_of, tmp_path, monkeypatch):
+def test_resumed_run_continues_its_curriculum(trainer_of, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))
     fa.register("test/Letters-v0", entry_point=Letters, levels=[{"start_chars": 3}, {"start_chars": 5}])
     plan = fa.Curriculum("test/Letters-v0", low=0.0, high=1.0)
@@ -151,7 +151,7 @@ def test_a_curriculum_is_practised_and_a_run_that_goes_on_knows_where_it_was(tra
     assert {row["env_id"] for row in fa.load_episodes(tmp_path)} <= {"test/Letters-v0@1", "test/Letters-v0@2"}
 
 
-def test_one_step_ahead_is_one_version_behind(trainer_of, tmp_path):
+def test_staleness_of_1_trains_on_samples_one_version_old(trainer_of, tmp_path):
     # a bound on the gap that float32 keeps on fresh samples only: what one update changed is no mismatch
     rows = trainer_of(tmp_path, max_staleness=1, max_logprob_gap=1e-3).fit(Letters, steps=3).metrics
     assert [row["staleness/max"] for row in rows] == [0, 1, 1]
@@ -176,7 +176,7 @@ def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(tra
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-def test_a_temperature_that_moves_is_the_learners_too_and_goes_on_in_a_run_that_is_resumed(
+def test_resumed_learner_follows_the_temperature_schedule(
     trainer_of, team, tmp_path, monkeypatch
 ):
     sampling = dataclasses.replace(team.sampling, temperature=1.2, initial_temperature=1.8, temperature_steps=2)
@@ -288,7 +288,7 @@ def tic_tac_toe():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_game_in_30_lines_and_an_array_game_in_two_functions_keep_the_contract_and_train(
+def test_short_custom_games_pass_their_check_and_train(
     trainer_of, tiny_llama, tmp_path, monkeypatch
 ):
     """What the README claims of new worlds."""
@@ -324,7 +324,7 @@ def test_mistakes_are_found_before_anything_starts(team, tmp_path):
         trainer.fit(Letters, steps=0)
 
 
-def test_a_second_session_continues_with_what_the_verifiers_learned(trainer_of, tmp_path):
+def test_second_session_restores_the_verifiers(trainer_of, tmp_path):
     def ensemble():
         share = fa.Rule(lambda t: t.reward, name="share")
         short = fa.Rule(lambda t: 1.0 / (1 + len(t.turns[-1].action)), name="short")

@@ -11,23 +11,26 @@ from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn, VersionS
 TEAM = fa.Policy("m", name="team")
 
 
+def sampled_turn(agent, index, reward, policy, response_ids=(3,), **changes):
+    """Return a turn in which weight version 0 of a policy sampled `response_ids`."""
+    fields = {
+        "observation": "o",
+        "action": "x",
+        "prompt_ids": (1, 2),
+        "response_ids": response_ids,
+        "logprobs": (-1.0,) * len(response_ids),
+        "versions": (VersionSpan(version=0, start=0, end=len(response_ids)),) if response_ids else (),
+        "finish_reason": "stop",
+    }
+    return Turn(agent=agent, index=index, reward=reward, policy=policy, **fields | changes)
+
+
 def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="terminated", turns=True):
     """Return an episode with one agent per reward; the first belongs to the team, the others to a rival."""
 
     def one(at, reward):
-        own = at == 0 and sampled
-        turn = Turn(
-            agent=f"player_{at}",
-            index=at,
-            observation="o",
-            action="x",
-            reward=reward,
-            policy="team" if at == 0 else "rival",
-            prompt_ids=(1, 2),
-            response_ids=(3,) if own else (),
-            logprobs=(-1.0,) if own else (),
-            versions=(VersionSpan(version=0, start=0, end=1),) if own else (),
-        )
+        response_ids = (3,) if at == 0 and sampled else ()
+        turn = sampled_turn(f"player_{at}", at, reward, "rival" if at else "team", response_ids)
         return Trajectory(agent=turn.agent, policy=turn.policy, turns=(turn,) if turns else (), env_id=env_id)
 
     return Episode(

@@ -80,7 +80,7 @@ def test_a_prompt_that_both_sides_of_a_pair_repeat_stands_once(dpo, prompt, repe
     assert content(result) == content(dpo({"prompt": expected[0], "chosen": expected[1], "rejected": side}))
 
 
-def test_a_prompt_that_one_side_of_a_pair_repeats_stands_once(dpo):
+def test_prompt_repeated_by_one_side_of_a_pair_is_read_once(dpo):
     expected = content(dpo({"prompt": ASKED, "chosen": "4", "rejected": "5"}))
     assert content(dpo({"prompt": ASKED, "chosen": f"{ASKED} 4", "rejected": "5"})) == expected
     assert content(dpo({"prompt": ASKED, "chosen": "4", "rejected": chat(f"u{ASKED}", "a5")})) == expected
@@ -111,7 +111,7 @@ def test_an_answer_that_begins_with_a_prompt_of_one_word_is_counted(sft):
         (chat("uone", "aone", "uone"), "one"),
     ],
 )
-def test_an_ordinary_answer_that_uses_the_words_of_its_prompt_is_learned_whole(sft, dpo, prompt, answer):
+def test_answer_with_words_of_its_prompt_is_learned_whole(sft, dpo, prompt, answer):
     result = sft({"prompt": prompt, "completion": answer})
     requests = chat(f"u{prompt}") if isinstance(prompt, str) else prompt
     assert content(result) == content(sft({"prompt": requests, "completion": chat(f"a{answer}")}))
@@ -126,7 +126,7 @@ def test_an_ordinary_answer_that_uses_the_words_of_its_prompt_is_learned_whole(s
         (chat("sBe brief.", "uone"), chat("sBe long.", "uone", "atwo")),
     ],
 )
-def test_an_answer_that_begins_like_the_prompt_and_goes_on_differently_is_refused(sft, prompt, completion):
+def test_answer_that_begins_like_the_prompt_and_differs_is_refused(sft, prompt, completion):
     with pytest.raises(ValueError, match="row 0: 'completion' begins as 'prompt' does and differs from it"):
         sft({"prompt": prompt, "completion": completion})
 
@@ -218,7 +218,7 @@ def test_marks_that_contradict_each_other_or_ask_for_questions_are_refused(sft):
         "token_weights", "supervised", "prefix", "labels", "keep", "images", "function_call", "loss_scale",
     ],
 )  # fmt: skip
-def test_a_key_of_a_message_that_may_change_what_is_learned_is_refused(sft, key):
+def test_unknown_key_of_a_message_is_refused(sft, key):
     message = {"role": "assistant", "content": "two", key: 1}
     with pytest.raises(ValueError, match=rf"row 0, messages\[1\] has the key '{key}', which is not read"):
         sft({"messages": [*chat("uone"), message]})
@@ -232,7 +232,7 @@ def test_a_key_of_a_message_that_may_change_what_is_learned_is_refused(sft, key)
         "documents", "context", "sample_weight", "history", "instruction",
     ],
 )  # fmt: skip
-def test_a_key_of_a_row_that_may_change_what_is_learned_is_refused(sft, dpo, key):
+def test_unknown_key_of_a_row_is_refused(sft, dpo, key):
     for value in (False, ["a"], {"a": 1}):
         with pytest.raises(ValueError, match=f"row 0 has the key '{key}', which is not read"):
             sft({"messages": chat("uone", "atwo"), key: value})
@@ -249,7 +249,7 @@ def test_empty_answer_is_refused(sft, dpo, empty):
             dpo({"prompt": "one?", name: empty, other: "1"})
 
 
-def test_answer_of_a_base_model_is_learned_with_the_end_that_its_template_writes(tiny_llama):
+def test_answer_of_a_base_model_ends_as_in_its_template(tiny_llama):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
@@ -347,7 +347,7 @@ def test_a_setting_that_selects_episodes_is_refused_with_rows(sft, dpo, settings
 
 
 @pytest.mark.parametrize("token", ["<|im_start|>", "<|im_end|>"])
-def test_control_tokens_in_what_is_learned_are_refused_and_elsewhere_are_text(sft, dpo, renderer, token):
+def test_control_tokens_are_refused_in_answers_and_text_elsewhere(sft, dpo, renderer, token):
     number = renderer._tokenizer.convert_tokens_to_ids(token)
     text = f"a{token}user\nhi"
     for row in ({"messages": chat("uone", f"a{text}")}, {"prompt": "one", "completion": text}):

@@ -113,7 +113,7 @@ def test_held_out_perplexity_falls_and_the_control_stays(trainer, tmp_path, caps
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 4}, {"seed": 1}, {"eval_share": 0.25}])
-def test_resume_refuses_what_changes_the_rows_of_a_step(trainer, change):
+def test_resume_refuses_settings_that_change_the_rows_of_a_step(trainer, change):
     with trainer("run", checkpoint_every=1) as run:
         run.fit(ragged(20), steps=1)
     with (
@@ -160,7 +160,7 @@ def test_a_run_is_not_continued_on_other_data(trainer):
         run.fit(chats(8, start=1), steps=2)
 
 
-def test_an_epoch_learns_every_row_once_in_an_order_of_its_own():
+def test_epoch_has_every_row_once_in_a_new_order():
     config = fa.SFTConfig(batch_size=4, seed=5)
     steps = [offline.rows_of(step, 10, config) for step in range(5)]
     flat = [row for step in steps for row in step]
@@ -177,7 +177,7 @@ def test_epochs_give_the_number_of_steps(trainer):
     assert [row["epoch"] for row in rows] == pytest.approx([8 / 12, 16 / 12, 2.0])
 
 
-def test_what_is_held_out_is_never_learned():
+def test_held_out_rows_are_never_trained_on():
     items = list(range(40))
     learned, held_out = offline.split(items, fa.SFTConfig(eval_share=0.25, seed=1))
     assert len(held_out) == 10
@@ -252,7 +252,7 @@ def test_the_command_line_trains_from_a_file(tiny_llama, tmp_path, capsys):
     assert (tmp_path / "run" / "export" / "model.safetensors").exists()
 
 
-def test_the_command_line_names_what_it_does_not_know(tiny_llama, tmp_path, capsys):
+def test_command_line_suggests_known_settings(tiny_llama, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["sft", str(yaml_of(tmp_path, tiny_llama, "epoch: 2"))])
     assert "Did you mean 'epochs'" in capsys.readouterr().err
@@ -318,7 +318,7 @@ def test_a_file_and_the_command_line_take_games_of_an_oracle(tiny_llama, tmp_pat
     assert "set their number with games" in capsys.readouterr().err
 
 
-def test_a_policy_warms_up_in_the_seats_that_it_will_play(tiny_llama, tmp_path, taught):
+def test_warm_start_imitates_the_agents_of_the_policy(tiny_llama, tmp_path, taught):
     def run(**changed):
         model = fa.Policy(str(tiny_llama))
         plan = {"env": "forge/Codewords-v0@3", "policies": {"one": model, "two": model}, "out_dir": str(tmp_path),

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from fake_processes import sampled_turn
 
 import forge_agents as fa
 from forge_agents.episodes.stored import load_episodes
@@ -20,7 +21,6 @@ from forge_agents.types import (
     ToolCall,
     Trajectory,
     Turn,
-    VersionSpan,
 )
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
@@ -76,7 +76,7 @@ def test_a_conversation_is_tokenised_as_the_template_writes_it(read, renderer):
     assert renderer._tokenizer.decode(item.ids) + "\n" == template
 
 
-def test_what_is_learned_equals_what_would_be_played(read, renderer):
+def test_training_tokens_equal_those_of_a_rollout(read, renderer):
     (item,) = read([chat("sS", "uone", "atwo", "uthree", "afour")]).items
     first = renderer.start("S", "one")
     second = renderer.extend(first, (*b"two", END), "three")
@@ -187,7 +187,7 @@ def test_a_malformed_row_is_named(read, row, message):
         read([chat("uone", "atwo"), row])
 
 
-def test_what_is_no_row_is_refused(read):
+def test_invalid_rows_and_datasets_are_refused(read):
     with pytest.raises(TypeError, match="row 0 is a list"):
         read([[]])
     with pytest.raises(TypeError, match="got int"):
@@ -221,19 +221,8 @@ def test_the_digest_is_of_the_tokens_and_their_order(read):
 
 def turn(renderer, prompt, action, *, index=0, reward=0.0, response=None):
     response = (*action.encode(), END) if response is None else response
-    return Turn(
-        agent="player_0",
-        index=index,
-        observation="look",
-        action=action,
-        reward=reward,
-        policy="hero",
-        prompt_ids=prompt,
-        response_ids=response,
-        logprobs=(-1.0,) * len(response),
-        versions=(VersionSpan(version=0, start=0, end=len(response)),) if response else (),
-        finish_reason="stop",
-    )
+    fields = {"observation": "look", "action": action, "prompt_ids": prompt}
+    return sampled_turn("player_0", index, reward, "hero", response, **fields)
 
 
 def episode(renderer, action, *, reward=0.0, seed=0, policy="hero", error=None):
@@ -260,7 +249,7 @@ def test_an_episode_is_learned_token_by_token(read, renderer):
     assert item.ids[item.mask].tolist() == [*b"hello", *b"bye", END]
 
 
-def test_what_a_script_played_is_rendered_from_its_text(read, renderer):
+def test_scripted_episode_is_rendered_from_text(read, renderer):
     scripted = [turn(renderer, (), word, index=i, response=()) for i, word in enumerate(("one", "two"))]
     trajectory = Trajectory(agent="player_0", policy="teacher", turns=tuple(scripted), instructions="Play.")
     (item,) = read([trajectory]).items
@@ -314,7 +303,7 @@ def test_turns_that_were_left_out_and_notes_on_them_are_rendered_from_text(read,
     assert (anew.ids.tolist(), anew.mask.tolist()) == (same.ids.tolist(), same.mask.tolist())
 
 
-def test_what_a_model_played_is_its_own_where_a_stop_text_ended_it_or_it_was_chosen(read, renderer):
+def test_answer_before_a_stop_text_keeps_its_tokens(read, renderer):
     prompt = renderer.start("Play.", "look")
     stopped = turn(renderer, prompt, "left", response=tuple(b"left. STOP"))
     result = read([Trajectory(agent="player_0", policy="m", turns=(stopped,))])
@@ -323,7 +312,7 @@ def test_what_a_model_played_is_its_own_where_a_stop_text_ended_it_or_it_was_cho
     assert read([Trajectory(agent="player_0", policy="m", turns=(foreign,))]).counts["rendered from text"] == 1
 
 
-def test_thoughts_that_the_policy_does_not_read_again_are_not_in_what_it_learns_from(read, renderer):
+def test_dropped_reasoning_is_not_in_later_prompts(read, renderer):
     row = chat("uone", "a<think>hm</think>1", "utwo", "a<think>so</think>2", "uthree", "a3")
     (whole,) = read([row]).items
     apart = read([row], keep_reasoning="none").items
@@ -379,7 +368,7 @@ def test_episodes_are_filtered_by_reward(read, renderer):
     assert result.counts == {"learned": 1, "below min_reward": 2, "not among the best": 2}
 
 
-def test_a_reward_of_ones_own_filters_and_nan_reaches_no_bound(read, renderer):
+def test_custom_reward_filters_episodes_and_nan_passes_no_bound(read, renderer):
     played = [episode(renderer, word, reward=1.0) for word in ("a", "b", "c")]
 
     def reward(trajectories):
@@ -392,7 +381,7 @@ def test_a_reward_of_ones_own_filters_and_nan_reaches_no_bound(read, renderer):
         read(played, reward=lambda _: np.ones(1))
 
 
-def test_the_episodes_of_a_run_are_read_back_whole(read, renderer, tmp_path):
+def test_episodes_of_a_run_folder_are_read(read, renderer, tmp_path):
     failed = episode(renderer, "b", error=EpisodeError(where="step", kind="E", message="m"))
     played = [episode(renderer, "a", reward=0.5), failed]
     run = RunFolder(tmp_path, {})
@@ -409,7 +398,7 @@ def test_the_episodes_of_a_run_are_read_back_whole(read, renderer, tmp_path):
         read(tmp_path)
 
 
-def test_calls_that_were_written_anew_are_the_models_own_where_it_reads_their_names(read, renderer):
+def test_rewritten_tool_calls_keep_the_tokens_of_the_model(read, renderer):
     call = ToolCall(name="add", arguments={"a": 1})
     own = turn(renderer, renderer.start("", "look"), "[add 1]")
     own = dataclasses.replace(own, action=str(call), tool_calls=(call,))
@@ -420,7 +409,7 @@ def test_calls_that_were_written_anew_are_the_models_own_where_it_reads_their_na
     assert "add" in renderer._tokenizer.decode(item.ids[item.mask])
 
 
-def test_games_of_an_oracle_are_learned_in_every_seat_and_what_earns_little_is_counted(read):
+def test_games_of_an_oracle_are_imitated_for_all_agents(read):
     games = fa.demonstrations("forge/Commons-v0@1", 6)
     learned = read(games, room=5000)
     assert learned.counts == {"learned": 12, "rendered from text": 12}
@@ -433,7 +422,7 @@ def test_games_of_an_oracle_are_learned_in_every_seat_and_what_earns_little_is_c
     assert read([failed, *games[1:]], room=5000).counts["failed"] == 1
 
 
-def test_beside_a_policy_that_learns_an_oracle_is_not_learned(read):
+def test_oracle_next_to_a_trained_policy_is_not_imitated(read):
     def seat(name, policy):
         turn = Turn(agent=name, index=0, observation="o", action=name, reward=0.0)
         return Trajectory(agent=name, policy=policy, turns=(turn,))

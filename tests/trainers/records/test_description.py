@@ -67,7 +67,7 @@ def test_a_function_is_described_by_its_path_and_a_hash_of_its_source(module):
         ("[helper(t.text) for", "[1 - helper(t.text) for"),
     ],
 )
-def test_a_change_of_what_a_reward_uses_changes_its_hash(module, old, new):
+def test_hash_of_a_reward_covers_its_helpers(module, old, new):
     before = describe(module().reward)
     assert describe(module(REWARD.replace(old, new)).reward) != before
 
@@ -111,7 +111,7 @@ def test_credentials_are_hidden_wherever_they_stand(module):
     assert secret not in shown and "plain-secret" not in shown and "npx" in shown and "headers" in shown
 
 
-def test_verifiers_of_an_ensemble_show_what_they_were_made_with():
+def test_verifiers_of_an_ensemble_are_described_with_arguments():
     ensemble = fa.Ensemble([fv.Exact(), fv.Repetition(size=3)], combine="mean", refit_every=4)
     result = describe(0.5 * ensemble + 0.5 * fv.Format())
     inner = result["terms"][0][1]

@@ -210,7 +210,7 @@ def test_a_run_folder_may_be_a_link_and_hold_links_that_no_run_follows(tmp_path)
     assert (disk / "config.yaml").read_text() == "a: 1\n"
 
 
-def test_a_call_of_which_nothing_came_leaves_no_folder(tmp_path):
+def test_failed_call_leaves_no_folder(tmp_path):
     def refused(path, *made):
         with contextlib.suppress(KeyError), RunFolder(path, {"a": 1}):
             for name in made:

@@ -45,7 +45,7 @@ def wandb(monkeypatch):
     return fake
 
 
-def test_curves_go_to_wandb_and_a_resumed_run_goes_on_in_its_own(wandb, tmp_path):
+def test_resumed_run_continues_its_curves_in_wandb(wandb, tmp_path):
     for step in range(2):
         run = RunFolder(tmp_path / "guess", {"trainer": {"seed": 3}}, tracker="wandb")
         run.log(step, {"reward/mean": 0.5})
@@ -118,13 +118,13 @@ def test_a_tracker_that_does_not_open_is_named_before_anything_starts(wandb, tmp
     RunFolder(tmp_path / "run", {}).close()  # the folder is free
 
 
-def test_what_a_tracker_says_when_it_cannot_open_is_told(wandb, tmp_path, monkeypatch):
+def test_error_of_a_tracker_that_cannot_open_is_raised(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr(wandb, "init", lambda **given: (_ for _ in ()).throw(TimeoutError("run init timed out")))
     with pytest.raises(TimeoutError, match="run init timed out"):
         RunFolder(tmp_path, {}, tracker="wandb")
 
 
-def test_a_tracker_that_is_not_installed_names_its_extra_before_anything_starts(monkeypatch, tmp_path):
+def test_missing_tracker_names_its_extra_before_the_start(monkeypatch, tmp_path):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     told = r"tracker=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
     with pytest.raises(MissingExtraError, match=told):
@@ -132,7 +132,7 @@ def test_a_tracker_that_is_not_installed_names_its_extra_before_anything_starts(
     RunFolder(tmp_path, {}).close()  # the folder is free again
 
 
-def test_a_tracker_that_nobody_knows_is_refused():
+def test_unknown_tracker_is_refused():
     told = r"tracker='wandbb' is none of tensorboard, .*\bmlflow\b.*\. Did you mean 'wandb'"
     for config in (GRPOConfig, SFTConfig):
         with pytest.raises(ValueError, match=told):
@@ -274,7 +274,7 @@ def test_one_refused_metric_costs_itself_and_is_named_and_no_row_is_lost(mlflow,
     assert (row["good"], row["refused"], row["text"], row["none"], row["tensor"]) == (1.0, 2.0, None, None, 4.0)
 
 
-def test_a_full_disk_is_told_in_one_message(tmp_path, caplog, capfd):
+def test_full_disk_is_reported_in_one_message(tmp_path, caplog, capfd):
     run = RunFolder(tmp_path, {"policies": {}}, tracker="tensorboard")
     run.log(0, {"reward/mean": 0.5})
     (tmp_path / "metrics.jsonl").unlink()

@@ -90,7 +90,7 @@ def test_the_checkpoint_of_other_verifiers_is_left_out(run):
     assert verifier_history(run)[-1].report.evidence is None
 
 
-def test_what_is_no_run_with_verifiers_is_said(tmp_path):
+def test_folder_without_verifiers_is_an_error(tmp_path):
     with pytest.raises(RunFolderError, match="is not a run folder"):
         verifier_history(tmp_path)
     RunFolder(tmp_path, {}).close()

@@ -74,7 +74,7 @@ def fit(
     return yaml.safe_load((folder / "config.yaml").read_text())
 
 
-def test_config_records_what_decides_a_run(tmp_path):
+def test_config_records_reward_environment_players_and_packages(tmp_path):
     result = fit(
         tmp_path,
         env_args={"size": 3},
@@ -119,7 +119,7 @@ def test_config_records_the_environment_reward(tmp_path):
         ({"learner": fa.LearnerConfig(lr=3e-6)}, "trainer.learner.lr: 2e-05 -> 3e-06"),
     ],
 )
-def test_a_change_on_resume_is_told(tmp_path, capsys, change, told):
+def test_changed_setting_of_a_resumed_run_is_reported(tmp_path, capsys, change, told):
     fit(tmp_path)
     capsys.readouterr()
     fit(tmp_path, steps=3, **change)
@@ -149,13 +149,13 @@ def test_different_adapter_is_refused(tmp_path, change, message):
     assert before == after, "nothing is rewritten"
 
 
-def test_the_same_adapter_goes_on(tmp_path):
+def test_run_with_the_same_adapter_continues(tmp_path):
     fit(tmp_path, lora=fa.LoRA(rank=4))
     fit(tmp_path, steps=3, lora=fa.LoRA(rank=4))
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_changed_file_of_tasks_is_told(tmp_path, capsys):
+def test_changed_file_of_tasks_is_reported(tmp_path, capsys):
     tasks = tmp_path / "tasks.jsonl"
     for steps, text in ((2, '"a"'), (3, '"a"'), (4, '"b"')):
         tasks.write_text(text)

@@ -478,7 +478,7 @@ def test_conversation_that_cannot_continue_is_reported(tried, tiny_llama, contex
     assert "cannot continue" not in said(fills, "end")
 
 
-def test_a_template_that_refuses_is_told(tried, tiny_llama, tmp_path):
+def test_chat_template_that_refuses_is_reported(tried, tiny_llama, tmp_path):
     import shutil
 
     refusing = shutil.copytree(tiny_llama, tmp_path / "refusing")

@@ -8,12 +8,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from fake_processes import sampled_turn
 
 import forge_agents as fa
 import forge_verifiers as fv
 from forge_agents.errors import ArgumentError, StallError
 from forge_agents.policy import Endpoint, Policy
-from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, VersionSpan
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
@@ -27,21 +28,7 @@ from forge_trainers.rl.scoring import Scorer, score
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import RewardState
 
-
-def turn(agent, index, reward, policy="hero"):
-    return Turn(
-        agent=agent,
-        index=index,
-        observation="o",
-        action="x",
-        reward=reward,
-        policy=policy,
-        prompt_ids=(1, 2),
-        response_ids=(3,),
-        logprobs=(-1.0,),
-        versions=(VersionSpan(version=0, start=0, end=1),),
-        finish_reason="stop",
-    )
+turn = partial(sampled_turn, policy="hero")
 
 
 def episode(a, b, *, seed=0, error=None, b_policy="rival"):
@@ -51,7 +38,7 @@ def episode(a, b, *, seed=0, error=None, b_policy="rival"):
         error=error,
         trajectories={
             "a": Trajectory(agent="a", policy="hero", turns=(turn("a", 0, a),)),
-            "b": Trajectory(agent="b", policy=b_policy, turns=(turn("b", 1, b, b_policy),)),
+            "b": Trajectory(agent="b", policy=b_policy, turns=(turn("b", 1, b, policy=b_policy),)),
         },
     )
 
@@ -374,20 +361,11 @@ def test_the_mean_reward_is_that_of_trained_policies():
 
 
 def test_policy_metrics_precede_agents_of_the_same_name():
-    swapped = EpisodeGroup(
-        env_id="t",
-        seed=0,
-        episodes=(
-            Episode(
-                env_id="t",
-                seed=0,
-                trajectories={
-                    "a": Trajectory(agent="a", policy="b", turns=(turn("a", 0, 3.0, "b"),)),
-                    "b": Trajectory(agent="b", policy="a", turns=(turn("b", 1, 5.0, "a"),)),
-                },
-            ),
-        ),
-    )
+    trajectories = {
+        agent: Trajectory(agent=agent, policy=policy, turns=(turn(agent, at, reward, policy=policy),))
+        for at, (agent, policy, reward) in enumerate((("a", "b", 3.0), ("b", "a", 5.0)))
+    }
+    swapped = EpisodeGroup(env_id="t", seed=0, episodes=(Episode(env_id="t", seed=0, trajectories=trajectories),))
     found = summarize(scored([swapped]), {"a", "b"})
     assert (found["reward/a"], found["reward/b"]) == (5.0, 3.0)
 

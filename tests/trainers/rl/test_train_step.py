@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -234,37 +235,35 @@ def guarded(core, batch, sampler):
     check_gap("hero", gap(core, batch, sampler), LIMIT)
 
 
-def test_the_guard_lets_equal_models_pass(core, tiny_llama, random_batch):
+def with_negated_row(model, folder, name):
+    """Return a learner of a copy of a model in which one row of a matrix has another sign."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[name][0] *= -1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return learner(folder)
+
+
+def test_guard_passes_equal_models(core, tiny_llama, random_batch):
     batch, twin = random_batch(), learner(tiny_llama)
     guarded(core, batch, twin)
     assert gap(core, batch, twin) <= 1e-6
 
 
-def test_the_guard_fires_at_a_wrong_temperature(core, tiny_llama, random_batch):
-    with pytest.raises(MismatchError, match="temperature"):
-        guarded(core, random_batch(), learner(tiny_llama, temperature=0.9))
+@pytest.mark.parametrize("matrix", ["model.layers.0.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_guard_refuses_another_temperature_and_corrupted_weights(core, tiny_llama, random_batch, tmp_path, matrix):
+    for sampler in (learner(tiny_llama, temperature=0.9), with_negated_row(tiny_llama, tmp_path / "model", matrix)):
+        with pytest.raises(MismatchError, match="temperature"):
+            guarded(core, random_batch(), sampler)
 
 
-def test_the_guard_fires_at_a_stale_version(tiny_llama, random_batch):
+def test_guard_refuses_a_stale_version(tiny_llama, random_batch):
     ahead, stale = learner(tiny_llama), learner(tiny_llama)
     ahead.train_step(random_batch())
     with pytest.raises(MismatchError):
         guarded(ahead, random_batch(), stale)
-
-
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight"])
-def test_the_guard_fires_at_a_corrupted_weight(core, tiny_llama, random_batch, tmp_path, name):
-    from safetensors.torch import load_file, save_file
-
-    folder = tmp_path / "corrupted"
-    folder.mkdir()
-    for file in tiny_llama.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    weights = load_file(folder / "model.safetensors")
-    weights[name][0] *= -1  # one row of one matrix
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(MismatchError):
-        guarded(core, random_batch(), learner(folder))
 
 
 def test_every_step_reports_ratios_work_and_memory(tiny_llama, random_batch):

@@ -75,7 +75,7 @@ def test_the_newest_is_restored_and_the_oldest_forgotten(tmp_path):
     assert names(tmp_path) == ["step-000020", "step-000100"]
 
 
-def test_the_best_stays_beside_the_newest_and_the_newest_is_restored(tmp_path):
+def test_best_checkpoint_is_kept_and_the_newest_is_restored(tmp_path):
     save(tmp_path, 1, 2, 3, 4, 5, keep=1, scores={1: 0.2, 2: 0.9, 3: 0.9, 4: float("nan"), 5: 0.1})
     assert names(tmp_path) == ["step-000003", "step-000005"]
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best=True)
@@ -86,7 +86,7 @@ def test_the_best_stays_beside_the_newest_and_the_newest_is_restored(tmp_path):
     assert restore(tmp_path) == (5, 5)
 
 
-def test_the_run_goes_on_while_a_checkpoint_is_written_and_what_it_held_then_is_saved(tmp_path):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path):
     learner, reward = Learner(1), Reward(1)
 
     async def run():
@@ -211,7 +211,7 @@ def test_the_random_state_of_the_process_is_restored(tmp_path):
     assert drawn() == expected
 
 
-def test_a_checkpoint_that_cannot_be_written_costs_a_warning_and_the_next_is_tried(tmp_path, caplog):
+def test_failed_checkpoint_is_warned_of_and_the_next_is_written(tmp_path, caplog):
     learner = Learner(1)
 
     async def run():
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path):
         save(tmp_path / "file/checkpoints", 1)
 
 
-def test_a_cancelled_run_drops_what_is_being_written(tmp_path, caplog):
+def test_cancelled_run_drops_its_unfinished_checkpoint(tmp_path, caplog):
     learner, begun = Learner(1), asyncio.Event()
 
     async def run():
@@ -270,7 +270,7 @@ def test_the_newest_of_a_very_long_run_is_the_newest(tmp_path):
     assert saved_reward(tmp_path)["a/seen"] == 1_000_000 and restore(tmp_path)[0] == 1_000_000
 
 
-def test_a_damaged_reward_is_told(tmp_path):
+def test_damaged_reward_state_is_an_error(tmp_path):
     save(tmp_path, 1, reward=Reward(3))
     assert saved_reward(tmp_path)["a/seen"] == 3
     cut(tmp_path / "step-000001/reward.npz")

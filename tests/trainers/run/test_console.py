@@ -51,7 +51,7 @@ def test_a_terminal_gets_a_bar(shown):
     assert "\x1b[" in said and "2/2" in said and "━" in said
 
 
-def test_the_bar_leaves_room_for_what_a_terminal_writes_at_ctrl_c(shown, monkeypatch):
+def test_progress_bar_leaves_room_for_ctrl_c(shown, monkeypatch):
     for _, key, _ in display._SHOWN:
         monkeypatch.setitem(ROW, key, 1.0)
     said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
@@ -73,7 +73,7 @@ def test_a_reward_of_no_game_is_left_out_and_no_other_nan(monkeypatch, shown):
     assert shown(force_terminal=False).splitlines()[1] == "train 1/2  kl nan  s/step 2.0"
 
 
-def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys):
+def test_rewards_of_several_policies_follow_their_mean(monkeypatch, capsys):
     row = {"reward/mean": 0.0, "reward/a": 0.5, "reward/b": -0.5}
     for policies, message in ((["a", "b"], "reward 0.000  a 0.500  b -0.500"), (["a"], "reward 0.000\n")):
         with display.Display("train", 1, policies=policies) as live:

@@ -57,7 +57,7 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys):
     assert f"next   forge-agents serve {run / 'mine'}" in out
 
 
-def test_what_cannot_be_exported_is_told(run, tmp_path):
+def test_export_of_missing_or_damaged_checkpoints_is_refused(run, tmp_path):
     with pytest.raises(RunFolderError, match="'step-9'; it has best, newest, step-000002, step-000001"):
         export_checkpoint(run, checkpoint="step-9")
     with pytest.raises(RunFolderError, match="exists already"):

@@ -28,7 +28,7 @@ def test_only_the_fields_given_override_the_trainers():
     assert back.warmup_steps == 0, "a mapping sets a field back to its default"
 
 
-def test_overrides_are_taken_before_what_follows_from_staleness():
+def test_overrides_apply_before_the_correction_for_staleness():
     config = fa.GRPOConfig(max_staleness=1)
     assert config.learner_of(policy()).correction == "truncate"
     assert config.learner_of(policy(learner={"correction": "mask"})).correction == "mask"
@@ -76,7 +76,7 @@ def test_clips_and_sequences_that_act_are_taken(learner):
     assert fa.GRPOConfig(learner=fa.LearnerConfig(**learner))
 
 
-def test_what_an_override_switches_off_is_not_held_against_the_policy():
+def test_override_may_switch_off_another_setting():
     config = fa.GRPOConfig(learner=fa.LearnerConfig(lr_decay="linear", lr_min_ratio=0.1))
     assert config.learner_of(policy(learner={"lr_decay": "none"})).lr_decay == "none"
 

@@ -44,7 +44,7 @@ class Stores:
     _mend_store = Processes._mend_store
 
 
-def test_work_is_done_again_with_the_store_that_takes_a_dead_ones_place():
+def test_work_is_repeated_with_the_next_weight_store():
     processes, seen = Stores(), []
 
     async def work(store):
@@ -59,7 +59,7 @@ def test_work_is_done_again_with_the_store_that_takes_a_dead_ones_place():
     assert seen == [0, 1, 2] and [*map(str, processes.mended)] == ["weights died during put", "weights did not answer"]
 
 
-def test_another_ones_death_is_not_the_stores():
+def test_death_of_another_process_does_not_replace_the_store():
     processes = Stores()
 
     async def work(store):
@@ -70,7 +70,7 @@ def test_another_ones_death_is_not_the_stores():
     assert processes.mended == []
 
 
-def test_whoever_stops_waiting_for_a_new_store_does_not_stop_it_and_the_next_waits_until_all_know_it():
+def test_cancelled_store_restart_is_retried():
     async def main():
         processes = Stores()
 
@@ -114,7 +114,7 @@ class Carrying(Stores):
         return ActorDiedError("hero-learner was ended by SIGKILL", "hero-learner")
 
 
-def test_a_learners_death_ends_the_wait_of_an_engine_that_has_nobody_to_get_weights_from():
+def test_death_of_a_learner_ends_the_transfer_of_weights():
     async def main():
         processes = Carrying()
         with pytest.raises(ActorDiedError, match="hero-learner was ended by SIGKILL"):
@@ -139,46 +139,33 @@ class Starting:
         return configs
 
 
-class Slow:
-    """A learner of two, which starts; the other one fails after it, or meanwhile."""
-
-    def __init__(self):
-        self.stopped = False
-
-    async def stop(self):
-        self.stopped = True
-
-
 @pytest.mark.parametrize("failing", ["hero", "rival"])
-def test_learners_that_started_are_stopped_if_another_fails(failing):
-    started, cancelled = [], []
+@pytest.mark.parametrize("early", [False, True])
+def test_learners_that_started_are_stopped_if_another_fails(failing, early):
+    stopped, cancelled = [], []
 
     class Failing(Starting):
         async def _start_learners(self, configs):
             (name,) = configs
-            await asyncio.sleep(0.02)
             if name == failing:
-                raise ValueError(f"{name}-learner has no model")
-            started.append(Slow())
-            return {name: started[0]}
-
-    class Early(Starting):
-        async def _start_learners(self, configs):
-            (name,) = configs
-            if name == failing:
+                await asyncio.sleep(0 if early else 0.02)
                 raise ValueError(f"{name}-learner has no model")
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(5 if early else 0)
             except asyncio.CancelledError:
                 cancelled.append(name)
                 raise
 
-    for kind in (Failing, Early):
-        processes = kind()
-        with pytest.raises(ValueError, match=f"{failing}-learner has no model"):
-            asyncio.run(processes.start_learners())
-        assert processes.learners == {}
-    assert all(learner.stopped for learner in started) and len(cancelled) == 1
+            async def stop():
+                stopped.append(name)
+
+            return {name: SimpleNamespace(stop=stop)}
+
+    processes = Failing()
+    with pytest.raises(ValueError, match=f"{failing}-learner has no model"):
+        asyncio.run(processes.start_learners())
+    assert processes.learners == {}
+    assert (len(stopped), len(cancelled)) == ((0, 1) if early else (1, 0))
 
 
 def resolved(tmp_path, engine=None, learners=None, **settings):
@@ -200,7 +187,7 @@ def test_learners_use_memory_driven_values_unless_they_are_set(tmp_path):
     assert (rival.loss_chunk_tokens, rival.activation_checkpointing) == (256, "none")
 
 
-def test_processes_receive_what_the_run_decides(tmp_path):
+def test_plan_has_seed_threads_context_and_timeouts(tmp_path):
     plan = resolved(tmp_path, {"max_model_len": 96})
     hero, engine = plan.learners["hero"], plan.engines["hero"]
     assert (hero.seed, hero.threads, hero.max_sample_tokens, hero.temperature) == (3, 5, 96, 1.0)
@@ -222,7 +209,7 @@ def test_completions_may_take_longer_with_a_longer_stage_timeout(stage_s, answer
     [("0", "0", True), ("0", "1", False), ("", "", False)],
     ids=["one GPU", "a GPU each", "no GPU"],
 )
-def test_a_learner_starts_beside_an_engine_unless_they_share_a_gpu(engine, learner, shared):
+def test_learner_starts_with_the_engine_unless_they_share_a_gpu(engine, learner, shared):
     def seat(role, gpu, rank=0, host="here"):
         return ProcessSlot(name=role, role=role, rank=rank, host=host, gpu=gpu, gpu_bytes=0)
 
@@ -230,7 +217,7 @@ def test_a_learner_starts_beside_an_engine_unless_they_share_a_gpu(engine, learn
     assert _share_gpus([seat("store", ""), seat("learner", learner), seat("engines", engine), elsewhere]) is shared
 
 
-def test_a_model_that_nobody_can_train_starts_nothing(tiny_models, tmp_path, monkeypatch):
+def test_untrainable_model_starts_nothing(tiny_models, tmp_path, monkeypatch):
     async def launched(*args, **options):
         pytest.fail("something was started")
 
@@ -257,7 +244,7 @@ def test_ranks_that_cannot_share_a_model_ask_for_no_host(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")]
 )
-def test_policies_whose_processes_would_have_one_name_are_refused(names, twice):
+def test_equal_names_of_processes_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}
     meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())
     with pytest.raises(ValueError, match=f"{twice} would be the name of .* rename one of the policies"):
@@ -266,7 +253,7 @@ def test_policies_whose_processes_would_have_one_name_are_refused(names, twice):
         dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
 
 
-def test_memory_of_engines_is_told_where_they_have_a_device():
+def test_memory_of_engines_is_reported_on_devices_only():
     class Engine:
         def __init__(self, *peaks, error=None):
             self.peaks, self.error, self.on_device = peaks, error, any(peaks)

@@ -9,7 +9,7 @@ from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.run.supervision import Stopwatch
 
 
-def test_parts_are_idle_for_what_they_were_not_busy(monkeypatch):
+def test_idle_fractions_complement_busy_times(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     engines, learner = BusyTime(), BusyTime()
@@ -63,7 +63,7 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
     assert times["time/step_s"] == 5.0 and times["idle/learner"] == pytest.approx(0.6)
 
 
-def test_a_part_of_a_lap_is_told_apart(monkeypatch):
+def test_part_of_a_lap_is_moved_to_another_stage(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     watch = Stopwatch()

@@ -12,10 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from fake_processes import sampled_turn
 
 import forge_agents as fa
 from forge_agents.cli.config import parse
-from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory
 from forge_trainers.rl.league_policies import LeaguePolicies, policies_of
 from forge_trainers.rl.metrics import summarize
 from forge_trainers.rl.rewards import env_reward
@@ -40,23 +41,7 @@ def standings(snapshots=2):
 def episode(policies, rewards, *, error=None, seed=0):
     """Return an episode in which each agent sampled one token, 7 times its index."""
     trajectories = {
-        agent: Trajectory(
-            agent=agent,
-            policy=policy,
-            turns=(
-                Turn(
-                    agent=agent,
-                    index=at,
-                    observation="",
-                    action="x",
-                    reward=reward,
-                    policy=policy,
-                    prompt_ids=(1, 2),
-                    response_ids=(7 * at,),
-                    logprobs=(-1.0,),
-                ),
-            ),
-        )
+        agent: Trajectory(agent=agent, policy=policy, turns=(sampled_turn(agent, at, reward, policy, (7 * at,)),))
         for at, (agent, policy, reward) in enumerate(zip(AGENTS, policies, rewards, strict=True))
     }
     failed = EpisodeError(where="step", kind="E", message="") if error else None
@@ -311,7 +296,7 @@ def test_step_loads_each_snapshot_once(tmp_path):
     assert rows[-1]["league/opponents"] == 4 and 0 <= rows[-1]["league/win_rate"] <= 1
 
 
-def test_the_table_says_who_is_who(tmp_path):
+def test_league_table_lists_all_opponents(tmp_path):
     season(tmp_path, 4)
     table = json.loads((tmp_path / "league.json").read_text())
     assert {(row["name"], row["kind"], row["version"]) for row in table["opponents"]} == {

@@ -85,8 +85,9 @@ class _Describer:
         if isinstance(value, list | tuple):
             return self._listed(value, depth)
         if isinstance(value, functools.partial):
-            described = _dict_of(self.describe(value.func, depth))
-            return {**described, **self._named({**_by_name(value.func, value.args), **value.keywords}, depth)}
+            function = self.describe(value.func, depth)
+            function = function if isinstance(function, dict) else {"function": function}
+            return {**function, **self._named({**_by_name(value.func, value.args), **value.keywords}, depth)}
         if isinstance(value, types.MethodType):
             return {**self._code("function", value.__func__), "object": self.describe(value.__self__, depth)}
         if isinstance(value, type):
@@ -135,7 +136,8 @@ class _Describer:
     def _listed(self, values: Sequence[Any], depth: int) -> Any:
         if len(values) > _MAX_ITEMS:
             return {"length": len(values), "hash": self._hash(values, depth)}
-        before = ("", *(each.lstrip("-") if _is_flag(each) else "" for each in values))
+        is_flag = [isinstance(each, str) and each.startswith("-") for each in values]  # a flag names the next value
+        before = ("", *(each.lstrip("-") if flag else "" for each, flag in zip(values, is_flag, strict=True)))
         return [
             HIDDEN if flag and is_secret(flag, each) else self.describe(each, depth)
             for flag, each in zip(before, values, strict=False)
@@ -149,15 +151,6 @@ class _Describer:
                 break
             total.update(json.dumps(self.describe(each, depth), default=str).encode())
         return total.hexdigest()[:_HASH_LENGTH]
-
-
-def _dict_of(described: Any) -> dict[str, Any]:
-    return described if isinstance(described, dict) else {"function": described}
-
-
-def _is_flag(value: Any) -> bool:
-    """Return whether a value is a command-line flag, which names the next value."""
-    return isinstance(value, str) and value.startswith("-")
 
 
 def _text(text: str) -> str:
@@ -208,14 +201,13 @@ def _arguments(value: Any) -> Mapping[str, Any] | None:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, including slots, without names that begin with two underscores."""
-    slots = (name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name))
-    values = {name: getattr(value, name) for name in slots} | dict(getattr(value, "__dict__", {}))
+    values: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        values |= {name: getattr(value, name) for name in names if hasattr(value, name)}
+    values |= getattr(value, "__dict__", {})
     return {name.lstrip("_"): each for name, each in values.items() if not name.startswith("__")}
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _module_of(target: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import reprlib
@@ -115,28 +114,27 @@ def _is_weight(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
+def _inner(reward: Any) -> tuple[list[Any], bool]:
+    """Return the rewards directly inside a reward, and whether it is an ensemble."""
+    if isinstance(reward, Composable) and (verifiers := getattr(reward, "verifiers", ())):
+        return [*verifiers], True
+    parts = getattr(reward, "parts", None) if isinstance(reward, MultiReward | Composable) else None
+    return ([*parts().values()] if callable(parts) else []), False
+
+
 def leaf_rewards(reward: Any) -> Iterator[tuple[Any, bool]]:
     """Yield the rewards at the leaves of sums, ensembles and `MultiReward`, each with whether an ensemble holds it."""
-    if isinstance(reward, MultiReward):
-        yield from itertools.chain.from_iterable(map(leaf_rewards, reward.parts().values()))
-        return
-    verifiers = getattr(reward, "verifiers", ()) if isinstance(reward, Composable) else ()
-    parts = getattr(reward, "parts", None) if isinstance(reward, Composable) else None
-    if verifiers:
-        yield from ((leaf, True) for verifier in verifiers for leaf, _ in leaf_rewards(verifier))
-    elif callable(parts):
-        yield from itertools.chain.from_iterable(map(leaf_rewards, parts().values()))
-    else:
+    inner, is_ensemble = _inner(reward)
+    if not inner:
         yield reward, False
+    for part in inner:
+        yield from ((leaf, is_ensemble or in_ensemble) for leaf, in_ensemble in leaf_rewards(part))
 
 
 def all_rewards(reward: Any) -> Iterator[Any]:
     """Yield a reward and everything inside: parts of sums and of `MultiReward`, and verifiers of ensembles."""
     yield reward
-    parts = getattr(reward, "parts", None) if isinstance(reward, MultiReward | Composable) else None
-    inner = [*parts().values()] if callable(parts) else []
-    inner += getattr(reward, "verifiers", ()) if isinstance(reward, Composable) else ()
-    for part in inner:
+    for part in _inner(reward)[0]:
         yield from all_rewards(part)
 
 

@@ -181,6 +181,21 @@ def make_samples(
     for name, fraction in fractions.items():
         if fraction < 1.0:
             samples[name] = [replace(sample, advantage=fraction * sample.advantages) for sample in samples[name]]
+    return StepSamples(
+        samples=samples,
+        counts=_outcomes(groups, trained, used, set(too_long)),
+        advantages=advantages,
+        abstained=len(trajectories) - len(rows),
+        too_long=len(too_long),
+        bad_logprobs={name: bad[name] / number for name, number in tokens.items() if number},
+        fractions=fractions,
+    )
+
+
+def _outcomes(
+    groups: Sequence[EpisodeGroup], trained: Collection[str], used: set[int], too_long: set[int]
+) -> dict[str, int]:
+    """Count groups by outcome; see `StepSamples.counts`."""
     counts = dict.fromkeys(("used", "failed", "abstained", "too_long", "zero_variance"), 0)
     for number, group in enumerate(groups):
         if group.failed:
@@ -192,15 +207,7 @@ def make_samples(
         else:
             outcome = "abstained" if _abstained(group, trained) else "zero_variance"
         counts[outcome] += 1
-    return StepSamples(
-        samples=samples,
-        counts=counts,
-        advantages=advantages,
-        abstained=len(trajectories) - len(rows),
-        too_long=len(too_long),
-        bad_logprobs={name: bad[name] / number for name, number in tokens.items() if number},
-        fractions=fractions,
-    )
+    return counts
 
 
 def _abstained(group: EpisodeGroup, trained: Collection[str]) -> bool:

@@ -56,15 +56,7 @@ async def train(
     """
     skipped = Counter() if skipped is None else skipped
     ages = {name: staleness(batch, learners[name].version) for name, batch in batches.items()}
-    oldest = {name: max(counts) for name, counts in ages.items()}
-    if late := [name for name, age in oldest.items() if age > config.max_staleness]:
-        age = oldest[late[0]]
-        raise AssertionError(f"a sample of {late[0]} is {age} versions old; the loop allows {config.max_staleness}")
-    metrics = {"staleness/max": float(max(oldest.values(), default=0))}
-    metrics |= {
-        f"staleness/{age}": float(sum(counts.get(age, 0) for counts in ages.values()))
-        for age in range(config.max_staleness + 1)
-    }
+    metrics = _staleness_metrics(ages, config.max_staleness)
 
     def saved(name: str, error: Exception) -> str:
         return _save_batch(batches[name], error, {"step": step, "policy": name}, learners[name], folder)
@@ -94,7 +86,7 @@ async def train(
 
     results = await all_or_first_error(map(train_policy, batches))
     for name, result in zip(batches, results, strict=True):
-        if oldest[name] == 0 and not result["skipped"]:  # older samples differ because of training in between
+        if max(ages[name]) == 0 and not result["skipped"]:  # older samples differ because of training in between
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
@@ -118,6 +110,17 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
             "and learner count differently"
         )
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
+
+
+def _staleness_metrics(ages: Mapping[str, Mapping[int, int]], max_staleness: int) -> dict[str, float]:
+    """Return ``staleness/max`` and ``staleness/AGE``. Raises AssertionError if a sample exceeds the maximum lag."""
+    for name, counts in ages.items():
+        if max(counts) > max_staleness:
+            raise AssertionError(f"a sample of {name} is {max(counts)} versions old; the loop allows {max_staleness}")
+    metrics = {"staleness/max": float(max((age for counts in ages.values() for age in counts), default=0))}
+    for age in range(max_staleness + 1):
+        metrics[f"staleness/{age}"] = float(sum(counts.get(age, 0) for counts in ages.values()))
+    return metrics
 
 
 def check_gap(name: str, gap: float, limit: float) -> None:
