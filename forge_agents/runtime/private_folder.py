@@ -30,6 +30,8 @@ _LOG_BYTES = 8 << 20
 _LOG_CHECK_S = 20.0
 _YOUNG_S = 60.0
 """A folder that changed within this time may belong to a process that is about to lock it."""
+_OLD_S = 7 * 24 * 3600.0
+"""Logs of killed runs are kept for this time."""
 _UP = "/.." * 16
 """Leads from any folder to the root: the root's parent is the root."""
 
@@ -112,9 +114,12 @@ def _remove_abandoned(parent: Path) -> None:
         with contextlib.suppress(OSError):
             if not is_private(folder) or time.time() - folder.stat().st_mtime < _YOUNG_S:
                 continue
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for logs in folder.iterdir():
+                    if logs.is_dir() and not logs.is_symlink() and time.time() - logs.stat().st_mtime > _OLD_S:
+                        shutil.rmtree(logs, ignore_errors=True)
                 _remove(folder)
             finally:
                 os.close(lock)

@@ -210,6 +210,20 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
     assert owners[1].returncode == 0 and not alive.exists()
 
 
+def test_logs_of_killed_runs_are_removed_after_a_week(tmp_path: Path) -> None:
+    folder, precious = tmp_path / f"{private_folder._PREFIX}x", tmp_path / "precious"
+    precious.mkdir()
+    folder.mkdir(mode=0o700)
+    (folder / "link").symlink_to(precious)
+    for name, days in (("old", 8), ("new", 6)):
+        (folder / name).mkdir()
+        (folder / name / "0.log").touch()
+        os.utime(folder / name, (time.time() - days * 86400,) * 2)
+    os.utime(folder, (time.time() - 3600,) * 2)
+    private_folder._remove_abandoned(tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["new"] and precious.exists()
+
+
 def test_logs_of_failed_processes_outlive_the_private_folder(tmp_path: Path) -> None:
     folder, logs = tmp_path / "private", tmp_path / "private" / "engine-x"
     logs.mkdir(parents=True)
