@@ -18,28 +18,26 @@ from typing import Any
 
 from perf_common import ChildFailedError, Options
 
-MEASURES = ("step", "rollout", "learner", "weights", "memory", "learner_memory", "judging", "replicas", "torn", "queue",
-            "expected", "start")  # fmt: skip
-MODULES = {"step": "measure_step", "memory": "measure_step", "rollout": "measure_rollout",
-           "learner": "measure_learner", "learner_memory": "measure_memory", "weights": "measure_weights",
-           "judging": "measure_judging", "replicas": "measure_replicas",
-           "torn": "measure_torn", "queue": "measure_queue",
-           "expected": "measure_expected", "start": "measure_start"}  # fmt: skip
+MODULES = {"step": "measure_step", "rollout": "measure_rollout", "learner": "measure_learner",
+           "weights": "measure_weights", "memory": "measure_step", "learner_memory": "measure_memory",
+           "judging": "measure_judging", "replicas": "measure_replicas", "torn": "measure_torn",
+           "queue": "measure_queue", "expected": "measure_expected", "start": "measure_start"}  # fmt: skip
+"""Modules by measure."""
 _CHILD = "--child"
 
 
 def main() -> int:
     """Run the measures that were arguments for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MEASURES)}; default: all")
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MODULES)}; default: all")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
     parser.add_argument("--quick", action="store_true", help="small sizes; shows that the scripts run")
     parser.add_argument("--peer", action="append", default=[], choices=["trl", "llm-threads"],
                         help="also run a peer that takes minutes")  # fmt: skip
     arguments = parser.parse_args()
-    wanted = arguments.measures or list(MEASURES)
-    if unknown := [name for name in wanted if name not in MEASURES]:
-        parser.error(f"no measure {unknown[0]!r}; known are {', '.join(MEASURES)}")
+    wanted = arguments.measures or list(MODULES)
+    if unknown := [name for name in wanted if name not in MODULES]:
+        parser.error(f"no measure {unknown[0]!r}; known are {', '.join(MODULES)}")
     from forge_agents.models import resolve as models
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a measure's processes are ended as well
