@@ -27,7 +27,7 @@ _CHILD = "--child"
 
 
 def main() -> int:
-    """Run the measures that were arguments for."""
+    """Run the requested measures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MODULES)}; default: all")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
