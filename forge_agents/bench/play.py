@@ -90,19 +90,14 @@ def benchmark(
     """
     suite_name, arguments = suite_ids(suite)
     defaults = registry.suite_defaults(suite_name)
-    settings: dict[str, Any] = {
-        "suite": suite_name,
-        "episodes": defaults.episodes if episodes is None else episodes,
-        "seed": defaults.seed if seed is None else seed,
-        "swap_agents": defaults.swap_agents if swap_agents is None else swap_agents,
-        "samples": samples,
-        "exploitability_samples": exploitability_samples,
-    }
-    _check_settings(settings)
+    settings = _settings(
+        suite_name,
+        {"episodes": episodes, "seed": seed, "swap_agents": swap_agents},
+        samples=samples,
+        exploitability_samples=exploitability_samples,
+    )
     if partners:
         settings["partners"] = _partner_names(partners, players)
-    if suite_name in registry.list_suites():
-        settings["suite_defaults"] = asdict(defaults)
     named = named_players(players, Sampling(max_tokens=defaults.max_tokens))
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
     human = any(isinstance(policy, Human) for player in named.values() for policy in policies_of(player))
@@ -139,10 +134,15 @@ def benchmark(
         return report
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
+def _settings(suite: str, chosen: Mapping[str, Any], **others: int) -> dict[str, Any]:
+    """Return the settings, with the suite's where `chosen` has None. Raises ValueError if a number is too small."""
+    defaults = registry.suite_defaults(suite)
+    values = {name: getattr(defaults, name) if value is None else value for name, value in chosen.items()}
+    settings = {"suite": suite, **values, **others}
     for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
         if settings[name] < least:
             raise ValueError(f"{name}={settings[name]} must be at least {least}")
+    return settings | ({"suite_defaults": asdict(defaults)} if suite in registry.list_suites() else {})
 
 
 def _partner_names(partners: Sequence[str], players: Mapping[str, object]) -> list[str]:

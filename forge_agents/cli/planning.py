@@ -51,16 +51,8 @@ def simulate(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(with_flag("--config", argv))
     measured, sweep, as_json, model = (chosen.pop(name) for name in ("measured", "sweep", "json", "model"))
     models = _parse_models(parser, model)
-    if models is not None and not chosen.gpus:
-        parser.error("--model needs --gpus, the number of GPUs to fit the run into (at least 1)")
     timing = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
-    if models is not None and (unused := [name for name, value in timing.items() if value]):
-        parser.error(f"--model only checks memory and cannot be combined with --{unused[0]}")
-    for name in ("gpu_gb", "host_gb"):
-        if models is None and chosen[name] != parser.get_default(name):
-            parser.error(f"--{name} needs --model")
-    if sweep and not chosen.gpus:
-        parser.error("--sweep needs --gpus, the number of GPUs to split")
+    _check_flags(parser, chosen, fits=models is not None, timing=[name for name, value in timing.items() if value])
 
     def both(**values: object) -> tuple[fa.RunConfig, Any]:
         machine = {field.name: values.pop(field.name) for field in fields(hardware_kind)}
@@ -80,6 +72,19 @@ def simulate(argv: Sequence[str]) -> int:
     for assumption in prediction.assumptions:
         console.print(f"assumed: {assumption}", highlight=False)
     return 0
+
+
+def _check_flags(parser: Parser, chosen: Any, *, fits: bool, timing: Sequence[str]) -> None:
+    """Exit if flags of a memory check (`fits`) and of a prediction (`timing`) are combined, or --gpus is missing."""
+    if fits and not chosen.gpus:
+        parser.error("--model needs --gpus, the number of GPUs to fit the run into (at least 1)")
+    if fits and timing:
+        parser.error(f"--model only checks memory and cannot be combined with --{timing[0]}")
+    for name in ("gpu_gb", "host_gb"):
+        if not fits and chosen[name] != parser.get_default(name):
+            parser.error(f"--{name} needs --model")
+    if "sweep" in timing and not chosen.gpus:
+        parser.error("--sweep needs --gpus, the number of GPUs to split")
 
 
 def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str, str] | None:

@@ -95,12 +95,7 @@ def train(argv: Sequence[str]) -> int:
         print(visible(f"{name} starts from {run.policies[name].model}"))
     for message in run.idle:
         print(message)
-    models = []
-    for seeded, reward in zip(run.of_seeds(seeds), _copies(run.load_reward(), seeds), strict=True):
-        with fa.GRPOTrainer(seeded.players, reward, seeded.trainer, seeded.out_dir, seeded.mesh) as trainer:
-            result = trainer.fit(seeded.played, steps=seeded.steps, env_args=seeded.env_args)
-        print(visible(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}"))
-        models.append(_trained_player(run, result.export, result.out_dir))
+    models = _train_seeds(run, seeds)
     bench = f"{_python_path(argv)}forge-agents bench"
     if seeds > 1:
         print_next(
@@ -114,6 +109,19 @@ def train(argv: Sequence[str]) -> int:
             f"forge-agents view {run.out_dir}",
         )
     return 0
+
+
+def _train_seeds(run: fa.RunConfig, seeds: int) -> list[Path]:
+    """Train with consecutive seeds. Returns the trained players, one per seed."""
+    import forge_agents as fa
+
+    models = []
+    for seeded, reward in zip(run.of_seeds(seeds), _copies(run.load_reward(), seeds), strict=True):
+        with fa.GRPOTrainer(seeded.players, reward, seeded.trainer, seeded.out_dir, seeded.mesh) as trainer:
+            result = trainer.fit(seeded.played, steps=seeded.steps, env_args=seeded.env_args)
+        print(visible(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}"))
+        models.append(_trained_player(run, result.export, result.out_dir))
+    return models
 
 
 def _trained_player(run: fa.RunConfig, export: Path, out_dir: Path) -> Path:
