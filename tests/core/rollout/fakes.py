@@ -4,7 +4,10 @@ import asyncio
 
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
-from forge_agents.types import Completion, VersionSpan
+from forge_agents.rollout.endpoint import client_of
+from forge_agents.types import Completion, Message, VersionSpan
+
+ASK = [Message(role="user", content="?")]
 
 
 class Count(fa.TurnEnv):
@@ -99,3 +102,18 @@ def byte_tokenizer(special, plain, *, eos, template, bos=None):
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     made.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=eos, bos_token=bos, chat_template=template)
+
+
+def ask_all(endpoint, times=1, **options):
+    """The replies of an endpoint to `ASK`, all from one client."""
+
+    async def run():
+        client = await client_of(endpoint)
+        return [await client.ask(ASK, endpoint.sampling, **options) for _ in range(times)]
+
+    return asyncio.run(run())
+
+
+def completion(content="3", **more):
+    """The body of a chat completion."""
+    return {"choices": [{"message": {"role": "assistant", "content": content}, **more}]}

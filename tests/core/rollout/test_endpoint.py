@@ -24,10 +24,9 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.types import Message
 
-from .fakes import Count, Engine  # noqa: TID252 (tests are no installed package)
+from .fakes import ASK, Count, Engine, ask_all, completion  # noqa: TID252 (tests are no installed package)
 
 KEY = "sk-0123456789SECRET"
-ASK = [Message(role="user", content="?")]
 
 
 def group(endpoint, size=1, *, retries=0):
@@ -38,14 +37,7 @@ def group(endpoint, size=1, *, retries=0):
 
 
 def ask(endpoint, **options):
-    async def once():
-        return await (await client_of(endpoint)).ask(ASK, endpoint.sampling, **options)
-
-    return asyncio.run(once())
-
-
-def body(content="3", **more):
-    return {"choices": [{"message": {"role": "assistant", "content": content}, **more}]}
+    return ask_all(endpoint, **options)[0]
 
 
 def test_conversation_is_sent_as_chat_messages(serve_chat):
@@ -98,7 +90,7 @@ def test_endpoint_plays_with_a_served_model_without_an_engine(serve_chat):
 
 
 def test_cut_answer_and_missing_usage_are_recorded(serve_chat):
-    server = serve_chat(lambda request: body("2", finish_reason="length"))
+    server = serve_chat(lambda request: completion("2", finish_reason="length"))
     turn = group(server.endpoint).episodes[0].trajectories["a"].turns[0]
     assert (turn.action, turn.finish_reason, turn.usage) == ("2", "length", None)
 
@@ -185,11 +177,11 @@ def test_missing_server_is_named():
         None,
         {"choices": []},
         {"choices": [{"message": None}]},
-        body(["3"]),
-        body(logprobs=3),
-        {**body(), "usage": {"prompt_tokens": "many"}},
-        {**body(), "usage": {"prompt_tokens": float("inf")}},
-        {**body(), "usage": 3},
+        completion(["3"]),
+        completion(logprobs=3),
+        {**completion(), "usage": {"prompt_tokens": "many"}},
+        {**completion(), "usage": {"prompt_tokens": float("inf")}},
+        {**completion(), "usage": 3},
     ],
 )
 def test_invalid_reply_is_an_error_of_the_episode(serve_chat, garbage):
@@ -200,8 +192,8 @@ def test_invalid_reply_is_an_error_of_the_episode(serve_chat, garbage):
 
 
 def test_missing_content_is_empty_and_surrogates_are_replaced(serve_chat):
-    assert ask(serve_chat(lambda request: body(None)).endpoint).text == ""
-    assert ask(serve_chat(lambda request: body("a\ud800")).endpoint).text == "a\ufffd"
+    assert ask(serve_chat(lambda request: completion(None)).endpoint).text == ""
+    assert ask(serve_chat(lambda request: completion("a\ud800")).endpoint).text == "a\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +333,7 @@ def test_token_budget_uses_the_servers_counts(serve_chat):
     with pytest.raises(BudgetError, match="used 12 tokens, max_total_tokens=12 allows no more"):
         group(server.endpoint_with(max_total_tokens=12))
     assert len(server.requests) == 1
-    error = group(serve_chat(lambda request: body()).endpoint_with(max_total_tokens=12)).episodes[0].error
+    error = group(serve_chat(lambda request: completion()).endpoint_with(max_total_tokens=12)).episodes[0].error
     assert "does not say how many tokens it used" in error.message
 
 
@@ -486,7 +478,7 @@ def test_response_without_end_is_refused(kind):
 
 
 def test_compressed_response_is_read():
-    reply = gzip.compress(json.dumps(body("compressed")).encode())
+    reply = gzip.compress(json.dumps(completion("compressed")).encode())
     head = ("HTTP/1.1 200 OK", "content-encoding: gzip", f"content-length: {len(reply)}")
     with raw_server(*head, body=reply) as (host, requests):
         assert ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0)).text == "compressed"

@@ -1,6 +1,5 @@
 """Servers that refuse a setting, and errors that arrive with status 200."""
 
-import asyncio
 import json
 import logging
 
@@ -8,21 +7,13 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import EndpointError
-from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.refusals import named_field, status_of
-from forge_agents.types import Message
 
-ASK = [Message(role="user", content="?")]
+from .fakes import ask_all, completion  # noqa: TID252 (tests are no installed package)
 
 
-def ask(endpoint, times=1, **options):
-    """The texts of the replies, all from one client."""
-
-    async def run():
-        client = await client_of(endpoint)
-        return [(await client.ask(ASK, endpoint.sampling, **options)).text for _ in range(times)]
-
-    return asyncio.run(run())
+def ask(endpoint, **options):
+    return [reply.text for reply in ask_all(endpoint, **options)]
 
 
 def openai_refusal(name, said="Unsupported parameter: '{name}' is not supported with this model."):
@@ -138,10 +129,6 @@ def test_limit_refused_under_both_names_is_omitted(serve_chat, caplog):
     server = serve_chat(reply)
     assert ask(server.endpoint) == ["3"] and server.requests[-1].keys() == {"model", "messages"}
     assert len(caplog.records) == 2
-
-
-def completion(text="3", **more):
-    return {"choices": [{"message": {"role": "assistant", "content": text}, **more}]}
 
 
 @pytest.mark.parametrize(
