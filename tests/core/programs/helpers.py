@@ -5,6 +5,7 @@ import http.client
 import json
 
 import forge_agents as fa
+from forge_agents.programs.traces import import_traces
 from forge_agents.rollout.episode import play
 
 WAIT_S = 120.0
@@ -57,3 +58,13 @@ def request(session, path="/v1/chat/completions", *, body=None, method="POST", h
 
 def asked(text="Hello.", model="planner", **more):
     return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+
+
+def imported(folder, *values, **options):
+    """The result of an import of these lines, its rows, and the messages about it."""
+    folder.mkdir(exist_ok=True)
+    source, out, lines = folder / "in.jsonl", folder / "out.jsonl", []
+    source.write_text("".join(f"{v if isinstance(v, str) else json.dumps(v)}\n" for v in values))
+    out.unlink(missing_ok=True)
+    result = import_traces([source], out, say=lines.append, **options)
+    return result, [json.loads(line) for line in out.read_text().splitlines()], lines

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from forge_agents.programs.traces import import_traces
+from . import helpers  # noqa: TID252 (tests are no installed package)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
@@ -27,12 +27,8 @@ def calling(arguments, text="I add."):
 
 def imported(folder, *values, **options):
     """The rows that are made of these values, what was left out, and what was said."""
-    folder.mkdir(exist_ok=True)
-    source, out, heard = folder / "in.jsonl", folder / "out.jsonl", []
-    source.write_text("\n".join(map(json.dumps, values)))
-    out.unlink(missing_ok=True)
-    left = import_traces([source], out, say=heard.append, **options).skipped
-    return [json.loads(line) for line in out.read_text().splitlines()], dict(left), heard
+    result, rows, lines = helpers.imported(folder, *values, **options)
+    return rows, dict(result.skipped), lines
 
 
 def learned(rows):

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from forge_agents.cli import main as cli
-from forge_agents.programs.traces import import_traces
+
+from .helpers import imported  # noqa: TID252 (tests are no installed package)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
@@ -84,15 +85,6 @@ def export(*spans, events=()):
     marked = [{"name": e["name"], "attributes": attributes(e["attributes"])} for e in events]
     written = [{"spanId": "ab", "name": "chat", "attributes": attributes(span), "events": marked} for span in spans]
     return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": written}]}]}
-
-
-def imported(folder, *values, **options):
-    """What became of a file with these lines, its rows, and what was said of it."""
-    (folder / "in.jsonl").write_text("".join(f"{v if isinstance(v, str) else json.dumps(v)}\n" for v in values))
-    (folder / "out.jsonl").unlink(missing_ok=True)
-    heard = []
-    done = import_traces([folder / "in.jsonl"], folder / "out.jsonl", say=heard.append, **options)
-    return done, [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()], heard
 
 
 def pairs_of(messages):
