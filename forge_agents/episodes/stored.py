@@ -229,10 +229,10 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         """
         for at, record in enumerate(self):
             row = self._line(at)
-            advantages = row.get("advantages") or {}
+            advantages = each if isinstance(each := row.get("advantages"), Mapping) else {}
             position: Counter[str] = Counter()
             for turn in self._episode(row).turns:
-                of_agent = advantages.get(turn.agent) or []
+                of_agent = each if isinstance(each := advantages.get(turn.agent), list) else []
                 number = position[turn.agent]
                 position[turn.agent] += 1
                 yield {

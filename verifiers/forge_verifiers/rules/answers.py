@@ -143,6 +143,7 @@ _LINK = re.compile(
 )
 _CALCULATED = re.compile(r"<<[^<>\n]*>>")  # 3*100=<<3*100=300>>300, as GSM8K has it
 _TOKEN = re.compile(r"<\|\w+\|>")  # <|im_end|>
+_BLANKS = re.compile(r"[^\S\n]{9,}")  # patterns that begin with blanks need quadratic time for them
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
 _TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
@@ -189,7 +190,7 @@ def parse_answer(text: str) -> ParsedAnswer:
 def _parse(text: str) -> ParsedAnswer:
     if "</think>" in text and (visible := text.rpartition("</think>")[2].strip()):
         text = visible
-    text = normalized(text)
+    text = _BLANKS.sub(" " * 8, normalized(text))
     if "<<" in text:
         text = _CALCULATED.sub("", text)
     if "<|" in text:
