@@ -111,46 +111,44 @@ def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind
         UnknownKeyError: The message names the entry, its missing fields and the entries of the files.
     """
     flags = [word.removeprefix("--").partition("=")[0].split(".") for word in words if word.startswith("--")]
-    for field, hint in field_hints(kind).items():
-        inner = nested_kind(hint)
-        if inner is None or [field] in flags or not any(map(is_mapping, alternatives(hint))):
+    for field, entry_kind in _entry_kinds(kind).items():
+        if [field] in flags:
             continue  # a flag of the whole field replaces all entries
-        required = _required(inner)
-        in_files = _keys_of_entries([file.get(field) for file in files], required)
-        entries = {name: set(keys) for name, keys in in_files.items()}
+        required = _required(entry_kind)
+        keys_of: dict[str, set[str]] = {}
+        for entries in [file[field] for file in files if isinstance(file.get(field), Mapping)]:
+            for name, entry in entries.items():  # the parser refuses an entry that is no mapping
+                keys_of.setdefault(name, set()).update(entry if isinstance(entry, Mapping) else required)
+        in_files = sorted(keys_of)
         for flag in flags:
             if flag[0] == field and len(flag) > 1:
-                entries.setdefault(flag[1], set()).update(flag[2:3] or required)
-        for name, keys in entries.items():
-            missing = [key for key in required if key not in keys]
-            if not missing:
-                continue
-            flag_names = " and ".join(f"--{field}.{name}.{key}" for key in missing)
-            hint_text = ""
-            if in_files and name not in in_files:
-                hint_text = f" {field} has {', '.join(sorted(in_files))}.{did_you_mean(name, in_files)}"
-            raise UnknownKeyError(f"{field}.{name} has no {' and no '.join(missing)}; set {flag_names}.{hint_text}")
+                keys_of.setdefault(flag[1], set()).update(flag[2:3] or required)
+        for name, keys in keys_of.items():
+            if missing := [key for key in required if key not in keys]:
+                flag_names = " and ".join(f"--{field}.{name}.{key}" for key in missing)
+                hint = ""
+                if in_files and name not in in_files:
+                    hint = f" {field} has {', '.join(in_files)}.{did_you_mean(name, in_files)}"
+                raise UnknownKeyError(f"{field}.{name} has no {' and no '.join(missing)}; set {flag_names}.{hint}")
 
 
 def name_entries(values: Any, kind: type) -> None:
     """Give entries such as ``policies.NAME`` with an empty ``name`` their key as name, which errors then show."""
-    for field, hint in field_hints(kind).items():
-        entries = values.get(field) if any(map(is_mapping, alternatives(hint))) else None
-        inner = nested_kind(hint)
-        if inner is None or not isinstance(entries, Mapping) or "name" not in field_hints(inner):
-            continue
-        for name, entry in entries.items():
+    for field in _entry_kinds(kind):
+        entries = values.get(field)
+        for name, entry in entries.items() if isinstance(entries, Mapping) else ():
             if getattr(entry, "name", None) == "":
                 entry.name = name
 
 
-def _keys_of_entries(mappings: Sequence[Any], required: Sequence[str]) -> dict[str, set[str]]:
-    """Return the keys of each entry. An entry that is no mapping is left to the parser and counts as complete."""
-    keys: dict[str, set[str]] = {}
-    for mapping in mappings:
-        for name, entry in mapping.items() if isinstance(mapping, Mapping) else ():
-            keys.setdefault(name, set()).update(entry if isinstance(entry, Mapping) else required)
-    return keys
+def _entry_kinds(kind: type) -> dict[str, type]:
+    """Return the settings classes of the entries of mappings, such as ``policies``, by field."""
+    kinds = {field: nested_kind(hint) for field, hint in field_hints(kind).items() if _is_mapping(hint)}
+    return {field: inner for field, inner in kinds.items() if inner is not None}
+
+
+def _is_mapping(hint: Any) -> bool:
+    return any(map(is_mapping, alternatives(hint)))
 
 
 def _required(kind: type) -> list[str]:
