@@ -11,12 +11,14 @@ import argparse
 import ast
 import logging
 import resource
-import runpy
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import answer_styles
+import maths_pairs
 
 Case = tuple[str, str, bool]  # gold answer, text, whether it is right
 Judge = Callable[[list[Case]], list[bool]]
@@ -130,10 +132,9 @@ def main() -> None:
     parser.add_argument("path", nargs="?", type=Path, help="folder of the tests of math-verify")
     path = parser.parse_args().path
     logging.disable()
-    here = Path(__file__)
-    pairs = runpy.run_path(str(here.with_name("maths_pairs.py")))["PAIRS"]
-    plain = [(gold, text, equal) for rows in pairs.values() for text, gold, equal in rows]
+    plain = [(gold, text, equal) for rows in maths_pairs.PAIRS.values() for text, gold, equal in rows]
     own = cases_of_math_verify(path) if path else []
+    styles = [(case.gold, case.text, case.is_right) for case in dict.fromkeys(answer_styles.cases())]
     start = 100 + time.time_ns() % 7
     speeds: dict[str, list[Case]] = {
         "integers": [(str(k), f"The answer is {k}.", True) for k in range(start, start + 500)],
@@ -145,6 +146,7 @@ def main() -> None:
     for name, judge, judge_own in (("MathEqual", ours, ours), ("math-verify", theirs, partial(theirs, as_given=True))):
         lines += [f"{name:12} reported: {accuracy(REPORTED, judge)}", f"{name:12} pairs: {accuracy(plain, judge)}"]
         lines += [f"{name:12} tests of math-verify: {accuracy(own, judge_own)}"] if own else []
+        lines += [f"{name:12} styles: {accuracy(styles, judge)}"]
         lines += [f"{name:12} {kind}: {milliseconds(cases, judge):.2f} ms" for kind, cases in speeds.items()]
     sys.stdout.write("\n".join([*lines, ""]))
 

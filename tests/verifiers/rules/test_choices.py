@@ -2,357 +2,112 @@ import time
 
 import pytest
 
-from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Exact, MathEqual, SelfConsistency
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
 
+from .helpers import by_gold, said  # noqa: TID252 (tests are no installed package)
 
-def said(text, answer=None):
-    turn = Turn(agent="a", index=0, observation="", action=text, reward=0.0)
-    info = {} if answer is None else {"answer": answer}
-    return Trajectory(agent="a", policy="p", turns=(turn,), env_id="t", seed=0, info=info)
-
-
-RIGHT = [
-    ("The answer is (A).", "A"),
-    ("A)", "A"),
-    ("**A**", "A"),
-    ("option A", "A"),
-    ("\\boxed{A}", "A"),
-    ("answer: a", "A"),
-    ("A. Paris", "A"),
-    ("(A)", "A"),
-    ("(A) Paris", "A"),
-    ("A", "A"),
-    ("a", "A"),
-    ("A.", "A"),
-    ("[A]", "A"),
-    ("The correct answer is A", "A"),
-    ("The correct option is (A).", "A"),
-    ("Answer: (A)", "A"),
-    ("Answer: A) Paris", "A"),
-    ("**Answer: A**", "A"),
-    ("**Answer:** (A) Paris", "A"),
-    ("Final answer: A", "A"),
-    ("Final Answer: **(A)**", "A"),
-    ("\\boxed{\\text{A}}", "A"),
-    ("\\boxed{(A)}", "A"),
-    ("\\boxed{\\textbf{(A)}}", "A"),
-    ("$\\boxed{A}$.", "A"),
-    ("I choose A.", "A"),
-    ("I would go with A.", "A"),
-    ("My answer is A.", "A"),
-    ("The best choice is A because it is blue.", "A"),
-    ("Option A is correct.", "A"),
-    ("(A) is correct.", "A"),
-    ("A is the correct answer.", "A"),
-    ("Choice A", "A"),
-    ("The answer is option (A).", "A"),
-    ("The answer is A: Paris", "A"),
-    ("The answer is A - Paris", "A"),
-    ("B... no, wait, A", "A"),
-    ("The answer is B. Wait, no, it's A.", "A"),
-    ("It's A.", "A"),
-    ("Therefore, (A) is the right choice.", "A"),
-    ("<answer>A</answer>", "A"),
-    ("<answer>(A)</answer>", "A"),
-    ("<answer>A. Paris</answer>", "A"),
-    ("Not B. The answer is A.", "A"),
-    ("B is wrong, so the answer is A.", "A"),
-    ("A, not B", "A"),
-    ("(B) is wrong; (A) is right.", "A"),
-    ("The answer is (A), not (B).", "A"),
-    ("The answer is not (B) but (A).", "A"),
-    ("Option B is incorrect. Option A is correct.", "A"),
-    ("ANSWER: A", "A"),
-    ("answer is a", "A"),
-    ("So the answer is A", "A"),
-    ("The answer is A.\n\nExplanation: B is wrong because it is red.", "A"),
-    ("A) Paris is the capital.", "A"),
-    ("The answer must be A.", "A"),
-    ("Answer - A", "A"),
-    ("Answer A", "A"),
-    ("(a)", "A"),
-    ("The answer is **A**.", "A"),
-    ("The answer is **A. Paris**.", "A"),
-    ("The answer is `A`.", "A"),
-    ("I pick option A!", "A"),
-    ("The correct answer is:\n\nA", "A"),
-    ("The correct answer is:\n\n(A) Paris", "A"),
-    ("The correct answer is:\n\n**A) Paris**", "A"),
-    ("Let's think. (B) says x. (C) says y. The answer is (A).", "A"),
-    ("A is true, and so the answer is A.", "A"),
-    ("Choose (A)", "A"),
-    ("Correct: A", "A"),
-    ("Thus A", "A"),
-    ("Selected option: A", "A"),
-    ("Correct option: (A)", "A"),
-    ("{A}", "A"),
-    ("The answer is $A$.", "A"),
-    ("The answer is (A) — Paris", "A"),
-    ("答案是A。", "A"),
-    ("答案：A", "A"),
-    ("正解はAです。", "A"),
-    ("정답은 A입니다.", "A"),
-    ("उत्तर: A", "A"),
-    ("الإجابة: أ", "A"),
-    ("La respuesta es A.", "A"),
-    ("Jawaban: A", "A"),
-    ("答案是Ａ", "A"),
-    ("Ⓐ", "A"),
-    ("The answer is (A) Paris.", "(A)"),
-    ("A", "(A)"),
-    ("(A)", "(A)"),
-    ("The answer is A", "A."),
-    ("A. Paris", "A. Paris"),
-    ("The answer is E.", "E"),
-    ("(E) None of the above", "E"),
-    ("E. None of the above", "E"),
-    ("The correct answer is E. All of the above", "E"),
-    ("The answer is (J).", "J"),
-    ("正确答案是 (B)", "B"),
-    ("答えは(B)です", "B"),
-    ("सही उत्तर B है।", "B"),
-    ("الإجابة هي B.", "B"),
-    ("Ответ: B", "B"),
-    ("La respuesta correcta es la B.", "B"),
-    ("Die richtige Antwort lautet B.", "B"),
-    ("La risposta è B", "B"),
-    ("Jibu: B", "B"),
-    ("উত্তর: ব", "B"),
-    ("（B）", "B"),
-    ("I'd say (B).", "B"),
-    ("B!", "B"),
-    ("Answer:\nB", "B"),
-    ("Answer:\n\n**(B)** Rome", "B"),
-    ("The answer is B) Rome.", "B"),
-    ("First I thought A. But it is B.", "B"),
-    ("The answer is A. Wait, that's wrong. The answer is B.", "B"),
-    ('{"answer": "B"}', "B"),
-    ("answer=B", "B"),
-    ("<answer>\n(B)\n</answer>", "B"),
-    ("The correct answer is (B) because A is a vowel.", "B"),
-    ("Answer: B. A is too small.", "B"),
-    ("The answer is B.\n\nA) too small\nC) too big", "B"),
-    ("So, the answer is $\\boxed{\\text{B}}$", "B"),
-    ("#### B", "B"),
-    ("The answer is not A. It is B.", "B"),
-    ("It can't be A or C, so it's B.", "B"),
-    ("Among A, B, C and D, B is correct.", "B"),
-    ('"B"', "B"),
-    ("'B'", "B"),
-    ("B)", "B"),
-    ("因此选C", "C"),
-    ("정답: C", "C"),
-    ("الإجابة الصحيحة هي (ج)", "C"),
-    ("Правильный ответ — C.", "C"),
-    ("La bonne réponse est C.", "C"),
-    ("A resposta correta é C.", "C"),
-    ("Cevap: C", "C"),
-    ("After analysis, the correct choice must be C since the others fail.", "C"),
-    ("The most likely answer is C.", "C"),
-    ("I think the answer is (C) since (A) and (B) are wrong.", "C"),
-    ("Both A and B are wrong. So the answer is C.", "C"),
-    ("A and B are wrong, so C.", "C"),
-    ("(A) fails. (B) fails. (C) holds. Answer: C", "C"),
-    ("\\boxed{\\mathrm{C}}", "C"),
-    ("\\boxed C", "C"),
-    ("Of the options A, B, C, D, the answer is C.", "C"),
-    ("Choice (C) is the best answer", "C"),
-    ("Hence, option (c) is correct.", "C"),
-    ("The answer is c.", "C"),
-    ("option c", "C"),
-    ("c", "C"),
-    ("c)", "C"),
-    ("Answer: (c) water", "C"),
-    ("Die Antwort ist D.", "D"),
-    ("Đáp án: D", "D"),
-    ("I'm going with D.", "D"),
-    ("Final: D", "D"),
-    ("Option D.", "D"),
-    ("D, because the rest are wrong.", "D"),
-    ("It must be (D).", "D"),
-    ("Looks like D", "D"),
-    ("\\boxed{\\mathbf{(D)}}", "D"),
-    ("Paris (B)", "B"),
-    ("The capital is Paris (B).", "B"),
-    ("All of the above (D)", "D"),
-    ("I'd rule out A and C, leaving B.", "B"),
-    ("Eliminating A, C and D leaves B", "B"),
-    ("Between A and B, B is better.", "B"),
-    ("I suppose the answer is B.", "B"),
-    ("{'answer': 'C'}", "C"),
-    ("answer \u2192 C", "C"),
-    ("=> C", "C"),
-    ("La respuesta es la opción B.", "B"),
-    ("La bonne réponse est la lettre B.", "B"),
-    ("Die richtige Antwort ist Buchstabe B.", "B"),
-    ("La risposta corretta è B", "B"),
-    ("La risposta corretta è la lettera B.", "B"),
-    ("A resposta correta é a letra B.", "B"),
-    ("A opção correta é B.", "B"),
-    ("Правильный вариант: B", "B"),
-    ("選択肢Bが正しい", "B"),
-    ("选项B正确", "B"),
-    ("Doğru cevap B'dir.", "B"),
-    ("Jibu sahihi ni B", "B"),
-]
-WRONG = [  # denied, undecided, a list, or another option
-    ("The answer is (A) or (B).", "A"),
-    ("(A) is wrong", "A"),
-    ("(A) is wrong.", "A"),
-    ("not A", "A"),
-    ("Not (A)", "A"),
-    ("either A or B", "A"),
-    ("Either (A) or (B)", "A"),
-    ("A, B, C, D", "A"),
-    ("A B C D", "A"),
-    ("(A) (B) (C) (D)", "A"),
-    ("The answer is A, B, C or D.", "A"),
-    ("A or B", "A"),
-    ("A and B", "A"),
-    ("A... no, wait, B", "A"),
-    ("A. No wait, B.", "A"),
-    ("The answer is A. Actually, B.", "A"),
-    ("The answer is not A.", "A"),
-    ("I don't think it's A.", "A"),
-    ("It isn't A", "A"),
-    ("A is incorrect", "A"),
-    ("Option A is incorrect.", "A"),
-    ("A is not the answer.", "A"),
-    ("A is not correct.", "A"),
-    ("\\boxed{A} \\boxed{B}", "A"),
-    ("\\boxed{B} \\boxed{A}", "A"),
-    ("\\boxed{A, B}", "A"),
-    ("\\boxed{A} or \\boxed{B}", "A"),
-    ("\\boxed{A \\text{ or } B}", "A"),
-    ("<answer>A</answer><answer>B</answer>", "A"),
-    ("<answer>B</answer> <answer>A</answer>", "A"),
-    ("A/B", "A"),
-    ("A or maybe B", "A"),
-    ("Maybe A, maybe B", "A"),
-    ("The answer could be A or B.", "A"),
-    ("A) Paris\nB) Rome\nC) Bern", "A"),
-    ("(A) Paris (B) Rome (C) Bern (D) Oslo", "A"),
-    ("The answer is A. The answer is B.", "A"),
-    ("Answer: A\nAnswer: B\nAnswer: C", "A"),
-    ("A, but B is also possible", "A"),
-    ("A dog is here", "A"),
-    ("A man walks", "A"),
-    ("I am sure", "A"),
-    ("B", "A"),
-    ("AB", "A"),
-    ("(AB)", "A"),
-    ("Neither A nor B", "A"),
-    ("All of them: A, B, C", "A"),
-    ("A & B", "A"),
-    ("A|B", "A"),
-    ("The answer is anything but A", "A"),
-    ("(A) is false", "A"),
-    ("Rule out A", "A"),
-    ("A can be excluded", "A"),
-    ("The answer is definitely not (A).", "A"),
-    ("The answer is A? No.", "A"),
-    ("A is not right", "A"),
-    ("Answer: A / B", "A"),
-    ("(A), (B)", "A"),
-    ("(A)(B)", "A"),
-    ("A;B", "A"),
-    ("A\nB", "A"),
-    ("A\nB\nC\nD", "A"),
-    ("It is A. It is B.", "A"),
-    ("The answer is (A). Also (B).", "A"),
-    ("The answer is A, if not B.", "A"),
-    ("I doubt it's A", "A"),
-    ("Everything except A", "A"),
-    ("The answer is (A) and (C)", "A"),
-    ("The answer is A, and possibly B.", "A"),
-    ("A isn't correct", "A"),
-    ("wrong: A", "A"),
-    ("答案是A或B", "A"),
-    ("答案不是A", "A"),
-    ("答えはAではありません", "A"),
-    ("答えはAまたはBです", "A"),
-    ("정답은 A가 아닙니다", "A"),
-    ("정답은 A 또는 B입니다", "A"),
-    ("उत्तर A नहीं है", "A"),
-    ("الإجابة ليست A", "A"),
-    ("الإجابة هي A أو B", "A"),
-    ("Ответ не A", "A"),
-    ("La respuesta no es A", "A"),
-    ("La respuesta es A o B", "A"),
-    ("La réponse n'est pas A", "A"),
-    ("La réponse est A ou B", "A"),
-    ("Die Antwort ist nicht A", "A"),
-    ("Die Antwort ist A oder B", "A"),
-    ("A resposta não é A", "A"),
-    ("The answer is (A)/(B)", "A"),
-    ("A. B. C. D.", "A"),
-    ("A) B) C) D)", "A"),
-    ("Answer: ABCD", "A"),
-    ("One of A and B", "A"),
-    ("Possible answers: A, B", "A"),
-    ("Answer: not A", "A"),
-    ("Definitely not A.", "A"),
-    ("Is it A?", "A"),
-    ("A or B; I choose neither", "A"),
-    ("The answer isn't (A)", "A"),
-    ("The answer is unlikely to be A", "A"),
-    ("None of A, B, C", "A"),
-    ("I would never choose A", "A"),
-    ("(A) or maybe (B)", "A"),
-    ("A (or B)", "A"),
-    ("A, alternatively B", "A"),
-    ("The answer is A; or B", "A"),
-    ("if you think A then A else B", "A"),
-    ("A bird", "A"),
-    ("An A is a vowel", "A"),
-    ("\\boxed{A}\\boxed{B}", "B"),
-    ("The answer is A or B, I guess A", "B"),
-    ("Neither A nor B", "B"),
-    ("Both A and B", "B"),
-    ("- A\n- B", "B"),
-    ("उत्तर A या B है", "B"),
-    ("Ответ: A или B", "B"),
-    ("<answer>A, B</answer>", "B"),
-    ("<answer>A</answer> or <answer>B</answer>", "B"),
-    ("The answer is \\boxed{A}. The answer is \\boxed{B}.", "B"),
-    ("It could be A. It could be B.", "B"),
-    ("not (A), not (B)", "B"),
-    ("A? Maybe. B? Maybe.", "B"),
-    ("I can't decide between A and B", "B"),
-    ("Option A or Option B", "B"),
-    ("Option A. Option B.", "B"),
-    ("Choose A. Choose B.", "B"),
-    ("Answer: A\n\nAnswer: B", "B"),
-    ("A) yes\nB) no", "B"),
-    ("A) Paris\nB) Rome\nC) Bern", "C"),
-    ("\\boxed{A}, \\boxed{B}, \\boxed{C}", "C"),
-    ("The answer is A.\nThe answer is B.\nThe answer is C.", "C"),
-    ("(A) Paris (B) Rome (C) Bern (D) Oslo", "D"),
-    ("A\nB\nC\nD", "D"),
-    ("A. B. C. D.", "D"),
-    ("Answer: A B C D", "D"),
-    ("The answer is A, B, C, or D", "D"),
-    ("A is wrong. B is wrong. C is wrong. D is wrong.", "D"),
-    ("The answer is not (A)", "(A)"),
-    ("I do not know", "I"),
-    ("I think it is B", "I"),
-    ("I, for one, choose B", "I"),
-    ("So do I think", "I"),
-    ("A (or B)", "B"),
-    ("A; alternatively B", "B"),
-    ("The answer could be (A), but it's (B).", "A"),
-    ("A would be a mistake", "A"),
-    ("Nobody would choose A", "A"),
-    ("Suppose the answer is A.", "A"),
-    ("Let's assume the answer is A.", "A"),
-    ("The answer is A. Just kidding, B.", "A"),
-    ("Paris (A), Rome (B)", "B"),
-    ("Not Paris (B)", "B"),
-    ("La respuesta no es la opción B", "B"),
-    ("选项A或选项B", "A"),
-]
+RIGHT = by_gold({
+    "A": r"""
+        The answer is (A). ¦ A) ¦ **A** ¦ option A ¦ \boxed{A} ¦ answer: a ¦ A. Paris ¦ (A) ¦ (A) Paris ¦ A ¦ a ¦ A.
+        [A] ¦ The correct answer is A ¦ The correct option is (A). ¦ Answer: (A) ¦ Answer: A) Paris ¦ **Answer: A**
+        **Answer:** (A) Paris ¦ Final answer: A ¦ Final Answer: **(A)** ¦ \boxed{\text{A}} ¦ \boxed{(A)}
+        \boxed{\textbf{(A)}} ¦ $\boxed{A}$. ¦ I choose A. ¦ I would go with A. ¦ My answer is A.
+        The best choice is A because it is blue. ¦ Option A is correct. ¦ (A) is correct. ¦ A is the correct answer.
+        Choice A ¦ The answer is option (A). ¦ The answer is A: Paris ¦ The answer is A - Paris ¦ B... no, wait, A
+        The answer is B. Wait, no, it's A. ¦ It's A. ¦ Therefore, (A) is the right choice. ¦ <answer>A</answer>
+        <answer>(A)</answer> ¦ <answer>A. Paris</answer> ¦ Not B. The answer is A. ¦ B is wrong, so the answer is A.
+        A, not B ¦ (B) is wrong; (A) is right. ¦ The answer is (A), not (B). ¦ The answer is not (B) but (A).
+        Option B is incorrect. Option A is correct. ¦ ANSWER: A ¦ answer is a ¦ So the answer is A
+        The answer is A.⏎⏎Explanation: B is wrong because it is red. ¦ A) Paris is the capital.
+        The answer must be A. ¦ Answer - A ¦ Answer A ¦ (a) ¦ The answer is **A**. ¦ The answer is **A. Paris**.
+        The answer is `A`. ¦ I pick option A! ¦ The correct answer is:⏎⏎A ¦ The correct answer is:⏎⏎(A) Paris
+        The correct answer is:⏎⏎**A) Paris** ¦ Let's think. (B) says x. (C) says y. The answer is (A).
+        A is true, and so the answer is A. ¦ Choose (A) ¦ Correct: A ¦ Thus A ¦ Selected option: A
+        Correct option: (A) ¦ {A} ¦ The answer is $A$. ¦ The answer is (A) — Paris ¦ 答案是A。 ¦ 答案：A
+        正解はAです。 ¦ 정답은 A입니다. ¦ उत्तर: A ¦ الإجابة: أ ¦ La respuesta es A. ¦ Jawaban: A ¦ 答案是Ａ ¦ Ⓐ
+    """,
+    "(A)": r"""The answer is (A) Paris. ¦ A ¦ (A)""",
+    "A.": r"""The answer is A""",
+    "A. Paris": r"""A. Paris""",
+    "E": r"""
+        The answer is E. ¦ (E) None of the above ¦ E. None of the above ¦ The correct answer is E. All of the above
+    """,
+    "J": r"""The answer is (J).""",
+    "B": r"""
+        正确答案是 (B) ¦ 答えは(B)です ¦ सही उत्तर B है। ¦ الإجابة هي B. ¦ Ответ: B ¦ La respuesta correcta es la B.
+        Die richtige Antwort lautet B. ¦ La risposta è B ¦ Jibu: B ¦ উত্তর: ব ¦ （B） ¦ I'd say (B). ¦ B! ¦ Answer:⏎B
+        Answer:⏎⏎**(B)** Rome ¦ The answer is B) Rome. ¦ First I thought A. But it is B.
+        The answer is A. Wait, that's wrong. The answer is B. ¦ {"answer": "B"} ¦ answer=B ¦ <answer>⏎(B)⏎</answer>
+        The correct answer is (B) because A is a vowel. ¦ Answer: B. A is too small.
+        The answer is B.⏎⏎A) too small⏎C) too big ¦ So, the answer is $\boxed{\text{B}}$ ¦ #### B
+        The answer is not A. It is B. ¦ It can't be A or C, so it's B. ¦ Among A, B, C and D, B is correct. ¦ "B"
+        'B' ¦ B) ¦ Paris (B) ¦ The capital is Paris (B). ¦ I'd rule out A and C, leaving B.
+        Eliminating A, C and D leaves B ¦ Between A and B, B is better. ¦ I suppose the answer is B.
+        La respuesta es la opción B. ¦ La bonne réponse est la lettre B. ¦ Die richtige Antwort ist Buchstabe B.
+        La risposta corretta è B ¦ La risposta corretta è la lettera B. ¦ A resposta correta é a letra B.
+        A opção correta é B. ¦ Правильный вариант: B ¦ 選択肢Bが正しい ¦ 选项B正确 ¦ Doğru cevap B'dir.
+        Jibu sahihi ni B
+    """,
+    "C": r"""
+        因此选C ¦ 정답: C ¦ الإجابة الصحيحة هي (ج) ¦ Правильный ответ — C. ¦ La bonne réponse est C.
+        A resposta correta é C. ¦ Cevap: C ¦ After analysis, the correct choice must be C since the others fail.
+        The most likely answer is C. ¦ I think the answer is (C) since (A) and (B) are wrong.
+        Both A and B are wrong. So the answer is C. ¦ A and B are wrong, so C.
+        (A) fails. (B) fails. (C) holds. Answer: C ¦ \boxed{\mathrm{C}} ¦ \boxed C
+        Of the options A, B, C, D, the answer is C. ¦ Choice (C) is the best answer ¦ Hence, option (c) is correct.
+        The answer is c. ¦ option c ¦ c ¦ c) ¦ Answer: (c) water ¦ {'answer': 'C'} ¦ answer → C ¦ => C
+    """,
+    "D": r"""
+        Die Antwort ist D. ¦ Đáp án: D ¦ I'm going with D. ¦ Final: D ¦ Option D. ¦ D, because the rest are wrong.
+        It must be (D). ¦ Looks like D ¦ \boxed{\mathbf{(D)}} ¦ All of the above (D)
+    """,
+})
+WRONG = by_gold({
+    "A": r"""
+        The answer is (A) or (B). ¦ (A) is wrong ¦ (A) is wrong. ¦ not A ¦ Not (A) ¦ either A or B ¦ Either (A) or (B)
+        A, B, C, D ¦ A B C D ¦ (A) (B) (C) (D) ¦ The answer is A, B, C or D. ¦ A or B ¦ A and B ¦ A... no, wait, B
+        A. No wait, B. ¦ The answer is A. Actually, B. ¦ The answer is not A. ¦ I don't think it's A. ¦ It isn't A
+        A is incorrect ¦ Option A is incorrect. ¦ A is not the answer. ¦ A is not correct. ¦ \boxed{A} \boxed{B}
+        \boxed{B} \boxed{A} ¦ \boxed{A, B} ¦ \boxed{A} or \boxed{B} ¦ \boxed{A \text{ or } B}
+        <answer>A</answer><answer>B</answer> ¦ <answer>B</answer> <answer>A</answer> ¦ A/B ¦ A or maybe B
+        Maybe A, maybe B ¦ The answer could be A or B. ¦ A) Paris⏎B) Rome⏎C) Bern
+        (A) Paris (B) Rome (C) Bern (D) Oslo ¦ The answer is A. The answer is B. ¦ Answer: A⏎Answer: B⏎Answer: C
+        A, but B is also possible ¦ A dog is here ¦ A man walks ¦ I am sure ¦ B ¦ AB ¦ (AB) ¦ Neither A nor B
+        All of them: A, B, C ¦ A & B ¦ A|B ¦ The answer is anything but A ¦ (A) is false ¦ Rule out A
+        A can be excluded ¦ The answer is definitely not (A). ¦ The answer is A? No. ¦ A is not right ¦ Answer: A / B
+        (A), (B) ¦ (A)(B) ¦ A;B ¦ A⏎B ¦ A⏎B⏎C⏎D ¦ It is A. It is B. ¦ The answer is (A). Also (B).
+        The answer is A, if not B. ¦ I doubt it's A ¦ Everything except A ¦ The answer is (A) and (C)
+        The answer is A, and possibly B. ¦ A isn't correct ¦ wrong: A ¦ 答案是A或B ¦ 答案不是A ¦ 答えはAではありません
+        答えはAまたはBです ¦ 정답은 A가 아닙니다 ¦ 정답은 A 또는 B입니다 ¦ उत्तर A नहीं है ¦ الإجابة ليست A
+        الإجابة هي A أو B ¦ Ответ не A ¦ La respuesta no es A ¦ La respuesta es A o B ¦ La réponse n'est pas A
+        La réponse est A ou B ¦ Die Antwort ist nicht A ¦ Die Antwort ist A oder B ¦ A resposta não é A
+        The answer is (A)/(B) ¦ A. B. C. D. ¦ A) B) C) D) ¦ Answer: ABCD ¦ One of A and B ¦ Possible answers: A, B
+        Answer: not A ¦ Definitely not A. ¦ Is it A? ¦ A or B; I choose neither ¦ The answer isn't (A)
+        The answer is unlikely to be A ¦ None of A, B, C ¦ I would never choose A ¦ (A) or maybe (B) ¦ A (or B)
+        A, alternatively B ¦ The answer is A; or B ¦ if you think A then A else B ¦ A bird ¦ An A is a vowel
+        The answer could be (A), but it's (B). ¦ A would be a mistake ¦ Nobody would choose A
+        Suppose the answer is A. ¦ Let's assume the answer is A. ¦ The answer is A. Just kidding, B. ¦ 选项A或选项B
+    """,
+    "B": r"""
+        \boxed{A}\boxed{B} ¦ The answer is A or B, I guess A ¦ Neither A nor B ¦ Both A and B ¦ - A⏎- B
+        उत्तर A या B है ¦ Ответ: A или B ¦ <answer>A, B</answer> ¦ <answer>A</answer> or <answer>B</answer>
+        The answer is \boxed{A}. The answer is \boxed{B}. ¦ It could be A. It could be B. ¦ not (A), not (B)
+        A? Maybe. B? Maybe. ¦ I can't decide between A and B ¦ Option A or Option B ¦ Option A. Option B.
+        Choose A. Choose B. ¦ Answer: A⏎⏎Answer: B ¦ A) yes⏎B) no ¦ A (or B) ¦ A; alternatively B
+        Paris (A), Rome (B) ¦ Not Paris (B) ¦ La respuesta no es la opción B
+    """,
+    "C": r"""
+        A) Paris⏎B) Rome⏎C) Bern ¦ \boxed{A}, \boxed{B}, \boxed{C}
+        The answer is A.⏎The answer is B.⏎The answer is C.
+    """,
+    "D": r"""
+        (A) Paris (B) Rome (C) Bern (D) Oslo ¦ A⏎B⏎C⏎D ¦ A. B. C. D. ¦ Answer: A B C D ¦ The answer is A, B, C, or D
+        A is wrong. B is wrong. C is wrong. D is wrong.
+    """,
+    "(A)": r"""The answer is not (A)""",
+    "I": r"""I do not know ¦ I think it is B ¦ I, for one, choose B ¦ So do I think""",
+})
 OPTION_I = [
     "I",
     "I.",
