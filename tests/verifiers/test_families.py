@@ -50,7 +50,8 @@ def columns(cls: type, matrix: np.ndarray, names: list[str], **kwargs) -> list[R
 @pytest.mark.parametrize("alike", [True, False])
 def test_reward_models_without_family_weigh_as_one(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Default families give the better judge its weight, and the report names both clusters."""
-    from .combiners.test_bounds import miscalibration, paired, pairs  # noqa: TID252
+    from .combiners.regimes import calibration_error  # noqa: TID252
+    from .combiners.test_bounds import paired, pairs  # noqa: TID252
 
     right, error = [], []
     for seed in range(3):
@@ -67,7 +68,7 @@ def test_reward_models_without_family_weigh_as_one(alike: bool, monkeypatch: pyt
         ]
         p = ensemble.score(rows).astype(float)
         right.append(paired(y, p))
-        error.append(miscalibration(y, p))
+        error.append(calibration_error(y, p))
     assert ensemble.families == (("reward models",) * 5 + ("judges on one",) * 2 if alike else (None,) * 7)
     assert np.mean(right) >= 0.77 and np.mean(error) <= (0.08 if alike else 0.15)
     assert "two clusters disagree" in ensemble.report().table()

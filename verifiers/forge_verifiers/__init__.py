@@ -25,24 +25,22 @@ if TYPE_CHECKING:
     from forge_verifiers.rules.maths.equal import MathEqual, Numeric
     from forge_verifiers.rules.text import Exact, Format, JsonSchema, Language, Length, Regex, Repetition
 
-_HOME = {
-    "code.unit_tests": ("UnitTests",),
-    "combiners": ("Prior",),
-    "core.composition": ("ForAgent", "Gate", "PerTurn"),
-    "core.verifier": ("Assessment", "Composable", "ScoreError"),
-    "ensemble.alarms": ("HackingAlarm", "RewardHackingError", "RewardHackingWarning"),
-    "ensemble.panel": ("Cascade",),
-    "ensemble.posterior": ("LowerConfidenceBound", "SoftMinimum"),
-    "judge.judge": ("Judge",),
-    "judge.prompts": ("Pairs", "Reasoned", "Scale", "YesNo"),
-    "models.text_models": ("EmbeddingSimilarity", "RewardModel"),
-    "rules.consistency": ("SelfConsistency",),
-    "rules.maths.equal": ("MathEqual", "Numeric"),
-    "rules.text": ("Exact", "Format", "JsonSchema", "Language", "Length", "Regex", "Repetition"),
+_MODULES = {
+    "forge_agents": "Ensemble EnvReward Rule Verifier check_verifier",  # their documented home
+    "forge_verifiers.code.unit_tests": "UnitTests",
+    "forge_verifiers.combiners": "Prior",
+    "forge_verifiers.core.composition": "ForAgent Gate PerTurn",
+    "forge_verifiers.core.verifier": "Assessment Composable ScoreError",
+    "forge_verifiers.ensemble.alarms": "HackingAlarm RewardHackingError RewardHackingWarning",
+    "forge_verifiers.ensemble.panel": "Cascade",
+    "forge_verifiers.ensemble.posterior": "LowerConfidenceBound SoftMinimum",
+    "forge_verifiers.judge.judge": "Judge",
+    "forge_verifiers.judge.prompts": "Pairs Reasoned Scale YesNo",
+    "forge_verifiers.models.text_models": "EmbeddingSimilarity RewardModel",
+    "forge_verifiers.rules.consistency": "SelfConsistency",
+    "forge_verifiers.rules.maths.equal": "MathEqual Numeric",
+    "forge_verifiers.rules.text": "Exact Format JsonSchema Language Length Regex Repetition",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_IN_FORGE_AGENTS = {"Ensemble", "EnvReward", "Rule", "Verifier", "check_verifier"}
-"""Names whose documented home is `forge_agents`. Importing them from this package works as well."""
 
 __all__ = [
     "Assessment", "Cascade", "Composable", "EmbeddingSimilarity", "Exact", "ForAgent", "Format", "Gate", "HackingAlarm",
@@ -55,13 +53,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "combiners":
         return importlib.import_module("forge_verifiers.combiners")
-    if name in _IN_FORGE_AGENTS:
-        return getattr(importlib.import_module("forge_agents"), name)
-    if name not in _MODULE_OF:
-        from forge_agents.errors import did_you_mean
+    for module, names in _MODULES.items():
+        if name in names.split():
+            return getattr(importlib.import_module(module), name)
+    from forge_agents.errors import did_you_mean
 
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
-    return getattr(importlib.import_module(f"forge_verifiers.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
 
 
 def __dir__() -> list[str]:

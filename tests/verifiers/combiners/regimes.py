@@ -84,6 +84,16 @@ def cascade(seed: int) -> Case:
     return s, g, y
 
 
+def crowd_kit(s: Floats) -> Floats:
+    """The answers [n] of Dawid and Skene's EM in crowd-kit to complete votes [n, m]."""
+    from crowdkit.aggregation import DawidSkene
+    from pandas import DataFrame
+
+    rows = [(i, k, int(s[i, k])) for i in range(len(s)) for k in range(s.shape[1])]
+    answers = DawidSkene(n_iter=100).fit_predict(DataFrame(rows, columns=["task", "worker", "label"]))
+    return np.asarray(answers.sort_index().to_numpy(float))
+
+
 def auroc(y: NDArray[np.intp], p: Floats) -> float:
     """Area under the ROC curve, ties counted half."""
     order = np.unique(p, return_inverse=True, return_counts=True)

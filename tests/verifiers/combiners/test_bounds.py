@@ -10,7 +10,7 @@ import pytest
 
 from forge_verifiers import combiners
 
-from .regimes import Case, Floats, accuracy, outvoted, votes  # noqa: TID252 (tests are no installed package)
+from .regimes import Case, Floats, accuracy, calibration_error, outvoted, votes  # noqa: TID252 (no installed package)
 
 
 def told(
@@ -171,11 +171,6 @@ def paired(y: np.ndarray, p: Floats) -> float:
     return float(((more + 1) / 2).mean())
 
 
-def miscalibration(y: np.ndarray, p: Floats) -> float:
-    bins = np.minimum((p * 15).astype(int), 14)
-    return float(np.abs(np.bincount(bins, y, 15) - np.bincount(bins, p, 15)).sum() / len(y))
-
-
 @pytest.mark.parametrize(
     ("families", "anchors", "error"),
     [(None, None, 0.15), (["rm"] * 5 + ["judge"] * 2, None, 0.08), (None, [5, 6], 0.1)],
@@ -188,7 +183,7 @@ def test_cluster_of_reward_models_does_not_outvote_a_judge(families, anchors, er
     right = np.mean([paired(y, p) for y, p in zip(truth, answers, strict=True)])
     print(f"pairs: the cluster alone {cluster:.3f}, all {right:.3f}")  # noqa: T201
     assert right > cluster + 0.02 and right >= 0.76
-    assert np.mean([miscalibration(y, p) for y, p in zip(truth, answers, strict=True)]) <= error
+    assert np.mean([calibration_error(y, p) for y, p in zip(truth, answers, strict=True)]) <= error
 
 
 def test_report_notes_two_clusters_that_disagree() -> None:

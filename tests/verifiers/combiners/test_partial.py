@@ -7,7 +7,7 @@ import pytest
 
 from forge_verifiers import combiners
 
-from .regimes import Case  # noqa: TID252 (tests are no installed package)
+from .regimes import Case, accuracy, calibration_error  # noqa: TID252 (tests are no installed package)
 
 
 def strict_first(lenient: int) -> Case:
@@ -58,11 +58,20 @@ def test_failures_are_no_evidence_but_abstentions_are() -> None:
 def test_random_partial_scores_stay_calibrated() -> None:
     rng = np.random.default_rng(6)
     y = rng.integers(0, 2, 3000)
-    s = np.where(rng.random((3000, 7)) < [0.9, 0.85, 0.8, 0.8, 0.75, 0.7, 0.7], y[:, None], 1 - y[:, None]).astype(
-        float
-    )
-    asked = rng.random(s.shape) < 0.35
-    p = combiners.get("default").fit_predict(s, queried=asked)
-    bins = np.minimum((p * 10).astype(int), 9)
-    error = np.abs(np.bincount(bins, y, 10) - np.bincount(bins, p, 10)).sum() / len(y)
-    assert error < 0.04 and np.mean((p > 0.5) == y) > 0.82
+    right = rng.random((3000, 7)) < [0.9, 0.85, 0.8, 0.8, 0.75, 0.7, 0.7]
+    s = np.where(right, y[:, None], 1 - y[:, None]).astype(float)
+    p = combiners.get("default").fit_predict(s, queried=rng.random(s.shape) < 0.35)
+    assert calibration_error(y, p, bins=10) < 0.04 and accuracy(y, p) > 0.82
+
+
+@pytest.mark.parametrize("name", ["mean", "majority", "dawid-skene", "weaver", "default"])
+def test_scores_of_unqueried_verifiers_are_ignored(name):
+    rng = np.random.default_rng(0)
+    right = rng.random(400) < 0.5
+    votes = np.where(rng.random((400, 5)) < 0.75, right[:, None], ~right[:, None]).astype(float)
+    asked = rng.random(votes.shape) < 0.8
+    changed = np.where(asked, votes, 1 - votes)
+    one, other = (combiners.get(name).fit(scores, queried=asked) for scores in (votes, changed))
+    assert one.predict_proba(votes).tobytes() == other.predict_proba(votes).tobytes()
+    with pytest.raises(ValueError, match="queried arrived as"):
+        combiners.get(name).fit(votes, queried=asked[:, :4])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from crowdkit.aggregation import DawidSkene as CrowdDawidSkene
-from pandas import DataFrame
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 from sklearn.linear_model import LogisticRegression
 
 from forge_verifiers import combiners
 
-from .regimes import accuracy, clones, graded, votes  # noqa: TID252 (tests are no installed package)
+from .regimes import accuracy, clones, crowd_kit, graded, votes  # noqa: TID252 (tests are no installed package)
 
 
 def weaver_by_gradient_descent(votes_nm: np.ndarray, pi: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -90,10 +88,7 @@ def test_weaver_needs_no_labels_for_the_class_balance() -> None:
 
 def test_dawid_skene_agrees_with_crowd_kit() -> None:
     s, _, y = votes(5, n=1000)
-    ours = combiners.get("dawid-skene").fit_predict(s)
-    rows = [(i, k, int(s[i, k])) for i in range(len(s)) for k in range(s.shape[1])]
-    crowd = CrowdDawidSkene(n_iter=100).fit_predict(DataFrame(rows, columns=["task", "worker", "label"]))
-    theirs = crowd.sort_index().to_numpy(float)
+    ours, theirs = combiners.get("dawid-skene").fit_predict(s), crowd_kit(s)
     assert ((ours > 0.5) == (theirs > 0.5)).mean() > 0.99
     assert abs(accuracy(y, ours) - accuracy(y, theirs)) < 0.01
 

@@ -392,11 +392,7 @@ class Solution(types.ModuleType):
 def run_tests(output: Any, source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> None:
     """Run all tests and write one line per test, in order of execution: test functions last.
 
-    Args:
-        output: File for the results.
-        source: The candidate's code.
-        units: Statements of the tests, whether each is a test, and the name of a test function.
-        timeout_s: Timeout of each test.
+    `units` are the statements of the tests, whether each is a test, and the name of a test function.
     """
     candidate, names = Candidate(source), Names(__name__="tests")
     names.candidate = candidate

@@ -42,14 +42,10 @@ class Hypothesis(NamedTuple):
 
 
 def hypotheses(x: Floats, observed: Floats, family: Ints, expected: Floats, spread: Floats) -> list[Hypothesis]:
-    """Possible divisions into voices, most probable first. The division without undeclared copies is always included.
+    """Possible divisions into voices, most probable first, always with the one without undeclared copies.
 
-    Args:
-        x: [m, n] standardized ranks, 0 where no score was observed.
-        observed: [m, n] 1 or 0.
-        family: [m] declared families. A family always shares one voice.
-        expected: [m] expected loading of each verifier, from `expected_loadings`.
-        spread: [m] standard deviation of that expectation.
+    `x` [m, n] are standardized ranks, 0 where `observed` [m, n] is 0. A declared `family` [m] always shares one voice.
+    `expected` and `spread` [m] are those of `expected_loadings`.
     """
     varying = np.flatnonzero((x * x).sum(axis=1) > 0)
     if not len(varying):
@@ -70,10 +66,7 @@ def hypotheses(x: Floats, observed: Floats, family: Ints, expected: Floats, spre
 def expected_loadings(anchors: Bools, prior_loading: Floats, prior_rows: Floats) -> tuple[Floats, Floats]:
     """Expected loading of each verifier and its standard deviation, both [m].
 
-    Args:
-        anchors: bool [m].
-        prior_loading: [m] TPR minus FPR of a declared prior.
-        prior_rows: [m] its strength in rows. 0 without a prior.
+    `prior_loading` [m] is TPR minus FPR of a declared prior, and `prior_rows` [m] its strength, 0 without a prior.
     """
     trust = prior_rows / (prior_rows + 30.0)
     expected = np.where(anchors, _ANCHOR, (1 - trust) * _LOADING + trust * prior_loading)

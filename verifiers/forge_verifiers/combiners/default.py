@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forge_verifiers.combiners.base import (
     Bools,
     Combiner,
     Floats,
     Ints,
+    Parameters,
     anchor_mask,
     family_index,
     logit,
@@ -110,9 +110,7 @@ class Default(Combiner):
         self.priors = dict(priors or {})
         self._warned: set[str] = set()
 
-    def _fit(
-        self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools
-    ) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools) -> Parameters:
         scale, side_information = Scale.of(scores, queried), self._side_information(scores, groups, labels)
         codes = scale.codes(scores, queried)
         fitted = []
@@ -249,9 +247,7 @@ def _similarity(first: Floats, second: Floats) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def _estimates(
-    fitted: Sequence[_Fitted], probability: Floats, dispute: float, codes: Codes
-) -> dict[str, NDArray[Any]]:
+def _estimates(fitted: Sequence[_Fitted], probability: Floats, dispute: float, codes: Codes) -> Parameters:
     """Estimates about each verifier [m] for the report, averaged over the hypotheses, with standard errors."""
     counts = count(codes)
     rates = []

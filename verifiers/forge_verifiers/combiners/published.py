@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from forge_verifiers.combiners.base import (
     Combiner,
     Floats,
     Ints,
+    Parameters,
     abstention_values,
     anchor_mask,
     family_index,
@@ -36,9 +37,7 @@ class Mean(Combiner):
 
     name: ClassVar[str] = "mean"
 
-    def _fit(
-        self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools
-    ) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools) -> Parameters:
         m = scores.shape[1]
         family = family_index(self.families, m)
         weight = np.ones(m) if family is None else 1.0 / np.bincount(family)[family]
@@ -86,9 +85,7 @@ class Logistic(Combiner):
     name: ClassVar[str] = "logistic"
     fills_abstentions: ClassVar[bool] = True
 
-    def _fit(
-        self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools
-    ) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools) -> Parameters:
         labeled = np.zeros(len(scores), bool) if labels is None else ~np.isnan(labels)
         if labels is None or len(np.unique(labels[labeled])) < 2:
             raise ValueError(
@@ -134,9 +131,7 @@ class DawidSkene(Combiner):
     name: ClassVar[str] = "dawid-skene"
     fills_abstentions: ClassVar[bool] = True
 
-    def _fit(
-        self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools
-    ) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools) -> Parameters:
         cuts = np.array([vote_cut(column[~np.isnan(column)]) for column in scores.T])
         yes, no = _votes(scores, cuts)
         count = yes.sum(axis=1) + no.sum(axis=1)
@@ -225,9 +220,7 @@ class Weaver(Combiner):
     name: ClassVar[str] = "weaver"
     fills_abstentions: ClassVar[bool] = True
 
-    def _fit(
-        self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools
-    ) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools) -> Parameters:
         low, high = score_range(scores)
         graded = np.array([len(np.unique(column[~np.isnan(column)])) > 2 for column in scores.T])
         unit = np.nan_to_num(min_max(scores, low, high), nan=0.0)

@@ -74,11 +74,9 @@ def _language(info: str) -> str:
 
 @cache
 def _parser(*, fenced: bool, indented: bool = False) -> MarkdownIt:
-    """A parser of blocks only, whose time grows linearly with hostile texts.
+    """A parser of fenced or indented blocks, or both, whose time grows linearly with hostile texts.
 
-    Args:
-        fenced: Read fenced blocks. Otherwise indented ones.
-        indented: Read both, as CommonMark does. A line indented by four spaces then closes no fence.
+    If it reads both, a line indented by four spaces closes no fence.
     """
     from markdown_it import MarkdownIt
 

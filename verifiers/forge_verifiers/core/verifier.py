@@ -249,13 +249,9 @@ def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
 
 
 class Nested(Composable):
-    """A verifier made of others. Its cost is that of its most expensive part, its state is that of its parts.
+    """A verifier made of `parts`, by the prefix of their state. Its cost is that of its most expensive part.
 
-    Args:
-        name: Name in reports.
-        parts: Parts by the prefix of their state.
-        relatives: Parts whose errors it inherits, by default all. It has their `family` and `default_family` if these
-            are the same for all of them.
+    It inherits the errors of its `relatives`, by default all parts, and their `family` if they have the same.
     """
 
     def __init__(self, name: str, parts: Mapping[str, Verifier], relatives: Sequence[Verifier] = ()) -> None:

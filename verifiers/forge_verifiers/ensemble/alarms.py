@@ -118,12 +118,7 @@ def mean_scores(scores: NDArray[np.float32]) -> Floats:
 
 
 class AlarmMonitor:
-    """The time series that the tests use, and the alarms raised so far.
-
-    Args:
-        config: Conditions and reaction.
-        names: Names of the verifiers [m].
-    """
+    """The time series that the tests use, and the alarms raised so far. `names` are those of the verifiers [m]."""
 
     def __init__(self, config: HackingAlarm, names: Sequence[str]) -> None:
         self.config, self.names = config, tuple(names)
@@ -142,18 +137,9 @@ class AlarmMonitor:
         means: Floats,
         witnesses: Sequence[int],
     ) -> None:
-        """Record one call and raise the alarms that are due.
+        """Record one call and raise the alarms that are due. `means` [m] are the verifiers' mean scores.
 
-        Args:
-            reward: Mean reward of the call.
-            effective_number: The combiner's estimate.
-            disagreement: See the function with this name.
-            spread: See `group_spread`.
-            means: [m] mean score of each verifier, NaN where it abstained.
-            witnesses: Verifiers to compare with the reward.
-
-        Raises:
-            RewardHackingError: An alarm was raised and `on_alarm` is "stop".
+        Raises RewardHackingError if there is one and `on_alarm` is "stop".
         """
         row = np.array([[reward, effective_number, disagreement, spread, *means]])
         self._series = np.concatenate([self._series, row])[-self.config.window :]

@@ -89,11 +89,7 @@ class Cascade:
 
 
 def content_key(trajectory: Trajectory) -> bytes:
-    """A 16-byte hash of everything in a trajectory that a verifier may read.
-
-    That is the task, the agent, instructions, observations, reasoning, actions, rewards and infos, but not tokens,
-    log-probabilities, weight versions and timings.
-    """
+    """A 16-byte hash of all that a verifier may read: not of tokens, log-probabilities, versions and timings."""
     turns = [
         (t.observation, t.reasoning, t.raw_reasoning, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
         for t in trajectory.turns
@@ -105,11 +101,7 @@ def content_key(trajectory: Trajectory) -> bytes:
 
 
 class ScoreCache:
-    """LRU cache of scores by content. Abstentions are not cached, because they may be temporary.
-
-    Args:
-        max_rows: Number of scores of all verifiers together. 0 disables the cache.
-    """
+    """LRU cache of up to `max_rows` scores by content. Abstentions are not cached, because they may be temporary."""
 
     def __init__(self, max_rows: int) -> None:
         if max_rows < 0:
@@ -190,13 +182,8 @@ class Caller:
 
     Each verifier receives all its trajectories in one call. At most `CONCURRENCY` verifiers of a cost class run at the
     same time, and cost classes run in parallel. A call that exceeds its timeout frees its slot but cannot be stopped.
-    Its verifier is skipped while the call still runs.
-
-    Args:
-        verifiers: The verifiers.
-        timeout_s: Timeout in seconds of one call, from its start, for verifiers without limits of their own. A verifier
-            with limits (`Composable.max_duration_s`) gets these: an earlier timeout would lose all its answers because
-            of a single late one.
+    Its verifier is skipped while the call still runs. A verifier with limits (`Composable.max_duration_s`) gets these
+    instead of `timeout_s`: an earlier timeout would lose all its answers because of a single late one.
     """
 
     def __init__(self, verifiers: Sequence[Verifier], *, timeout_s: float) -> None:
@@ -204,11 +191,7 @@ class Caller:
         self._hanging: dict[int, _Call] = {}
 
     def call(self, rows: Mapping[int, Sequence[Trajectory]]) -> dict[int, CallResult]:
-        """Score trajectories by verifier number.
-
-        Raises:
-            ScoreError: A verifier broke its contract (wrong shape, a score outside [0, 1]). The message names it.
-        """
+        """Score trajectories by verifier number. Raises ScoreError if a verifier broke its contract."""
         self._hanging = {k: call for k, call in self._hanging.items() if call.is_alive()}
         ended: queue.Queue[int] = queue.Queue()
         waiting = [

@@ -82,13 +82,7 @@ def combiner_for(
     anchors: Sequence[str],
     priors: Mapping[str, Prior],
 ) -> Combiner:
-    """Create a combiner with the verifiers' families, anchors and priors.
-
-    Raises:
-        UnknownIdError: Unknown combiner, or an anchor or prior of an unknown verifier.
-        TypeError: A prior that is no `Prior`.
-        ValueError: Priors for a combiner that takes none.
-    """
+    """Create a combiner with the verifiers' families, anchors and priors. Raises UnknownIdError for unknown names."""
     names = [v.name for v in verifiers]
     for label, selected in (("anchor", anchors), ("priors for", priors)):
         for name in selected:
@@ -112,13 +106,8 @@ class Posterior:
 
     Without its strictest verifier, an ensemble rates all responses higher, and rows that were scored by fewer verifiers
     (in a cascade, or after a failure) would earn more. Their log-odds are therefore shifted. The shift is the one that
-    gives fully scored rows the same mean probability with the same verifiers left out as with all verifiers.
-
-    Args:
-        combiner: A fitted combiner.
-        scores: Reference rows [N, m].
-        groups: Their prompts [N].
-        queried: Mask [N, m] of the verifiers that were called and did not fail.
+    gives fully scored rows the same mean probability with the same verifiers left out as with all verifiers. It is
+    computed on reference rows: `scores` [N, m], their prompts `groups` [N], and the mask `queried` [N, m].
     """
 
     def __init__(self, combiner: Combiner, scores: NDArray[np.float32], groups: NDArray[np.int64], queried: Bools):
@@ -174,12 +163,7 @@ def rewards(
 
 
 def witnesses(fitted: CombinerReport, scores: NDArray[np.float32]) -> list[int]:
-    """The verifier that correlates least with the others, of those better than chance. None if fewer than two are.
-
-    Args:
-        fitted: The combiner's estimates.
-        scores: Recent scores [N, m], NaN = abstained.
-    """
+    """The verifier whose `scores` [N, m] correlate least with the others', if at least two are better than chance."""
     present = ~np.isnan(scores)
     count = np.maximum(present.sum(axis=0), 1)
     centered = np.where(present, scores - np.nansum(scores, axis=0) / count, 0.0).astype(np.float64)

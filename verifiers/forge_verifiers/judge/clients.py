@@ -64,13 +64,7 @@ class Chat(Protocol):
 
 
 class Conversation:
-    """A model on its own thread and event loop, started by the first question and restarted if it dies.
-
-    Args:
-        chat: The model.
-        name: Name in errors.
-        start_timeout_s: Timeout of its start.
-    """
+    """A model on its own thread and event loop, started by the first question and restarted if it dies."""
 
     def __init__(self, chat: Chat, *, name: str, start_timeout_s: float) -> None:
         self.chat, self._name, self._start_timeout_s = chat, name, start_timeout_s
@@ -142,10 +136,7 @@ class Conversation:
 
 
 class EndpointChat:
-    """A model behind an endpoint.
-
-    Servers without structured output or log-probabilities are supported. Their replies must be exactly a choice.
-    """
+    """A model behind an endpoint. Without structured output or log-probabilities, replies must be exactly a choice."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -208,14 +199,9 @@ def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]]) -> dict[str, f
 
 
 class EngineChat:
-    """A model on an engine in its own process.
+    """A model (a built-in name, a folder or a hub id) on an engine in its own process.
 
-    Args:
-        model: A built-in name, a folder or a hub id.
-        config: Settings of the engine except its model, or None for the defaults.
-        name: Name in errors and logs.
-        timeout_s: Timeout of one question, queue included.
-        start_timeout_s: Timeout of the engine's start.
+    `timeout_s` is that of one question, queue included.
     """
 
     def __init__(

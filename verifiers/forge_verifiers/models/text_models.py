@@ -49,15 +49,9 @@ class _Limits(TypedDict):
 
 
 class TextModel:
-    """A model in this process, loaded at first use, from safetensors only.
+    """A model in this process, loaded at first use by a class of transformers, from safetensors only.
 
-    Args:
-        auto_class: Class of transformers that loads the model. The other arguments are those of `RewardModel`. The
-            model's own token limit also applies.
-        name: Name of the verifier.
-
-    Raises:
-        ValueError: A number is out of range.
+    The other arguments are those of `RewardModel`. The model's own token limit also applies.
     """
 
     def __init__(
@@ -136,14 +130,11 @@ class TextModel:
         return tokenizer, model.eval().to(self.device)
 
     def _padded(self, model: Any, encoded: Sequence[Mapping[str, list[int]]]) -> dict[str, list[list[int]]]:
-        """Pad the rows at the end to equal length.
-
-        A decoder reads its score at the last token that is not its padding token. For a model without a padding token,
-        a token that occurs in none of the rows becomes the padding token. The end-of-turn token would be wrong, because
-        the score would be read one token before it.
-        """
+        """Pad the rows at the end to equal length."""
         pad_id = self._pad_id
         if pad_id is None:
+            # A decoder reads its score at the last token that is not its padding token. With the end-of-turn token, it
+            # would be read one token too early. A token that occurs in none of the rows takes its place.
             settings = model.config.get_text_config()
             tokens = {token for row in encoded for token in row["input_ids"]}
             pad_id = settings.pad_token_id = next(token for token in range(settings.vocab_size) if token not in tokens)

@@ -34,12 +34,8 @@ def with_reasons(
 ) -> tuple[VerifierReport, ...]:
     """Add the number of score rows, and the reason of a low weight, to each row [m].
 
-    Args:
-        rows: Estimates of each verifier.
-        evidence: The score rows of the fit, or None before.
-        clusters: [m], see `CombinerReport.clusters`.
-        has_reference: Whether labels or anchors determine which responses are correct. Without them, a verifier is
-            called worse than chance only if the better ones clearly outnumber the worse ones.
+    Without labels or anchors (`has_reference`), a verifier is called worse than chance only if the better ones clearly
+    outnumber the worse ones. `clusters` [m] are those of `CombinerReport`.
     """
     better, worse = ([k for k, row in enumerate(rows) if row.side == side] for side in (1, -1))
     votes = [independent_votes(rows, evidence, side) for side in (better, worse)]
@@ -91,12 +87,6 @@ def direction(
 
     Scores have two consistent interpretations, each the reverse of the other. Without labels or an anchor, the combiner
     uses the one in which the majority of the verifiers is better than chance.
-
-    Args:
-        rows: Estimates of each verifier.
-        evidence: The score rows of the fit, or None before.
-        num_labels: Number of labeled rows in the fit.
-        anchors: Names of the anchors.
     """
     estimated = [
         k for k, row in enumerate(rows) if not math.isnan(row.tpr - row.fpr + row.difference_error) and row.weight > 0

@@ -213,12 +213,7 @@ def sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | 
 
 
 def _stated_value(text: str, *, after_verb: bool = False) -> tuple[int, str]:
-    """Position and text of the value after "is", "gives" or "=", else of the value at the start of the sentence.
-
-    Args:
-        text: The sentence.
-        after_verb: Whether a value at the start does not count.
-    """
+    """Position and text of the value after a verb or "=", else, unless `after_verb`, at the start of the sentence."""
     at, value = 0, ""
     is_given = _GIVEN.match(text)  # "Since x is 2, y is 4"
     for copula in _COPULA.finditer(text):

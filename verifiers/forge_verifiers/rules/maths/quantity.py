@@ -256,12 +256,7 @@ def _digits(part: dict[str, str | None]) -> Quantity | None:
 
 
 def read_unit(text: str, *, spaced: bool) -> Unit | None:
-    """The unit in the words after a number, such as ``km/h``.
-
-    Args:
-        text: The words.
-        spaced: Whether a space precedes them. Without a space, a single letter is a variable.
-    """
+    """The unit in the words after a number, such as ``km/h``. If not `spaced`, a single letter is a variable."""
     text = text.strip().removesuffix(".").strip()
     if re.fullmatch(COUNTER, text):
         return Unit(((text, 1),))

@@ -110,16 +110,9 @@ class Workers:
             worker.stop()
 
     def compare(self, pairs: Sequence[Pair], *, tolerance: float, timeout_s: float) -> dict[Pair, bool | None]:
-        """True if the formulas of each pair are equal.
+        """True or False by pair, or None if math-verify cannot read the gold answer. Short formulas come first.
 
-        Args:
-            pairs: Answers and gold answers. Short formulas are compared first.
-            tolerance: Maximum relative difference between equal decimals.
-            timeout_s: Timeout in seconds for all pairs together.
-
-        Returns:
-            True or False by pair, or None if math-verify cannot read the gold answer. A pair whose answer exceeds a
-            limit is unequal. Pairs that were not compared in time are missing.
+        A pair whose answer exceeds a limit is unequal. Pairs that were not compared within `timeout_s` are missing.
         """
         end = time.monotonic() + timeout_s
         with self._lock:
