@@ -190,11 +190,20 @@ def place_here(
         for line in placement.chosen(before):
             startup.say(line)
         return unchanged[0], placement.learners
+    placement, doubts = _place_on_gpus(parts, engine, judges, held, turns=turns)
+    for line in (*placement.lines(), *placement.chosen(before), *placement.doubts, *doubts):
+        startup.say(line)
+    return placement.engines, placement.learners
+
+
+def _place_on_gpus(
+    parts: list[Part], engine: EnginePlan, judges: Sequence[OwnEngine], held: Sequence[OwnModel], *, turns: bool
+) -> tuple[Placement, list[str]]:
+    """Place the parts of a run, judges and held models, and reserve their GPUs. Also returns lines of doubts."""
     named_judges = unique_names(judges, reserved=(part.name for part in parts))
     judge_parts, doubts = judges_of(named_judges)
-    parts += judge_parts
     loaded, unknown = held_on(held, mesh.local_gpus())
-    doubts += unknown
+    parts, doubts = [*parts, *judge_parts], [*doubts, *unknown]
     placement = place(parts, engine, mesh.preview_placement, turns=turns, loaded=loaded)
     used = {(process.slot.host, process.slot.gpu) for process in placement.processes if process.slot.gpu}
     doubts += [
@@ -209,9 +218,7 @@ def place_here(
         startup.say("engines and learner do not fit at the same time and use the GPU in turns (never tested on a GPU)")
     if not mesh.has_remote_hosts():
         doubts += host_doubts(parts, placement, free=available_bytes())
-    for line in (*placement.lines(), *placement.chosen(before), *placement.doubts, *doubts):
-        startup.say(line)
-    return placement.engines, placement.learners
+    return placement, doubts
 
 
 def checked_parts(
