@@ -47,16 +47,16 @@ def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_pat
 
 @pytest.mark.timeout(900)
 def test_the_quick_start_learns_with_the_default_rate(tmp_path, monkeypatch):
-    """The example as written but for five of its ten steps and an engine that is not compiled."""
+    """The example as written but for four of its ten steps and an engine that is not compiled."""
     monkeypatch.syspath_prepend(str(README.parent / "recipes"))
     code = importlib.import_module("documented").example("quick_start")
     assert "steps=10" in code and "lr" not in code
     eager = "GRPOConfig(engine=fa.EngineConfig(enforce_eager=True), "
     script = tmp_path / "quick_start.py"
-    script.write_text(code.replace("steps=10", "steps=5").replace("GRPOConfig(", eager))
+    script.write_text(code.replace("steps=10", "steps=4").replace("GRPOConfig(", eager))
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
     rows = [json.loads(line) for line in (tmp_path / "runs/echo/metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows]
-    assert len(rewards) == 5 and {row["learner/lr"] for row in rows} == {2e-5}
-    assert rewards[-1] > rewards[0] + 0.4, rewards  # measured: 0.10 before, 0.93 after
+    assert len(rewards) == 4 and {row["learner/lr"] for row in rows} == {2e-5}
+    assert rewards[-1] > rewards[0] + 0.4, rewards  # measured: 0.14, 0.13, 0.47, 0.74
