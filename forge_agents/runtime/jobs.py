@@ -36,8 +36,6 @@ class Job:
     """Ends what Monarch does not: processes here, the scheduler's job. May be called twice."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Descriptions of hosts for errors, by role."""
-    pids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Ids of host processes on this machine, by role."""
 
 
 def start_job(config: Hosts, env: Mapping[str, str], *, gpus_per_node: int | None) -> Job:
@@ -87,12 +85,10 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
     except BaseException:
         end()
         raise
-    pids = iter([process.pid for process in started])
     return Job(
         meshes={role: _monarch.attach(role, addresses) for role, addresses in workers.items()},
         end=end,
         names={role: tuple(f"log {folder / role}-{i}.log" for i in range(len(w))) for role, w in workers.items()},
-        pids={role: tuple(next(pids) for _ in addresses) for role, addresses in workers.items()},
     )
 
 

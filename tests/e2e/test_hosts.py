@@ -22,7 +22,7 @@ from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import mesh
 from forge_agents.runtime.machine import memory_domain
 from forge_agents.runtime.processes import environment
-from forge_agents.testing._processes import ended_within, free_port, runs
+from forge_agents.testing._processes import children_of, command_of, ended_within, free_port, runs
 from forge_trainers.rl.tasks import TaskSampler
 
 pytestmark = pytest.mark.timeout(300)
@@ -53,10 +53,8 @@ class Letters(fa.TurnEnv):
 
 def host_pid(name):
     """The process that is a host."""
-    layout = mesh._clusters[-1]
-    assert layout._job is not None
-    role, _, number = name.partition("-")
-    return layout._job.pids[role][int(number)]
+    (pid,) = (pid for pid in children_of(os.getpid()) if f"/{name} --end-with-stdin" in command_of(pid))
+    return pid
 
 
 def kill_host(name):
