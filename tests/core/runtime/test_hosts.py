@@ -473,6 +473,24 @@ def test_connection_without_a_secret_is_closed() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("end", "reason"), [("silence", "no heartbeat for 0.2 s"), ("eof", "connection ended")])
+async def test_host_is_lost_if_its_heartbeats_or_its_connection_end(
+    end: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_agents.runtime.cluster._TICK_S", 0.05)
+    layout, reader, reasons = laid_out(hosts={"envs": 1}, heartbeat_timeout_s=0.2), asyncio.StreamReader(), list[str]()
+    layout.hosts[0].listeners.append(reasons.append)
+    watching = asyncio.ensure_future(layout._watch(layout.hosts[0], reader))
+    for _ in range(10):
+        reader.feed_data(b".")
+        await asyncio.sleep(0.05)
+    assert not watching.done() and reasons == []
+    if end == "eof":
+        reader.feed_eof()
+    await asyncio.wait_for(watching, 20)
+    assert len(reasons) == 1 and reason in reasons[0]
+
+
 def test_learner_uses_a_divisor_of_its_ranks_after_host_loss() -> None:
     layout = laid_out(hosts={"learner": 4})
     layout.lose(layout.hosts[0], "gone")
