@@ -59,6 +59,9 @@ def test_the_table_of_pairs_is_large_and_has_enough_unequal_ones():
         \{x \mid x > 2\} ≡ (2,\infty) ¦ \{x \in \mathbb{R} : 1 < x < 2\} ≡ (1,2) ¦ \lg 100 ≡ 2 ¦ lg(1000) ≡ 3
         \lg x ≡ \log_{10} x ¦ \lg 5 + \lg 2 ≡ 1 ¦ 5 \geq x ≡ x \leq 5 ¦ x_1 = 2, x_2 = 3 ≡ 3, 2
         \frac{\pi}{2} \text{ cm} ≡ 5\pi \text{ mm} ¦ $5 million per year ≡ 5,000,000
+        1000\pi ≡ 3141.593 ¦ x = 1000\pi ≡ 3141.593 ¦ 577.35027 ≡ \frac{1000}{\sqrt{3}} ¦ 2.71828 ≡ e
+        (1000\pi, 2) ≡ (3141.593, 2) ¦ [0, 1000\pi] ≡ [0, 3141.593] ¦ \frac{2}{3}x ≡ 0.6666667x
+        \cos\frac{\pi}{7} - \cos\frac{2\pi}{7} + \cos\frac{3\pi}{7} ≡ \frac12
     """),
 )
 def test_equal_answers_are_equal(one, other):

@@ -7,9 +7,11 @@ answer. A request that exceeds the limit of processor time or memory ends the pr
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-import math
 import os
+import random
 import resource
 import signal
 import sys
@@ -23,6 +25,8 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
 _MEMORY = 3 << 30
+_POINTS, _MIN_POINTS = 5, 3
+_EXACT = 1e-12  # relative difference of equal values in 30 digits, after cancellation
 
 
 def main() -> None:
@@ -64,7 +68,7 @@ def _read(text: str) -> Any:
     parsed = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
     if not parsed or isinstance(parsed[0], str):
         return None
-    value = parsed[0].doit() if isinstance(parsed[0], sympy.Set) else parsed[0]
+    value = parsed[0]
     unit = next((s for s in getattr(value, "free_symbols", ()) if s.name == "i"), None)
     if unit is not None and not value.has(sympy.Sum, sympy.Product):
         value = value.subs(unit, sympy.I)
@@ -83,27 +87,28 @@ def _number(text: str) -> float | None:
 
 
 def _same(gold: Any, answer: Any, tolerance: float) -> bool:
-    """True if two objects of sympy are equal as answers."""
+    """True if two sympy objects are equal as answers."""
     if gold == answer:
         return not (hasattr(gold, "has") and gold.has(sympy.zoo, sympy.nan))
     gold, answer = _in_form_of(gold, answer), _in_form_of(answer, gold)
-    if any(isinstance(gold, kind) != isinstance(answer, kind) for kind in (sympy.Tuple, sympy.Set, Relational)):
+    if isinstance(gold, bool) or isinstance(answer, bool):
         return False
-    if isinstance(gold, bool) or isinstance(answer, bool) or _is_infinite(gold) or _is_infinite(answer):
+    if isinstance(gold, sympy.Set) and isinstance(answer, sympy.Set):
+        return _same_set(gold, answer, tolerance)
+    if isinstance(gold, sympy.Tuple) and isinstance(answer, sympy.Tuple):
+        pairs = itertools.zip_longest(gold, answer)
+        return all(None not in pair and _same(*pair, tolerance) for pair in pairs)
+    if isinstance(gold, sympy.Tuple | sympy.Set) or isinstance(answer, sympy.Tuple | sympy.Set):
         return False
-    if _count_equations(gold) != _count_equations(answer):  # "x = 1, y = 2" is not "1, 2"
+    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr) and not isinstance(gold, sympy.MatrixExpr):
+        return _same_value(gold, answer, tolerance)
+    if isinstance(gold, Relational) != isinstance(answer, Relational):
         return False
-    digits = max(0, round(-math.log10(tolerance)))
-    return any(verify(*pair, float_rounding=digits, timeout_seconds=None) for pair in ((gold, answer), (answer, gold)))
+    return _verified(gold, answer)
 
 
-def _count_equations(value: Any) -> int:
-    return sum(isinstance(part, sympy.Eq) for part in _parts(value)) if isinstance(value, sympy.FiniteSet) else 0
-
-
-def _is_infinite(value: Any) -> bool:
-    """True if an expression has no finite value. Equal infinities are not compared by their value."""
-    return isinstance(value, sympy.Expr) and value.doit().has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
+def _verified(gold: Any, answer: Any) -> bool:
+    return any(verify(*pair, timeout_seconds=None) for pair in ((gold, answer), (answer, gold)))
 
 
 def _in_form_of(value: Any, other: Any) -> Any:
@@ -152,7 +157,7 @@ def _is_inequality(value: Any) -> bool:
 def _solved(value: Any) -> tuple[Any, Any]:
     """Name and value in ``x = 5``, ``5 = x``, ``AB = 5`` and ``P(A) = 5``. (None, None) otherwise."""
     if isinstance(value, sympy.Eq):
-        if not value.free_symbols and _same(value.lhs, value.rhs, 1e-6):  # 3 = sqrt(9)
+        if not value.free_symbols and _same_value(value.lhs, value.rhs, 1e-6):  # 3 = sqrt(9)
             return sympy.true, value.rhs
         for name, solution in ((value.lhs, value.rhs), (value.rhs, value.lhs)):
             if isinstance(name, sympy.Symbol):
@@ -167,6 +172,69 @@ def _is_name(value: Any) -> bool:
     if isinstance(value, sympy.Mul | sympy.Pow | sympy.Abs):
         return all(_is_name(part) or part == -1 for part in value.args)
     return isinstance(value, sympy.Symbol | AppliedUndef | sympy.Tuple)
+
+
+def _same_set(gold: Any, answer: Any, tolerance: float) -> bool:
+    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
+        rest = list(_parts(answer))
+        for part in _parts(gold):
+            is_equation = isinstance(part, sympy.Eq)
+            candidates = [k for k, other in enumerate(rest) if isinstance(other, sympy.Eq) == is_equation]
+            match = next((k for k in candidates if _same(part, rest[k], tolerance)), None)
+            if match is None:
+                return False
+            del rest[match]
+        return not rest
+    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
+        ends = ((gold.start, answer.start), (gold.end, answer.end))
+        is_open = (gold.left_open, gold.right_open) == (answer.left_open, answer.right_open)
+        return is_open and all(_same(*pair, tolerance) for pair in ends)
+    gold, answer = gold.doit(), answer.doit()
+    exact = [sympy.nsimplify(value, rational=True) if value.has(sympy.Float) else value for value in (gold, answer)]
+    return bool(exact[0] == exact[1] or exact[0].symmetric_difference(exact[1]) == sympy.S.EmptySet)
+
+
+def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
+    """True if two expressions are equal. With variables, at fixed points (Schwartz 1980)."""
+    is_rounded = bool(gold.has(sympy.Float) or answer.has(sympy.Float))
+    gold, answer = gold.doit(), answer.doit()  # a sum may have an infinite bound and a finite value
+    if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (gold, answer)):
+        return False  # equal infinities were handled before
+    if gold.is_Rational and answer.is_Rational:
+        return bool(gold == answer)
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    compared = 0
+    for point in _points(symbols) if symbols else [{}]:
+        values = [_at(value, point) for value in (gold, answer)]
+        if None in values:
+            if values != [None, None]:
+                return False
+            continue
+        if not _is_close(values[0], values[1], tolerance if is_rounded else _EXACT):
+            return False
+        compared += 1
+    if compared == 0 and symbols:  # undefined functions
+        return _verified(gold, answer)
+    return compared >= (_MIN_POINTS if symbols else 1)
+
+
+def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
+    rng = random.Random("/".join(map(str, symbols)))
+    signs = [1 if k % 2 == 0 else -1 for k in range(_POINTS)]
+    return [{symbol: sympy.Rational(sign * rng.randint(20, 250), 97) for symbol in symbols} for sign in signs]
+
+
+def _at(value: Any, point: dict[Any, Any]) -> Any:
+    with contextlib.suppress(TypeError, ValueError, ZeroDivisionError, ArithmeticError):
+        number = value.subs(point).doit().evalf(30)
+        if number.is_number and not number.has(sympy.zoo, sympy.nan, sympy.oo):
+            real, imaginary = number.as_real_imag()
+            return complex(real.evalf(30), imaginary.evalf(30)) if not number.is_Float else number
+    return None
+
+
+def _is_close(a: Any, b: Any, tolerance: float) -> bool:
+    return bool(abs(a - b) <= max(tolerance * max(abs(a), abs(b)), 1e-14))
 
 
 main()

@@ -135,10 +135,11 @@ def _number(text: str, end: float) -> Quantity | None:
 class MathEqual(AnswerRule):
     r"""The final answer equals the gold answer as mathematics: ``\frac{1}{2}``, ``0.5`` and ``50\%`` are equal.
 
-    Answers may be LaTeX or plain text. Plain numbers and their units are compared exactly. Other answers are parsed and
-    compared by math-verify (https://github.com/huggingface/Math-Verify): expressions, sets, intervals and their unions,
-    tuples, matrices, equations and inequalities. A list without brackets is a set of answers. A unit or percent sign
-    may be missing on one side, but must not differ. ``log`` is the natural logarithm, ``lg`` the decimal one. Words are
+    Answers may be LaTeX or plain text. Plain numbers and their units are compared exactly. Other answers are parsed by
+    math-verify (https://github.com/huggingface/Math-Verify) and compared in sympy: sets, intervals and their unions,
+    tuples, matrices, equations and inequalities, and expressions at fixed points, where unequal expressions agree with
+    probability near 0 (Schwartz 1980). A list without brackets is a set of answers. A unit or percent sign may be
+    missing on one side, but must not differ. ``log`` is the natural logarithm, ``lg`` the decimal one. Words are
     compared as text, and multiple-choice answers by letter.
 
     Formulas are compared in up to four processes, which start with the first formula and use about 100 MB each. An
@@ -148,7 +149,7 @@ class MathEqual(AnswerRule):
 
     name: str = "math_equal"
     tolerance: float = 1e-6
-    """Maximum relative difference between equal decimals. Other numbers are rounded to as many digits."""
+    """Maximum relative difference between equal decimal or irrational numbers."""
     timeout_s: float = 60.0
     """Timeout in seconds for all formulas of one call."""
     unread: UnreadGolds = field(default_factory=UnreadGolds, init=False, repr=False, compare=False)
