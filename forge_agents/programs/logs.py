@@ -12,11 +12,16 @@ from forge_agents.envs.reasoning import join_reasoning
 from forge_agents.programs.calls import ChatMessage, RefusedError
 from forge_agents.programs.protocols import anthropic, chat, responses
 from forge_agents.programs.protocols.common import REASONING_KEYS, Json, as_object, read_request, text_of
+from forge_agents.row_keys import marks_of
 
 CONTENT_KEYS = ("role", "content", "tool_calls", "tool_call_id", "function_call", "name", "refusal", *REASONING_KEYS)
 """Keys of a message that are read."""
 _ITEMS = ("reasoning", "function_call", "function_call_output")
 """Types of items that only OpenAI's responses have."""
+_ITEM_KEYS = (
+    "type", "id", "status", "role", "content", "summary", "encrypted_content", "call_id", "name", "arguments", "output",
+)  # fmt: skip
+"""Keys of these items."""
 _ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "redacted_thinking")
 """Types of content parts that only Anthropic's messages have."""
 _MAX_WRAPPED = 4
@@ -105,7 +110,9 @@ def _messages(request: Json) -> Any:
         messages, system = list(request["messages"]), request.get("system")
     elif (value := request.get("input")) is not None:
         messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-        system = request.get("instructions")
+        instructions = request.get("instructions")  # may come before other system messages
+        head = [{"role": "system", "content": instructions}] if instructions else []
+        return [*head, *messages] if isinstance(messages, list) else messages
     else:
         keys = ", ".join(map(repr, list(request)[:12]))
         raise RefusedError(f"the request has the keys {keys}; expected messages, or the input of OpenAI's responses")
@@ -157,12 +164,16 @@ def with_system(messages: Any, system: Any) -> Any:
 def read_messages(entries: Any) -> Iterator[tuple[Json, list[ChatMessage]]]:
     """Yield each recorded message with the messages that it stands for, with reasoning before an answer's text.
 
-    Messages may have the form of any API. Items of OpenAI's responses are yielded together, with no recorded message.
+    Messages may have the form of any API. Items of OpenAI's responses are yielded together, with their unread keys.
     """
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise RefusedError(f"the messages are {str(entries)[:100]!r}; expected a list of objects")
-    if any(entry.get("type") in _ITEMS or _has_parts(entry, "output_text") for entry in entries):
-        yield {}, _joined(responses.read_items(entries, "items"))
+    is_answer = all(entry.get("type") == "message" and _has_parts(entry, "output_text", "refusal") for entry in entries)
+    if is_answer or any(entry.get("type") in _ITEMS for entry in entries):
+        more = {key: value for entry in entries for key, value in entry.items() if key not in _ITEM_KEYS}
+        if marks_of(more):
+            raise RefusedError("items of OpenAI's responses are marked as learned or not; write them as messages")
+        yield more, _joined(responses.read_items(entries, "items"))
         return
     for place, entry in enumerate(entries):
         read = anthropic.read_message if _has_parts(entry, *_ANTHROPIC_BLOCKS) else chat.read_message

@@ -409,6 +409,6 @@ def _make_conversation(
         raise RefusedError("it begins with an answer")
     while is_chat and parsed and parsed[-1].role != "assistant":  # the last messages have no answer
         parsed = parsed[:-1]
-    if not parsed:
+    if not parsed or parsed[-1].role != "assistant":
         raise RefusedError("it contains no answer")
     return _Conversation(messages=parsed, instructions=instructions, score=score, is_chat=is_chat)

@@ -59,7 +59,7 @@ def read_message(message: Any, where: str) -> Iterator[ChatMessage]:
     message = common.as_object(message, where)
     role = common.get_role(message.get("role"), where, "system", "user", "assistant")
     content = message.get("content")
-    parts, reasoning = common.split_parts("" if content == [] else content, where)
+    parts, reasoning = common.split_reasoning(message, "" if content == [] else content, where)
     texts, calls = [] if isinstance(parts, list) else [parts], []
     for part in parts if isinstance(parts, list) else ():
         block = common.as_object(part, where)

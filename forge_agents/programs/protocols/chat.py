@@ -65,9 +65,7 @@ def read_message(message: Any, where: str) -> list[ChatMessage]:
     call_id = str(message.get("tool_call_id") or "") if role == "tool" else ""
     content, reasoning = message.get("content") or message.get("refusal"), ""
     if role == "assistant":
-        content, thoughts = common.split_parts(content, where)
-        written = (message.get(key) for key in common.REASONING_KEYS)
-        reasoning = next((text for text in [*written, thoughts] if text and isinstance(text, str)), "")
+        content, reasoning = common.split_reasoning(message, content, where)
     text = _with_name(common.text_of(content, where), message.get("name"), role, where)
     return [ChatMessage(role=role, text=text, calls=tuple(calls), call_id=call_id, reasoning=reasoning)]
 

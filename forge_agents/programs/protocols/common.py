@@ -227,18 +227,19 @@ def text_of(content: Any, where: str) -> str:
     return writable("\n".join(texts))
 
 
-def split_parts(content: Any, where: str) -> tuple[Any, str]:
-    """Return the content of an answer without parts that are reasoning, and the text of these parts."""
-    if not isinstance(content, list):
-        return content, ""
-    rest, thoughts = [], []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in _REASONING_TYPES:
-            thoughts.append(text_of(part.get(kind) or part.get("text"), f"{where}: a part of type {kind!r}"))
-        else:
-            rest.append(part)
-    return rest, "\n".join(filter(None, thoughts))
+def split_reasoning(message: Json, content: Any, where: str) -> tuple[Any, str]:
+    """Return the content of an answer without parts that are reasoning, and the reasoning of its keys or parts."""
+    rest, thoughts = content, []
+    if isinstance(content, list):
+        rest = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in _REASONING_TYPES:
+                thoughts.append(text_of(part.get(kind) or part.get("text"), f"{where}: a part of type {kind!r}"))
+            else:
+                rest.append(part)
+    written = [*(message.get(key) for key in REASONING_KEYS), "\n".join(filter(None, thoughts))]
+    return rest, next((text for text in written if text and isinstance(text, str)), "")
 
 
 def function_call(call_id: Any, name: Any, arguments: Any, where: str) -> FunctionCall:

@@ -174,6 +174,47 @@ def test_openais_responses_keep_calls_and_results(tmp_path):
     assert learned(rows) == ["It is 2."]
 
 
+def responses_row(*items, **request):
+    return {"request": {"input": "1 + 1?", **request}, "response": {"status": "completed", "output": list(items)}}
+
+
+def written(text, **more):
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **more}
+
+
+def test_response_of_reasoning_alone_is_skipped(tmp_path):
+    reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    history = responses_row(reasoning, input=[user("0?"), said("0"), user("1?")])
+    rows, left, heard = imported(tmp_path, responses_row(reasoning), history, responses_row(written("2"), written("!")))
+    assert learned(rows) == ["2\n!"] and left == {"unreadable": 2} and "no answer" in heard[0]
+
+
+def test_instructions_precede_a_system_message_of_the_input(tmp_path):
+    rows, _, _ = imported(tmp_path, responses_row(written("2"), instructions="Add.", input=[SYSTEM, user("1 + 1?")]))
+    system = [message["content"] for message in rows[0]["messages"] if message["role"] == "system"]
+    assert system == ["Add.", "Be brief."]
+
+
+def test_marks_of_items_are_followed_or_rejected(tmp_path):
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}", "weight": 0}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    rows, left, heard = imported(
+        tmp_path,
+        as_chat([user("one"), written("bad", weight=0), user("two"), written("good")]),
+        as_chat([user("three"), written("masked", masked=True)]),
+        as_chat([user("four"), call, result, said("4")]),
+    )
+    assert learned(rows) == ["good"] and left == {"answers of weight 0": 1, "unreadable": 2}
+    assert "'masked'" in heard[0] and "marked" in heard[1]
+
+
+def test_reasoning_next_to_blocks_of_tools_is_kept(tmp_path):
+    blocks = [{"type": "tool_use", "id": "c1", "name": "add", "input": {}}]
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]}
+    rows, _, _ = imported(tmp_path, as_chat([user("1?"), said(blocks, reasoning_content="Deep."), result, said("2")]))
+    assert learned(rows)[0].startswith("<think>\nDeep.\n</think>")
+
+
 def test_tools_and_format_are_in_the_system_prompt(tmp_path):
     form = {"type": "json_object"}
     bodies = [
