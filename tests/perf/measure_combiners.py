@@ -36,7 +36,7 @@ def own() -> dict[str, Callable[[int], Any]]:
         "independent, 50 rows": lambda seed: regimes.votes(seed, n=50),
         "clusters of copies": regimes.clones,
         "graded, prompts liked": regimes.graded,
-        "silence tells": regimes.silent_truth,
+        "abstentions tell": regimes.silent_truth,
         "models against a judge": regimes.outvoted,
         "pairs, two clusters": test_bounds.pairs,
     }
