@@ -34,7 +34,9 @@ LAYERS = {
         " forge_verifiers.report forge_verifiers.rules forge_verifiers.combiners forge_verifiers.code"
         " forge_verifiers.core testing bench episodes forge_envs.adapters programs serving rollout"
     ),
-    "environments, tools, weights": "forge_envs.oracles forge_envs.teams forge_envs.games tools envs weights",
+    "environments, tools, weights": (
+        "forge_envs.oracles forge_envs.teams forge_envs.games forge_envs tools envs weights"
+    ),
     "processes, models, isolation": "runtime models sandbox",
     "foundation": "forge_agents",
 }
@@ -135,7 +137,7 @@ def listing() -> str:
 
 def _short(package: str) -> str:
     """A package without ``forge_``; the modules directly in ``forge_agents`` are called ``agents``."""
-    return package.removeprefix("forge_")
+    return "envs.shared" if package == "forge_envs" else package.removeprefix("forge_")
 
 
 def written(page: str) -> str:
