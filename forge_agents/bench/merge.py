@@ -39,6 +39,7 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
     named: dict[str, Report] = {}
     for number, report in enumerate(reports, 1):
         label = f"report {number}" if isinstance(report, Report) else Path(report).name
+        label = str(report) if label in named and not isinstance(report, Report) else label
         label = f"{label} ({number})" if label in named else label
         named[label] = report if isinstance(report, Report) else Report.load(report)
     for first, second in itertools.combinations(named.items(), 2):

@@ -129,8 +129,9 @@ def _read(path: Path) -> Any:
 
 
 def _from_json(facts: Mapping[str, Any]) -> Report:
-    same = ("settings", "players", "provenance", "planned", "stopped", "exploitability", "timing")
+    same = ("players", "provenance", "planned", "stopped", "exploitability", "timing")
     report = Report(
+        settings=_renamed(facts["settings"]),
         environments=tuple(SuiteEnv(**{**env, "seats": tuple(env["seats"])}) for env in facts["environments"]),
         records=tuple(Record.from_json(row) for row in facts["episodes"]),
         **{name: facts[name] for name in same},
@@ -138,6 +139,14 @@ def _from_json(facts: Mapping[str, Any]) -> Report:
     _check(report)
     report.document()  # values that cannot be shown or counted are found here, not by a reader of the page
     return report
+
+
+def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their present names. Earlier versions wrote ``swap_seats`` instead of ``swap_agents``."""
+    return {
+        "swap_agents" if name == "swap_seats" else name: _renamed(value) if name == "suite_defaults" else value
+        for name, value in settings.items()
+    }
 
 
 def _check(report: Report) -> None:

@@ -227,4 +227,4 @@ def _advice(
         places = [place + rest for place in elsewhere] if not isinstance(elsewhere, str) else []
     if places:
         return " Did you mean " + " or ".join(repr("--" * flag + place) for place in places) + "?"
-    return f" {prefix.removesuffix('.') or 'It'} has {', '.join(sorted(keys))}."
+    return f" {prefix.removesuffix('.') or 'It'} has {', '.join(sorted(set(keys)))}."

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from pettingzoo import AECEnv, ParallelEnv
 
+from forge_agents.display import visible
 from forge_agents.envs.conformance.checks import (
     CHECKS,
     CHECKS_OF_FUNCTIONS,
@@ -304,7 +305,8 @@ def report_all(
     for env_id in ids:
         report = _check(env_id, episodes=episodes, seed=seed, timeout_s=timeout_s)
         failed += not report.ok
-        text = _as_json(report) if as_json else "\n".join(report.lines(failures_only=brief))
+        # an exception of the environment may quote what a model or a stranger wrote
+        text = _as_json(report) if as_json else visible("\n".join(report.lines(failures_only=brief)))
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     if brief and not as_json:

@@ -57,8 +57,11 @@ def test_saved_report_is_loaded_unchanged(report, tmp_path):
 
 def test_report_of_the_previous_format_is_read(report, tmp_path):
     path = tmp_path / "previous.json"
-    path.write_text(json.dumps({**report.as_json(), "format": 2}))
+    settings = {**report.settings, "suite_defaults": {"swap_agents": True}}
+    text = json.dumps({**report.as_json(), "settings": settings, "format": 2})
+    path.write_text(text.replace('"swap_agents"', '"swap_seats"'))
     previous = Report.load(path)
+    assert previous.settings["suite_defaults"] == {"swap_agents": True}
     assert previous.summary.cells == report.summary.cells and previous.markdown() == report.markdown()
     assert list(leaderboard(previous, report).players) == list(report.players)
 
@@ -295,6 +298,10 @@ def test_another_version_of_an_environment_or_package_is_refused(report, tmp_pat
     facts["environments"][0]["code"] = "0" * 16
     facts["provenance"]["packages"]["forge-agents-rl"] = "9.9"
     (tmp_path / "old.json").write_text(json.dumps(facts))
+    (tmp_path / "other").mkdir()
+    file = report.save(tmp_path / "other" / "old.json")
+    with pytest.raises(ReportError, match=re.escape(f"9.9 in old.json, {fa.__version__} in {file}")):
+        leaderboard(tmp_path / "old.json", file)
     with pytest.raises(ReportError, match=rf"{KUHN} code: .* 0{{16}} in old.json(.|\n)*9.9 in old.json"):
         leaderboard(report, tmp_path / "old.json")
 

@@ -60,6 +60,18 @@ def test_one_id_gets_a_table_of_its_checks_without_markup(own_ids, capsys):
     assert all(word in text for word in ("plays", "FAIL", "[red]", "fix:", "test_conformance_report"))
 
 
+@pytest.mark.parametrize("words", [["t/Hostile-v0"], ["--all"]])
+def test_report_escapes_what_a_terminal_cannot_show(own_ids, words, capfd):
+    @fa.register("t/Hostile-v0")
+    class Hostile(Plain):
+        def act(self, agent, action):
+            raise ValueError("\x1b[2J \ud800")
+
+    assert cli.main(["check", *words]) == 1
+    text = capfd.readouterr().out
+    assert r"ValueError: \x1b[2J \ud800" in text and "\x1b" not in text
+
+
 @pytest.mark.parametrize("words", [[], ["t/Short-v0", "--all"], ["t/Short-v0", "--tag", "fine"]])
 def test_ids_or_all(words, capsys):
     with pytest.raises(SystemExit) as stopped:
