@@ -124,10 +124,12 @@ class Cluster(Allocator):
             return
         self._num_strangers += 1
         connection = None
-        with contextlib.suppress(OSError, TimeoutError, ValueError):
-            secret = (await asyncio.wait_for(reader.readline(), _SECRET_TIMEOUT_S)).decode(errors="replace").strip()
-            connection = self._expected.pop(secret, None)
-        self._num_strangers -= 1
+        try:
+            with contextlib.suppress(OSError, TimeoutError, ValueError):
+                secret = (await asyncio.wait_for(reader.readline(), _SECRET_TIMEOUT_S)).decode(errors="replace").strip()
+                connection = self._expected.pop(secret, None)
+        finally:
+            self._num_strangers -= 1
         if connection is None or connection.done():
             writer.close()
         else:

@@ -27,7 +27,7 @@ def interrupted(reason: str) -> KeyboardInterrupt:
     """Return an exception that is shown only as `reason` if it is not caught, in scripts and notebooks."""
     error = KeyboardInterrupt(reason)
     error._render_traceback_ = lambda: [reason]  # type: ignore[attr-defined]  # read by IPython
-    if not isinstance(sys.excepthook, functools.partial):
+    if getattr(sys.excepthook, "func", None) is not _show:
         sys.excepthook = functools.partial(_show, sys.excepthook)
     return error
 

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import pwd
 import shutil
@@ -13,6 +14,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER_VARIABLE = "FORGE_AGENTS_PRIVATE"
@@ -60,10 +62,13 @@ def private_folder() -> Path:
     return folder
 
 
-def is_private(folder: str | Path, *, others: int = 0) -> bool:
-    """Return whether a path is this user's folder, not a link to one, and gives others at most the rights `others`."""
+def is_private(folder: str | Path, *, others: int = 0, dir_fd: int | None = None) -> bool:
+    """Return whether a path is this user's folder, not a link to one, and gives others at most the rights `others`.
+
+    A relative path starts at the folder whose descriptor is `dir_fd`.
+    """
     try:
-        status = os.lstat(folder)
+        status = os.lstat(folder, dir_fd=dir_fd)
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077 & ~others
@@ -111,27 +116,50 @@ def log_suffix() -> str:
 def _remove_abandoned(parent: Path) -> None:
     """Remove private folders of this user whose owner was killed. The owner held a lock as long as it lived."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if not is_private(folder) or time.time() - folder.stat().st_mtime < _YOUNG_S:
+        with contextlib.suppress(OSError), _open(folder) as opened:
+            if time.time() - os.fstat(opened).st_mtime < _YOUNG_S:
                 continue
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=opened)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for logs in folder.iterdir():
-                    if logs.is_dir() and not logs.is_symlink() and time.time() - logs.stat().st_mtime > _OLD_S:
-                        shutil.rmtree(logs, ignore_errors=True)
-                _remove(folder)
+                _remove(folder, max_age_s=_OLD_S)
             finally:
                 os.close(lock)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a private folder, except logs: subfolders with logs of failed processes stay."""
+@contextlib.contextmanager
+def _open(folder: Path) -> Iterator[int]:
+    """Open a private folder. In a folder that all may change, another user may put a link in its place at any time."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if not is_private(".", dir_fd=opened):
+            raise PermissionError(f"{folder} is not private")
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _remove(folder: Path, *, max_age_s: float = math.inf) -> None:
+    """Remove a private folder, except logs: subfolders whose newest file is at most `max_age_s` old stay."""
     with contextlib.suppress(OSError):
-        for entry in folder.iterdir():
-            if not entry.is_dir() or entry.is_symlink():
-                entry.unlink(missing_ok=True)
+        with _open(folder) as opened, os.scandir(opened) as entries:
+            for entry in list(entries):
+                if not entry.is_dir(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.name, dir_fd=opened)
+                elif time.time() - _last_change(entry.name, opened) > max_age_s:
+                    shutil.rmtree(entry.name, ignore_errors=True, dir_fd=opened)
         folder.rmdir()
+
+
+def _last_change(folder: str, parent: int) -> float:
+    """Time of the last change of a folder or a file in it. A folder's own time is not that of its growing files."""
+    times = (
+        os.lstat(name, dir_fd=at).st_mtime
+        for _, _, files, at in os.fwalk(folder, dir_fd=parent)
+        for name in (".", *files)
+    )
+    return max(times, default=math.inf)  # it cannot be read
 
 
 def _rotate(log: Path) -> None:

@@ -69,12 +69,13 @@ class _View:
                 self.say(f"still starting {name} after {_seconds(time.monotonic() - began)} ({estimate})")
 
         thread = threading.Thread(target=repeat, name="forge-startup", daemon=True)
-        thread.start()
         try:
+            thread.start()
             yield
         finally:
             ended.set()
-            thread.join()
+            if thread.is_alive():  # not if Ctrl-C came before it began
+                thread.join()
 
 
 _views: list[_View] = []

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -181,3 +182,12 @@ def test_ctrl_c_in_a_script_prints_one_line(call, work, close_s, presses, lines)
 
 def test_an_interrupt_shows_in_ipython_as_one_line():
     assert interrupted("stopped; here")._render_traceback_() == ["stopped; here"]
+
+
+def test_interrupt_is_one_line_beside_any_other_hook(monkeypatch, capsys):
+    errors = []
+    monkeypatch.setattr(sys, "excepthook", functools.partial(errors.append))  # a hook of the program
+    for _ in range(2):
+        error = interrupted("stopped; here")
+    sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "stopped; here\n" and errors == []

@@ -127,10 +127,17 @@ def test_machine_is_described_by_its_gpus_if_any(monkeypatch, gpus, output):
     assert startup.machine(1) == "1 of 3 CPU cores"
 
 
-def test_ctrl_c_before_the_watcher_thread_starts_is_raised(monkeypatch):
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_at_the_start_of_the_watcher_thread_is_raised_and_ends_it(monkeypatch, begun):
+    start, watchers = threading.Thread.start, []
+
     def interrupted(self):
+        if begun:
+            start(self)
+        watchers.append(self)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt), startup.show(print), startup.track("engine", "team", "m"):
         pass
+    assert [watcher.is_alive() for watcher in watchers] == [False]

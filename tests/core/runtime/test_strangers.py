@@ -210,23 +210,42 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
     assert owners[1].returncode == 0 and not alive.exists()
 
 
-def test_logs_of_killed_runs_are_removed_after_a_week(tmp_path: Path) -> None:
+def test_logs_of_killed_runs_are_removed_a_week_after_their_last_line(tmp_path: Path) -> None:
     folder, precious = tmp_path / f"{private_folder._PREFIX}x", tmp_path / "precious"
     precious.mkdir()
     folder.mkdir(mode=0o700)
     (folder / "link").symlink_to(precious)
-    for name, days in (("old", 8), ("new", 6)):
-        (folder / name).mkdir()
-        (folder / name / "0.log").touch()
-        os.utime(folder / name, (time.time() - days * 86400,) * 2)
+    for name, first_day, last_day in (("old", 8, 8), ("new", 6, 6), ("long", 30, 1)):
+        log = folder / name / "0.log"
+        log.parent.mkdir()
+        log.touch()
+        os.utime(log, (time.time() - last_day * 86400,) * 2)
+        os.utime(log.parent, (time.time() - first_day * 86400,) * 2)
     os.utime(folder, (time.time() - 3600,) * 2)
     private_folder._remove_abandoned(tmp_path)
-    assert [path.name for path in folder.iterdir()] == ["new"] and precious.exists()
+    assert {path.name for path in folder.iterdir()} == {"new", "long"} and precious.exists()
+
+
+def test_link_in_place_of_the_private_folder_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, folder = tmp_path / "home", tmp_path / f"{private_folder._PREFIX}x"
+    (home / "work").mkdir(parents=True)
+    home.chmod(0o700)
+    (home / "file").touch()
+    for path in (home / "work", home):
+        os.utime(path, (0, 0))
+    folder.symlink_to(home)
+    private_folder._remove(folder)
+    monkeypatch.setattr(private_folder, "is_private", lambda *args, **options: True)  # the link came after the check
+    private_folder._remove_abandoned(tmp_path)
+    assert {path.name for path in home.iterdir()} == {"file", "work"}
 
 
 def test_logs_of_failed_processes_outlive_the_private_folder(tmp_path: Path) -> None:
     folder, logs = tmp_path / "private", tmp_path / "private" / "engine-x"
     logs.mkdir(parents=True)
+    folder.chmod(0o700)
     (folder / "lock").touch()
     (folder / "link").symlink_to(tmp_path)
     private_folder._remove(folder)

@@ -340,7 +340,7 @@ def test_deep_and_locked_folders_are_removed_without_namespaces(no_namespaces, m
         monkeypatch.setattr("tempfile.tempdir", folder)
         code = (
             "import os\nos.mkdir('locked'); open('locked/file', 'w').close(); os.umask(0o777); os.mkdir('shut')\n"
-            "os.umask(0)\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nprint('made')"
+            "os.umask(0)\nfor _ in range(2200): os.mkdir('d'); os.chdir('d')\nprint('made')"
         )
         box = Sandbox(limits=LIMITS, allow_weaker=True, python=other_python() or "")
         assert box.run(code, collect=True).stdout == "made\n"
