@@ -368,6 +368,8 @@ def _entries(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
 def _check_choice(name: str, value: Any, hint: Any) -> None:
     words = [word for member in alternatives(hint) if get_origin(member) is Literal for word in get_args(member)]
     others = [member for member in alternatives(hint) if get_origin(member) is not Literal and member is not type(None)]
-    if words and not others and value is not None and _word(value, words) not in words:
+    if value is None and type(None) in alternatives(hint):
+        return
+    if words and not others and _word(value, words) not in words:
         near = did_you_mean(str(value), map(str, words))
         raise ValueError(f"{name}={reprlib.repr(value)}; choose one of {', '.join(map(repr, words))}.{near}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from typing import Literal, get_origin
 
 import numpy as np
 import pytest
@@ -49,6 +50,8 @@ def test_values_of_other_types_are_refused(kind):
             check_refused(kind, name, 2.5, ValueError, f"^{name}=2.5 must be a whole number")
         if hint in (int, float, bool, str):
             check_refused(kind, name, None, TypeError, f"{name}=None")
+        if get_origin(hint) is Literal:
+            check_refused(kind, name, None, (TypeError, ValueError), f"{name}=None")
         for value in (1, "yes") if hint is bool else ():
             check_refused(kind, name, value, TypeError, f"{name}={value!r} must be True or False")
 

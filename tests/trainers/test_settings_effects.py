@@ -29,7 +29,7 @@ EFFECTS = {
         "lr_min_ratio": LEARNER + "schedule",
         "weight_decay": LEARNER + "learner_core", "betas": LEARNER + "learner_core",
         "num_iterations": LEARNER + "minibatches", "num_minibatches": LEARNER + "minibatches",
-        "max_grad_norm": LEARNER + "minibatches", "compute_dtype": LEARNER + "algorithms_learner",
+        "max_grad_norm": LEARNER + "minibatches", "compute_dtype": LEARNER + "learner_core",
         "optimizer_state_dtype": LEARNER + "memory_options", "max_tokens_per_microbatch": LEARNER + "learner_core",
         "loss": LOSSES + "algorithms", "clip": LOSSES + "algorithms", "sequence": LOSSES + "algorithms",
         "correction": LOSSES + "algorithms", "kl": LOSSES + "algorithms", "kl_coef": LOSSES + "algorithms",
