@@ -85,6 +85,8 @@ def _short_name(checkpoint: str, folder: Path) -> str:
 
 
 def _only(served: ServedPolicies, policy: str, checkpoint: str) -> ServedPolicies:
+    if policy in served.missing:
+        raise ModelNotFoundError(f"the model of policy {policy} is missing: {served.missing[policy]}")
     if policy not in served.policies:
         hint = did_you_mean(policy, served.policies)
         raise ModelNotFoundError(
@@ -101,7 +103,9 @@ def _read_models(checkpoint: str, export: Path) -> ServedPolicies:
         name = unique_name(_short_name(checkpoint, user_path(checkpoint)), set())
         folders = {name: resolve(export if export.is_dir() else checkpoint)}
     else:
-        folders = {name: resolve(child) for name, child in models.items() if (child / "config.json").is_file()}
+        models = {name: child for name, child in models.items() if (child / "config.json").is_file()}
+        used = set[str]()
+        folders = {unique_name(name, used): resolve(child) for name, child in models.items()}
     if not folders:
         raise ModelNotFoundError(
             f"{export} holds no exported model. Training writes export/ at its end, `forge-agents export RUN` exports "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -191,6 +193,7 @@ class EpisodeTable(Sequence[dict[str, Any]]):
     def __init__(self, name: Path, file: IO[bytes], records: Sequence[tuple[int, int, dict[str, Any]]]) -> None:
         self._name = name
         self._file = file  # kept open, because a file that a resumed run replaces must be read as it was
+        weakref.finalize(self, file.close)
         self._records = records
         """Offset and length of the line, and record of each episode."""
 
@@ -316,27 +319,29 @@ def load_episodes(
             and (where is None or bool(where(row)))
         )
 
-    stream = file.open("rb")
-    envs, policies, records, offset, count = set[str](), set[str](), [], 0, 0
-    for line, (raw, row, problem) in enumerate(whole_lines(stream), 1):
-        if raw.strip():
-            try:
-                record = _record(count, row, problem)
-            except ValueError as cause:
-                raise RunFolderError(
-                    f"line {line} of {file} cannot be read: {cause}; remove it to read the others"
-                ) from cause
-            count += 1
-            envs.add(record["env_id"])
-            policies.update(record["policies"])
-            if is_selected(record):
-                records.append((offset, len(raw), record))
-        offset += len(raw)
-    for option, value, existing in (("env", env, envs), ("policy", policy, policies)):
-        if value and existing and value not in existing | set(map(_bare, existing)):
-            listed = ", ".join(sorted(existing))
-            hint = did_you_mean(value, existing)
-            raise ValueError(f"{option}={value!r}: {file} has episodes of {visible(f'{listed}.{hint}')}")
+    with contextlib.ExitStack() as on_error:
+        stream = on_error.enter_context(file.open("rb"))
+        envs, policies, records, offset, count = set[str](), set[str](), [], 0, 0
+        for line, (raw, row, problem) in enumerate(whole_lines(stream), 1):
+            if raw.strip():
+                try:
+                    record = _record(count, row, problem)
+                except ValueError as cause:
+                    raise RunFolderError(
+                        f"line {line} of {file} cannot be read: {cause}; remove it to read the others"
+                    ) from cause
+                count += 1
+                envs.add(record["env_id"])
+                policies.update(record["policies"])
+                if is_selected(record):
+                    records.append((offset, len(raw), record))
+            offset += len(raw)
+        for option, value, existing in (("env", env, envs), ("policy", policy, policies)):
+            if value and existing and value not in existing | set(map(_bare, existing)):
+                listed = ", ".join(sorted(existing))
+                hint = did_you_mean(value, existing)
+                raise ValueError(f"{option}={value!r}: {file} has episodes of {visible(f'{listed}.{hint}')}")
+        on_error.pop_all()
     return EpisodeTable(file, stream, records)
 
 

@@ -196,6 +196,14 @@ def test_run_without_its_base_models_serves_its_exports(duel, settings):
     assert served.adapters == {} and served.policies["rival"].model == str(duel / "export" / "rival")
     assert "elsewhere" in served.missing["fixed"] and served.policies.keys() == {"hero", "rival"}
     assert "fixed" not in served.names
+    with pytest.raises(ModelNotFoundError, match="the model of policy fixed is missing: .*elsewhere"):
+        find_policies(str(duel), policy="fixed")
+
+
+def test_folder_of_models_with_any_names_is_served(tiny_llama, tmp_path):
+    for name in ("Tiny-1.5", "Tiny-1-5"):
+        shutil.copytree(tiny_llama, tmp_path / name)
+    assert sorted(models(tmp_path)[1]) == ["Tiny-1-5", "Tiny-1-5-2"]
 
 
 def test_run_of_one_policy_has_the_name_of_its_folder(run, tiny_llama):

@@ -1,10 +1,12 @@
 """Episodes of a run as a table."""
 
 import dataclasses
+import gc
 import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -129,6 +131,20 @@ def test_table_of_a_growing_or_replaced_file_is_consistent(run, tmp_path):
     draft.replace(file)
     assert table.episode(1).env_id == "forge/Relay-v0", "what was loaded stays what it was"
     assert [row["seed"] for row in fa.load_episodes(tmp_path)] == [2]
+
+
+def test_file_is_closed_with_its_table_and_after_an_error(run):
+    def open_files():
+        return [path for fd in Path("/proc/self/fd").iterdir() if (path := os.path.realpath(fd)).startswith(str(run))]
+
+    gc.collect()
+    table = fa.load_episodes(run)
+    assert len(open_files()) == 1
+    file = table._file
+    del table
+    with pytest.raises(ValueError, match="has episodes of") as error:  # its traceback holds the local variables
+        fa.load_episodes(run, env="forge/Other-v0")
+    assert file.closed and error.tb and open_files() == []
 
 
 def test_threads_and_forked_processes_share_a_table(run, tmp_path):
