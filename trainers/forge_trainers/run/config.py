@@ -41,7 +41,7 @@ class ProcessConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Settings of the inference engines."""
     max_staleness: int = 0
-    """Maximum policy lag, in weight versions. 0 (default) is fully synchronous and bit-reproducible; 1 overlaps
+    """Maximum policy lag, in weight versions. 0 (default) is fully synchronous and reproducible; 1 overlaps
     rollouts with training; from 2 on, slow groups may also arrive one step late."""
     colocate: bool = False
     """Whether engines and learner use the same GPUs in turns if they do not fit there together. The idle side keeps its
