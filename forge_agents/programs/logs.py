@@ -178,6 +178,8 @@ def read_messages(entries: Any) -> Iterator[tuple[Json, list[ChatMessage]]]:
     for place, entry in enumerate(entries):
         read = anthropic.read_message if _has_parts(entry, *_ANTHROPIC_BLOCKS) else chat.read_message
         message = {key: entry[key] for key in CONTENT_KEYS if key in entry}
+        if read is anthropic.read_message and message.get("role") == "tool":
+            message["role"] = "user"  # as Anthropic's API has it
         yield entry, [_with_reasoning(parsed) for parsed in read(message, f"messages[{place}]")]
 
 

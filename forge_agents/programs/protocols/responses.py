@@ -42,7 +42,8 @@ def read_items(items: list[Any], name: str) -> Iterator[ChatMessage]:
         item = common.as_object(entry, where)
         kind = item.get("type") or "message"
         if kind == "reasoning":
-            parts = common.get_list(item, "content") or common.get_list(item, "summary")
+            parts = next((item[key] for key in ("content", "summary") if item.get(key)), ())
+            parts = parts if isinstance(parts, list) else ()  # of any form, because models here do not read it
             thoughts += [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
             continue
         if kind == "function_call":

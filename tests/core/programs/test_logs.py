@@ -184,7 +184,7 @@ def written(text, **more):
 
 def test_response_of_reasoning_alone_is_skipped(tmp_path):
     reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
-    history = responses_row(reasoning, input=[user("0?"), said("0"), user("1?")])
+    history = responses_row({"type": "reasoning", "content": "odd"}, input=[user("0?"), said("0"), user("1?")])
     rows, left, heard = imported(tmp_path, responses_row(reasoning), history, responses_row(written("2"), written("!")))
     assert learned(rows) == ["2\n!"] and left == {"unreadable": 2} and "no answer" in heard[0]
 
@@ -210,9 +210,11 @@ def test_marks_of_items_are_followed_or_rejected(tmp_path):
 
 def test_reasoning_next_to_blocks_of_tools_is_kept(tmp_path):
     blocks = [{"type": "tool_use", "id": "c1", "name": "add", "input": {}}]
-    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]}
-    rows, _, _ = imported(tmp_path, as_chat([user("1?"), said(blocks, reasoning_content="Deep."), result, said("2")]))
-    assert learned(rows)[0].startswith("<think>\nDeep.\n</think>")
+    for role in ("user", "tool"):
+        result = {"role": role, "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]}
+        chat = [user("1?"), said(blocks, reasoning_content="Deep."), result, said("2")]
+        rows, _, _ = imported(tmp_path, as_chat(chat))
+        assert learned(rows)[0].startswith("<think>\nDeep.\n</think>")
 
 
 def test_tools_and_format_are_in_the_system_prompt(tmp_path):
