@@ -42,9 +42,9 @@ def _read_messages(body: Json) -> Iterator[ChatMessage]:
         yield ChatMessage(role="system", text=common.text_of(system, "system"))
     messages = common.get_list(body, "messages")
     for index, entry in enumerate(messages):
-        for message in read_message(entry, f"messages[{index}]"):
-            if message.text or message.calls or not message.reasoning:
-                yield message
+        message = list(read_message(entry, f"messages[{index}]"))
+        if not common.is_reasoning(entry.get("content")):
+            yield from message
     if messages and messages[-1].get("role") == "assistant":
         warnings.warn(
             "the last message of a request is the model's own; models here do not continue it, but answer with a new "

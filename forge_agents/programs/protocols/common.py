@@ -227,6 +227,12 @@ def text_of(content: Any, where: str) -> str:
     return writable("\n".join(texts))
 
 
+def is_reasoning(content: Any) -> bool:
+    """Return whether a content has parts, and all of them are reasoning."""
+    parts = content if isinstance(content, list) else []
+    return bool(parts) and all(isinstance(part, Mapping) and part.get("type") in _REASONING_TYPES for part in parts)
+
+
 def split_reasoning(message: Json, content: Any, where: str) -> tuple[Any, str]:
     """Return the content of an answer without parts that are reasoning, and the reasoning of its keys or parts."""
     rest, thoughts = content, []

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from forge_agents.programs import gateway as module
-from forge_agents.programs.calls import RefusedError, make_response
+from forge_agents.programs.calls import ChatMessage, RefusedError, as_text, make_response
 from forge_agents.programs.gateway import Gateway, ModelCall
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.runtime import connections
@@ -701,6 +701,18 @@ def test_message_parts_are_read_as_text(protocol, message, read):
 def test_message_parts_other_than_text_are_rejected(protocol, part):
     with pytest.raises(RefusedError, match=f"a part of type '{part['type']}'; the models here read text only"):
         protocol.read(asked([part]))
+
+
+@pytest.mark.parametrize("protocol", [CHAT, MESSAGES])
+def test_reasoning_of_an_answer_is_not_shown_and_its_empty_text_is_kept(protocol):
+    thoughts = [{"type": "thinking", "thinking": "SECRET"}, {"type": "redacted_thinking", "data": "SECRET"}]
+    answers = [[*thoughts, {"type": "text", "text": text}] for text in ("Hi", "")]
+    answers += ["", thoughts] if protocol is MESSAGES else [""]
+    messages = [{"role": "assistant", "content": content} for content in answers]
+    messages += [{"role": "assistant", "content": "", "reasoning_content": "SECRET"}, {"role": "user", "content": "?"}]
+    read = protocol.read({"model": "coder", "messages": messages}).messages
+    assert [message["content"] for message in as_text(read)] == ["Hi", "", "", "", "?"]
+    assert read[0].key == ChatMessage(role="assistant", text="Hi").key  # as the answer was recorded
 
 
 def test_reasoning_tokens_are_counted():
