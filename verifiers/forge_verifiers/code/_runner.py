@@ -180,8 +180,11 @@ class Remote:
         if "_constant" in vars(self):
             return self._constant
         plain = self._candidate.ask("plain", self)
-        if isinstance(plain, (bool, int, float, complex, str, bytes, tuple, frozenset)):
-            vars(self)["_constant"] = plain
+        try:
+            hash(plain)
+        except TypeError:  # a list, or a tuple with one
+            return plain
+        vars(self)["_constant"] = plain
         return plain
 
     def __getattr__(self, name: str) -> Any:
