@@ -84,14 +84,19 @@ def train(policies, env, config, folder, *, steps, episodes, after=None, env_arg
         return measure(trainer, env, folder, steps=steps, env_args=env_args, columns=columns, **sizes, **facts)
 
 
+def reward_before(trainer, env, folder, **options):
+    """Return the reward before training and its interval. An interrupted run, which continues, has it in a file."""
+    file = folder / "before.json"
+    if not file.exists():
+        evaluation = trainer.evaluate(env, **options)
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps([evaluation.reward, evaluation.ci]))
+    return json.loads(file.read_text())
+
+
 def measure(trainer, env, folder, *, steps, episodes, after=None, env_args=None, columns=(), **facts):
     """Evaluate, train and evaluate again with `trainer`, as `train`."""
-    first = folder / "before.json"  # exists if an interrupted run continues
-    if not first.exists():
-        evaluation = trainer.evaluate(env, episodes=episodes, env_args=env_args)
-        folder.mkdir(parents=True, exist_ok=True)
-        first.write_text(json.dumps([evaluation.reward, evaluation.ci]))
-    before = json.loads(first.read_text())
+    before = reward_before(trainer, env, folder, episodes=episodes, env_args=env_args)
     rows = trainer.fit(env, steps=steps, env_args=env_args).metrics
     evaluation = trainer.evaluate(env, episodes=after or 2 * episodes, env_args=env_args)
     result = {

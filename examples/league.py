@@ -103,10 +103,10 @@ def train(arm, player, seed, args, *, control=False):
     options = {"snapshot_every": 5, "opponents": "pfsp", "pool": 8, "held_out": (fa.Oracle(),)}
     league = fa.League(player, self_play=SELF_PLAY[arm], **options)
     with fa.GRPOTrainer(league, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(GAME, episodes=args.episodes)
+        before, _ = _study.reward_before(trainer, GAME, folder, episodes=args.episodes)
         rows = trainer.fit(GAME, steps=args.control_steps if control else args.steps).metrics
     names = ("eval/reward", "learner/entropy")
-    curve = [[0, before.reward, None]]
+    curve = [[0, before, None]]
     curve += [[row["step"], *(row.get(name) for name in names)] for row in rows if names[0] in row]
     seconds = sum(row["time/step_s"] for row in rows)
     facts = {"arm": "control" if control else arm, "seed": seed}

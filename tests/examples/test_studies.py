@@ -171,6 +171,9 @@ def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers,
     curve = read_json(tmp_path / "mirror-1/result.json")["curve"]
     assert [row[:2] for row in curve] == [[0, 0.0]] + [[n + 1, pytest.approx(0.0012)] for n in range(4)]
     assert (tmp_path / "league.png").stat().st_size and "against minimax" in capsys.readouterr().out
+    (tmp_path / "control/result.json").unlink()
+    module.main(["--seeds", "0", "1", "--steps", "4", "--control-steps", "2", "--out", str(tmp_path)])
+    assert trainers[-1].done == 2 and trainers[-1].evaluated == [], "an interrupted run keeps its first measurement"
 
 
 def test_board_reaches_the_model_as_nine_signs(load_example, tmp_path):
