@@ -292,8 +292,11 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             entries = json.loads(header)
             entries.pop("__metadata__", None)
             expected = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            if not all(isinstance(entry["shape"], list) and entry["dtype"] for entry in entries.values()):
-                raise TypeError("no shape or dtype")
+            for entry in entries.values():
+                sizes = entry["shape"] if isinstance(entry["shape"], list) else [None]
+                is_shape = all(type(size) is int and size >= 0 for size in sizes)
+                if not is_shape or not isinstance(entry["dtype"], str):
+                    raise TypeError("no shape or dtype")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
     if expected != size or size == 0:

@@ -93,7 +93,11 @@ def test_a_folder_resolves_to_its_absolute_path(tiny_llama, monkeypatch):
         *(("model.safetensors", end, r"model\.safetensors is half-written") for end in (0, 5, 200, -1)),
         *(
             ("model.safetensors", len(header).to_bytes(8, "little") + header, "not a safetensors file")
-            for header in (b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}', b'{"a": {"data_offsets": [0, 0]}}')
+            for header in (
+                b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}', b'{"a": {"data_offsets": [0, 0]}}',
+                b'{"a": {"data_offsets": [0, 0], "dtype": "F32", "shape": ["128"]}}',
+                b'{"a": {"data_offsets": [0, 0], "dtype": ["F32"], "shape": [1]}}',
+            )
         ),
         *(("config.json", text, r"config\.json") for text in (b"", b"{", b"[]", b"[" * 100_000)),
         *(

@@ -91,3 +91,15 @@ def test_half_written_weights_are_refused(tiny_llama, tmp_path):
     weights.write_bytes(weights.read_bytes()[:10_000])
     with pytest.raises(ModelNotFoundError, match="is half-written"):
         check_weights(folder)
+
+
+def test_tensors_that_do_not_cover_their_file_are_refused(tiny_llama, tmp_path):
+    weights = shutil.copytree(tiny_llama, tmp_path / "model") / "model.safetensors"
+    content = weights.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    header["model.norm.weight"]["data_offsets"][0] += 4
+    text = json.dumps(header).encode()
+    weights.write_bytes(len(text).to_bytes(8, "little") + text + content[size:])
+    with pytest.raises(ModelNotFoundError, match="is damaged"):
+        check_weights(weights.parent)
