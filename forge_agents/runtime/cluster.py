@@ -190,7 +190,7 @@ class Cluster(Allocator):
         self.machines = {}
         job, self._job = self._job, None
         if job is not None:
-            await asyncio.to_thread(job.end)
+            job.end()  # not on a thread: none can be started when the program's exit ends the hosts
 
     def _bind_address(self) -> str:
         """The address to listen on: that of one interface if this machine's name or a route determines it."""

@@ -491,6 +491,25 @@ async def test_host_is_lost_if_its_heartbeats_or_its_connection_end(
     assert len(reasons) == 1 and reason in reasons[0]
 
 
+NEVER_CLOSED = """
+import asyncio
+import forge_agents as fa
+from forge_agents.runtime.cluster import Cluster
+from forge_agents.runtime.interrupts import LoopRunner
+from forge_agents.runtime.jobs import Job
+
+cluster = Cluster(fa.Hosts(kind="process", hosts={"engines": 1}), lambda: None)
+cluster._job = Job(meshes={}, end=lambda: print("job ended", flush=True))
+runner = LoopRunner(cluster.end)
+runner.run(asyncio.to_thread(print, "trained"))
+"""
+
+
+def test_job_of_the_hosts_ends_at_the_exit_of_the_program() -> None:
+    done = subprocess.run([sys.executable, "-c", NEVER_CLOSED], capture_output=True, text=True, timeout=110, check=True)
+    assert (done.stdout, done.stderr) == ("trained\njob ended\n", "")
+
+
 def test_learner_uses_a_divisor_of_its_ranks_after_host_loss() -> None:
     layout = laid_out(hosts={"learner": 4})
     layout.lose(layout.hosts[0], "gone")
