@@ -352,6 +352,22 @@ def test_authorization_scheme_is_case_insensitive(session):
         assert request(session, path="/v1/models", method="GET", token="", headers=given)[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages", "/invocations", "/health/../v1/models", "/"])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic {token}"}, {"x-api-key": "wrong"}],
+    ids=str,
+)
+def test_every_path_except_health_needs_the_token(session, path, headers):
+    headers = {name: value.format(token=session.token) for name, value in headers.items()}
+    for method in ("GET", "OPTIONS", "POST"):
+        status, body = request(session, path=path, method=method, token="", headers=headers)
+        assert (status, body["error"]["type"], body["error"]["code"]) == (
+            401, "authentication_error", "invalid_api_key"
+        )  # fmt: skip
+    assert request(session, path="/health", method="GET", token="", headers=headers)[0] == 200
+
+
 def test_token_belongs_to_one_episode(gateway):
     with gateway.open({"planner": "planner"}) as mine, gateway.open({"coder": "coder"}) as other:
         assert mine.token != other.token
