@@ -114,12 +114,15 @@ def log_suffix() -> str:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove private folders of this user whose owner was killed. The owner held a lock as long as it lived."""
+    """Remove private folders of this user whose owner was killed. The owner held a lock as long as it lived.
+
+    A folder without a lock may be in use: processes of a run on another host have their logs in it.
+    """
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), _open(folder) as opened:
             if time.time() - os.fstat(opened).st_mtime < _YOUNG_S:
                 continue
-            lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=opened)
+            lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW, dir_fd=opened)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove(folder, max_age_s=_OLD_S)
@@ -143,12 +146,13 @@ def _remove(folder: Path, *, max_age_s: float = math.inf) -> None:
     """Remove a private folder, except logs: subfolders whose newest file is at most `max_age_s` old stay."""
     with contextlib.suppress(OSError):
         with _open(folder) as opened, os.scandir(opened) as entries:
-            for entry in list(entries):
-                if not entry.is_dir(follow_symlinks=False):
+            for entry in sorted(entries, key=lambda entry: entry.name == _LOCK):
+                if entry.is_dir(follow_symlinks=False):
+                    if time.time() - _last_change(entry.name, opened) > max_age_s:
+                        shutil.rmtree(entry.name, ignore_errors=True, dir_fd=opened)
+                elif entry.name != _LOCK or os.listdir(opened) == [_LOCK]:  # noqa: PTH208  # with logs the lock stays
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(entry.name, dir_fd=opened)
-                elif time.time() - _last_change(entry.name, opened) > max_age_s:
-                    shutil.rmtree(entry.name, ignore_errors=True, dir_fd=opened)
         folder.rmdir()
 
 

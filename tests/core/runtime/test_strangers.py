@@ -212,18 +212,26 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
 
 def test_logs_of_killed_runs_are_removed_a_week_after_their_last_line(tmp_path: Path) -> None:
     folder, precious = tmp_path / f"{private_folder._PREFIX}x", tmp_path / "precious"
+    of_another_host = tmp_path / f"{private_folder._PREFIX}y"
     precious.mkdir()
     folder.mkdir(mode=0o700)
+    of_another_host.mkdir(mode=0o700)
+    (folder / "lock").touch()
     (folder / "link").symlink_to(precious)
-    for name, first_day, last_day in (("old", 8, 8), ("new", 6, 6), ("long", 30, 1)):
-        log = folder / name / "0.log"
+    for path, first_day, last_day in (
+        (folder / "old", 8, 8), (folder / "new", 6, 6), (folder / "long", 30, 1), (of_another_host / "engine", 8, 8)
+    ):  # fmt: skip
+        log = path / "0.log"
         log.parent.mkdir()
         log.touch()
         os.utime(log, (time.time() - last_day * 86400,) * 2)
         os.utime(log.parent, (time.time() - first_day * 86400,) * 2)
-    os.utime(folder, (time.time() - 3600,) * 2)
-    private_folder._remove_abandoned(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {"new", "long"} and precious.exists()
+    for _ in range(2):
+        for path in (folder, of_another_host):
+            os.utime(path, (time.time() - 3600,) * 2)
+        private_folder._remove_abandoned(tmp_path)
+        assert {path.name for path in folder.iterdir()} == {"new", "long", "lock"}
+    assert precious.exists() and (of_another_host / "engine" / "0.log").exists()
 
 
 def test_link_in_place_of_the_private_folder_is_not_followed(
@@ -232,14 +240,15 @@ def test_link_in_place_of_the_private_folder_is_not_followed(
     home, folder = tmp_path / "home", tmp_path / f"{private_folder._PREFIX}x"
     (home / "work").mkdir(parents=True)
     home.chmod(0o700)
-    (home / "file").touch()
+    for name in ("file", "lock"):
+        (home / name).touch()
     for path in (home / "work", home):
         os.utime(path, (0, 0))
     folder.symlink_to(home)
     private_folder._remove(folder)
     monkeypatch.setattr(private_folder, "is_private", lambda *args, **options: True)  # the link came after the check
     private_folder._remove_abandoned(tmp_path)
-    assert {path.name for path in home.iterdir()} == {"file", "work"}
+    assert {path.name for path in home.iterdir()} == {"file", "lock", "work"}
 
 
 def test_logs_of_failed_processes_outlive_the_private_folder(tmp_path: Path) -> None:
@@ -249,7 +258,7 @@ def test_logs_of_failed_processes_outlive_the_private_folder(tmp_path: Path) -> 
     (folder / "lock").touch()
     (folder / "link").symlink_to(tmp_path)
     private_folder._remove(folder)
-    assert [path.name for path in folder.iterdir()] == ["engine-x"]
+    assert {path.name for path in folder.iterdir()} == {"engine-x", "lock"}
     logs.rmdir()
     private_folder._remove(folder)
     assert not folder.exists()
