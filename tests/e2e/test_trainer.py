@@ -165,8 +165,9 @@ def test_staleness_of_1_trains_on_samples_one_version_old(trainer_of, tmp_path):
 def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(trainer_of, tmp_path, monkeypatch):
     make = ModelPlayer.__init__
 
-    def colder(self, engine, renderer, sampling, *args, **options):
-        make(self, engine, renderer, dataclasses.replace(sampling, temperature=0.9), *args, **options)
+    def colder(self, engine, policy, *args, **options):
+        sampling = dataclasses.replace(policy.sampling, temperature=0.9)
+        make(self, engine, dataclasses.replace(policy, sampling=sampling), *args, **options)
 
     monkeypatch.setattr(ModelPlayer, "__init__", colder)
     trainer = trainer_of(tmp_path, max_logprob_gap=1e-3)

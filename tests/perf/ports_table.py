@@ -88,7 +88,8 @@ def _owner(process: psutil.Process) -> str:
         return mesh
     words = process.cmdline()
     named = [word for word in words if "forge_agents" in word or "forge-agents" in word]
-    return "controller" if __file__ in words else Path(named[0]).name if named else Path(words[0]).name
+    # a process that has just ended has no command line
+    return "controller" if __file__ in words else Path([*named, *words, process.name()][0]).name
 
 
 def measured(kind: str, folder: Path) -> set[Listener]:
