@@ -397,6 +397,22 @@ def test_token_functions_pass_gradcheck(name):
     assert torch.autograd.gradcheck(total, (start.clone().requires_grad_(),))
 
 
+@pytest.mark.parametrize("name", sorted(algorithms._OURS))
+def test_tokens_without_an_advantage_have_no_loss_and_no_gradient(name):
+    """The learner leaves such trajectories out; see `needed_samples`."""
+    torch.manual_seed(0)
+    logprobs = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 2.0], dtype=torch.float64)
+    inputs = TokenInputs(
+        logprobs_S=logprobs, log_ratio_S=logprobs - torch.randn(7), sequence_log_ratio_S=torch.zeros(7),
+        advantages_S=advantages, clip_low=0.2, clip_high=0.3,
+    )  # fmt: skip
+    losses = find_loss(name).function(inputs).loss_S
+    losses.sum().backward()
+    assert losses[advantages == 0].abs().max() == 0 == logprobs.grad[advantages == 0].abs().max()
+    assert losses[advantages != 0].abs().max() > 0
+
+
 def test_sequences_are_trajectories_or_turns():
     alone = sample_of((1, 2, 3), 2, logprobs=(0.0, -1.0, -1.0), advantage=1.0)
     samples = [
