@@ -338,7 +338,7 @@ class SlowActor(FakeActor):
 
 @pytest.mark.anyio
 async def test_busy_time_is_measured_by_the_engine():
-    """Of its controller, which an environment may hold up, it says nothing."""
+    """The controller's own clock would also count the time in which an environment blocks its event loop."""
     actor = SlowActor()
     engine = process_of(actor)
     for busy_s in (1.5, 1.5, 2.0):

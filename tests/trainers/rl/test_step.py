@@ -1,5 +1,6 @@
 """The number of files and functions of one training step in the controller, and the list of them in docs/a-step.md."""
 
+import gc
 import re
 import sys
 from pathlib import Path
@@ -75,3 +76,21 @@ def test_page_lists_the_files_of_a_step(entered):
     assert set(entered) <= set(listed) and len(listed) <= 25
     assert all((ROOT / file).is_file() for file in listed)
     assert len(PAGE.read_text().split()) <= 400
+
+
+def test_controller_keeps_no_objects_of_earlier_steps(tmp_path, monkeypatch):
+    """One object per episode of a step would add 210 objects between the two counts."""
+    counts = []
+    step = Session.step
+
+    async def counted(self, *args, **options):
+        result = await step(self, *args, **options)
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+        return result
+
+    monkeypatch.setattr(Session, "step", counted)
+    with trainer(tmp_path, keep_episodes=2) as run:
+        run.fit(Draws, steps=60)
+    early, late = min(counts[15:25]), min(counts[50:])
+    assert late - early < 200, counts
