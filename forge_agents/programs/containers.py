@@ -177,7 +177,7 @@ def _ask(*words: str) -> tuple[str, str]:
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ENGINE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return "", f"it said nothing within {_ENGINE_TIMEOUT_S:g} s"
+        return "", f"it printed nothing within {_ENGINE_TIMEOUT_S:g} s"
     except OSError as cause:
         return "", "it is not installed" if isinstance(cause, FileNotFoundError) else str(cause)
     if done.returncode:
@@ -188,7 +188,7 @@ def _ask(*words: str) -> tuple[str, str]:
 def _problem(*words: str, expected: str = "") -> str:
     """Return why an engine's command failed or did not print what was expected. Empty if it succeeded."""
     output, problem = _ask(*words)
-    return problem or ("" if expected in output else f"it said {output!r:.100}")
+    return problem or ("" if expected in output else f"it printed {output!r:.100}")
 
 
 def listen_at(address: str) -> socket.socket:

@@ -303,7 +303,7 @@ class _Reader:
             waiting.clear()
         last = max((number for number, is_learned in enumerate(learned) if is_learned), default=-1)
         spoken = Trajectory(agent="", policy="", turns=tuple(turns[: last + 1]))
-        return _marked(source, _retold(source, spoken, self._renderer, self._keep_reasoning), learned)
+        return _marked(source, _rerendered(source, spoken, self._renderer, self._keep_reasoning), learned)
 
     def streams(self, item: _Played) -> tuple[Demonstration, ...]:
         """Return the streams of a trajectory: its tokens if the learner decodes them to the same text, else its text.
@@ -313,7 +313,7 @@ class _Reader:
         trajectory = item.trajectory
         if not all(len(turn.response_ids) and _reads_alike(turn, self._renderer) for turn in trajectory.turns):
             try:
-                trajectory = _retold(item.source, trajectory, self._renderer, self._keep_reasoning)
+                trajectory = _rerendered(item.source, trajectory, self._renderer, self._keep_reasoning)
             except ControlTokenError as cause:
                 if not self.counts["control tokens in a text"]:
                     _log.warning("%s. It is left out, like every other episode with one", cause)
@@ -456,7 +456,7 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     return renderer.reads(turn.prompt_ids, messages[-1][1] if messages else turn.observation)
 
 
-def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reasoning: KeepReasoning) -> Trajectory:
+def _rerendered(source: str, trajectory: Trajectory, renderer: Renderer, keep_reasoning: KeepReasoning) -> Trajectory:
     """Return the trajectory in tokens of the trained model, as it would have read and written it."""
 
     def sampled(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
