@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import logging
+import re
 import resource
 import socket
 import threading
@@ -368,7 +369,9 @@ def test_other_keys_and_accounts_of_the_environment_are_not_sent(serve_chat, mon
 def test_missing_key_is_reported_before_an_episode(monkeypatch):
     monkeypatch.delenv("RIVAL_KEY", raising=False)
     endpoint = fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")
-    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set; it must contain the key of m at http://127.0.0.1:1/v1"):
+    with pytest.raises(
+        ValueError, match="'RIVAL_KEY' is not set; it must contain the key of m at http://127.0.0.1:1/v1"
+    ):
         policies_by_name(endpoint, ["a"])
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
         asyncio.run(play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
@@ -429,6 +432,13 @@ def test_trainer_starts_no_engine_for_an_endpoint(tmp_path):
     assert plan.models == {"hero": hero}
 
 
+def read_request(connection):
+    """Read a request to its end: a socket that closes with unread bytes resets the connection and loses its answer."""
+    with connection.makefile("rb") as stream:
+        head = b"".join(iter(stream.readline, b"\r\n"))
+        return head + stream.read(int(re.search(rb"(?i)content-length: (\d+)", head)[1]))
+
+
 @contextlib.contextmanager
 def raw_server(*head, body=b"", repeat=False):
     """A server that answers each connection with some lines and then `body`, without end if `repeat`."""
@@ -439,8 +449,7 @@ def raw_server(*head, body=b"", repeat=False):
                 connection = listener.accept()[0]
                 with connection, contextlib.suppress(OSError):
                     connection.settimeout(20)
-                    request = connection.recv(1 << 16)
-                    requests.append(request)
+                    requests.append(read_request(connection))
                     connection.sendall("\r\n".join([*head, "connection: close", "", ""]).encode() + body)
                     while repeat:
                         connection.sendall(body)
