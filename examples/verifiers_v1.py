@@ -1,7 +1,7 @@
 """Environments of verifiers 0.4 (PrimeIntellect), trained unchanged, each in the Python where it is installed.
 
 An episode is one of the library's own, on one task of a taskset, with the taskset's tools and rewards. It is a process
-of that Python, so that its libraries and ours need not agree. Environments of 0.3 are adapters (docs/adapters.md).
+of that Python, so that its libraries and ours need not agree.
 
     python examples/verifiers_v1.py PYTHON TASKSET [--tasks 100] [--steps 20] [--model NAME] [--out runs/verifiers_v1]
 """

@@ -10,8 +10,8 @@ uv=${UV:-.venv/bin/uv}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Libraries whose environments the tests play.
-adapters="--extra textarena --extra reasoning-gym --extra classic --extra openenv --extra verifiers --extra mcp"
+# Libraries whose environments, tool calls and clients the tests use.
+adapters="--extra textarena --extra reasoning-gym --extra classic --extra openenv --extra calls --extra agents --extra mcp"
 # Only wheels, but for packages that publish none.
 wheels="--only-binary :all:"
 for package in cellpylib pycosat rlcard zss; do wheels="$wheels --no-binary $package"; done

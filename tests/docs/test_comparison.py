@@ -33,12 +33,6 @@ def test_trl_trains_one_model_with_transformers_trainer():
     assert distribution("trl").metadata["License-Expression"] == "Apache-2.0"
 
 
-def test_verifiers_declares_a_field_per_role():
-    require("verifiers")
-    assert "A multi-agent env declares each role as" in source("verifiers", "verifiers/v1/env.py")
-    assert distribution("verifiers").metadata["License-Expression"] == "MIT"
-
-
 def test_textarena_has_model_clients_and_no_trainer():
     require("textarena")
     agents = source("textarena", "textarena/agents/basic_agents.py")

@@ -15,4 +15,3 @@ provide("reasoning-gym", entry_point=f"{_HERE}.reasoning_gym:list_ids", package=
 provide("pettingzoo", entry_point=f"{_HERE}.pettingzoo:list_ids", package="pettingzoo")
 provide("gymnasium", entry_point=f"{_HERE}.gymnasium:list_ids", package="gymnasium")
 provide("openenv", entry_point=f"{_HERE}.openenv:list_ids", package="openenv", extra="openenv")
-provide("verifiers", entry_point=f"{_HERE}.verifiers:list_ids", package="verifiers", extra="verifiers")

@@ -69,7 +69,7 @@ def test_no_chat_format_hides_another():
 
 
 def test_every_renderer_named_exists():
-    library = pytest.importorskip("renderers.base", reason="comes with forge-agents-rl[verifiers]")
+    library = pytest.importorskip("renderers.base", reason="comes with forge-agents-rl[calls]")
     library._populate_registry()
     named = {renderer for each in CHAT_FORMATS for renderer in each.renderers.values()}
     assert named <= library.RENDERER_REGISTRY.keys()

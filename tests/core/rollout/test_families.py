@@ -6,7 +6,7 @@ from forge_agents.rollout.rendering import Renderer
 
 from .fakes import byte_tokenizer  # noqa: TID252 (tests are no installed package)
 
-library = pytest.importorskip("renderers", reason="comes with forge-agents-rl[verifiers]")
+library = pytest.importorskip("renderers", reason="comes with forge-agents-rl[calls]")
 
 QWEN3 = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
