@@ -19,8 +19,8 @@ import _study
 import forge_agents as fa
 from forge_agents.bench import BenchLimits
 
-SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (3, False), "text-games-v1": (1, True)}
-"""Seeds, and whether two players swap agents, which quadruples the episodes of teams of three in tools-v1."""
+SUITES = {"core-v1": 16, "reasoning-v1": 8, "text-games-v1": 1}
+"""Number of seeds of each suite."""
 SAMPLING = fa.Sampling(temperature=0.7, max_tokens=48)
 ENGINE = fa.EngineConfig(max_model_len=4096, enforce_eager=True)
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -121,12 +121,11 @@ def imitate(model, folder, suites, games):
 def play(players, folder, out, *, suites, seeds=None, minutes=30.0):
     """Benchmark each suite and write its report into `out`. Returns the reports by suite."""
     reports, ends = {}, time.monotonic() + 60 * minutes
-    for suite, (number, swap) in suites.items():
+    for suite, number in suites.items():
         report = reports[suite] = fa.benchmark(
             players,
             suite,
             episodes=seeds or number,
-            swap_agents=swap,
             exploitability_samples=100 if suite == "core-v1" else 0,
             limits=BenchLimits(max_seconds=max(1e-6, ends - time.monotonic())),  # after the end no episode starts
             engine=ENGINE,
@@ -148,7 +147,7 @@ def main(words=None):
     parser.add_argument("--minutes", type=float, default=30.0, help="time limit, after which no episode starts")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark"), help="folder of episodes and training")
     args = parser.parse_args(words)
-    suites = dict.fromkeys(args.suites, (8, True)) or SUITES
+    suites = dict.fromkeys(args.suites, 8) or SUITES
     trained = args.trained
     if not trained and args.suites:
         trained = imitate(args.model, args.folder / "imitated", args.suites, args.games)

@@ -187,14 +187,6 @@ _register(
     oracle=None,
     levels=_levels("below", (100,), (300,), (1_000,), (3_000,), (10_000,)),
 )
-_register("Shop", "teams.shop:Shop", "3p cooperative hidden-information tool", oracle=None)
-_register(
-    "SoftwareTeam",
-    "teams.software_team:SoftwareTeam",
-    "3p cooperative hidden-information tool",
-    oracle=None,
-    isolation="process",  # it runs code, which takes its time
-)
 
 # ---- suites
 
@@ -214,8 +206,6 @@ _suite(
     "KuhnPoker LeducPoker Relay AlphabetSort TreasureHunt Negotiation TicTacToe ConnectFour",
     episodes=32,
 )
-# In a team of three, swapped agents are four times as many episodes.
-_suite("tools-v1", "forge", "Relay Shop SoftwareTeam", episodes=12, swap_agents=False)
 _suite(
     "text-games-v1",
     "textarena",

@@ -8,6 +8,7 @@ import math
 import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -301,11 +302,13 @@ class TextGame(Forkable):
         self._transcript: list[tuple[dict[str, str], dict[str, float]]] = []
 
     def _check_names(self) -> None:
-        """Raise if an attribute of the game hides a method, such as `last`, which PettingZoo's loop calls."""
+        """Raise if the game hides a method, such as `last`, which PettingZoo's loop calls, or a private one."""
         cls = type(self)
         hiding = [name for name, value in vars(self).items() if callable(getattr(cls, name, None)) > callable(value)]
+        private, hidden = _private_methods(cls)
+        hiding += [*hidden, *private.intersection(vars(self))]
         if hiding:
-            raise ValueError(f"{self}: setup sets self.{hiding[0]}, which hides a method; choose another name")
+            raise ValueError(f"{self}: the attribute {hiding[0]!r} hides a method; choose another name")
 
     def _space(self, store: str, agent: str, max_chars: int) -> TextSpace:
         spaces: dict[str, TextSpace] = self.__dict__.setdefault(store, {})
@@ -424,6 +427,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             seed: Non-negative seed. The same seed gives the same episode. None draws a random one.
             options: Stored as `self.options`. ``num_agents`` sets the number of agents.
         """
+        TextGame._check_names(self)  # because `self._begin` may be hidden
         self._begin(seed, options)
         self._order = tuple(self.agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
@@ -436,7 +440,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
         if first is not None:
             self._check_live(first, "setup returned")
             self.agent_selection = first
-        self._check_names()
+        TextGame._check_names(self)
         self._list_legal_actions(self.agent_selection)
 
     def step(self, action: str | None) -> None:
@@ -526,10 +530,11 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
         """Start an episode, as `TurnEnv.reset` does. Returns observations and infos by agent."""
+        TextGame._check_names(self)  # because `self._begin` may be hidden
         self._begin(seed, options)
         if self.setup(self.rng) is not None:
             raise ValueError(f"{self}: setup returned a first agent, but all agents act together; return None")
-        self._check_names()
+        TextGame._check_names(self)
         for agent in self.agents:
             self._list_legal_actions(agent)
         return {agent: self.observe(agent) for agent in self.agents}, dict(self.infos)
@@ -559,6 +564,20 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         terminated = {agent: agent in done for agent in acting}
         truncated = {agent: agent in cut for agent in acting}
         return observations, rewards, terminated, truncated, dict(self.infos)
+
+
+@cache
+def _private_methods(cls: type) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the private methods that a game inherits from this package or PettingZoo, and those that it overrides."""
+    inherited: set[str] = set()
+    defined: set[str] = set()
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] in ("forge_agents", "pettingzoo"):
+            methods = {name for name, value in vars(base).items() if callable(value) and name.startswith("_")}
+            inherited |= {name for name in methods if not name.startswith("__")}
+        else:
+            defined |= vars(base).keys()
+    return frozenset(inherited), tuple(sorted(inherited & defined))
 
 
 def without(info: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from forge_envs.teams.kitchen import STEPS
 ALL = [name for name in fa.list_envs() if name.startswith("forge/")]
 CONTRACT = {
     "KuhnPoker": 20, "LeducPoker": 4, "Relay": 20, "AlphabetSort": 20, "TreasureHunt": 4, "Negotiation": 4, "Debate": 4,
-    "Shop": 4, "Library": 4, "Library@6": 4, "Tables": 4, "Codewords": 4, "Codewords@6": 4, "CodewordsDuel": 4,
-    "Village@4": 1, "Fireworks": 3, "Fireworks@5": 3, "Commons": 3, "Kitchen": 2, "ServiceDesk@4": 2, "SoftwareTeam": 3,
+    "Library": 4, "Library@6": 4, "Tables": 4, "Codewords": 4, "Codewords@6": 4, "CodewordsDuel": 4,
+    "Village@4": 1, "Fireworks": 3, "Fireworks@5": 3, "Commons": 3, "Kitchen": 2, "ServiceDesk@4": 2,
     "TicTacToe": 4, "ConnectFour": 4,
 }  # fmt: skip
 """Number of episodes per check. Repair is checked with its own tests."""
@@ -59,8 +59,6 @@ def test_contract_is_kept(name):
                    {"max_message_chars": 0}, {"call_reward": -1.0}]),
         ("Repair", [{"modules": 0}, {"modules": 4}, {"functions": 13}, {"faults": 4}, {"kinds": ["x"]}]),
         ("ServiceDesk", [{"kinds": 0}, {"rules": 7}, {"wishes": 4}, {"customers": 0}]),
-        ("Shop", [{"num_goods": 0}, {"num_goods": 11}, {"max_message_chars": 0}]),
-        ("SoftwareTeam", [{"num_tests": 0}, {"revisions": -1}]),
         ("Tables", [{"level": 0}, {"level": 7}, {"orders": 9}, {"revisions": -1}, {"max_message_chars": 0}]),
         ("TreasureHunt", [{"size": 1}, {"size": 13}, {"rocks": 0.6}, {"max_rounds": 3}, {"partial_credit": 2},
                           {"max_message_chars": 0}]),
@@ -121,9 +119,6 @@ CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "2*3"}}</t
         ("TreasureHunt", {"size": 3, "partial_credit": 0.5}, [f"go {way}" for way in STEPS],
          lambda a, b: a == b and 0 <= a <= 1),
         ("Relay", {}, [CALL, "<tool_call>{"], lambda a, b: a == b and a in (0, 1)),
-        ("Shop", {"tool_format": "plain"}, ["ACCEPT", "manager: x", "CALL offer(lamp, 1)", "CALL margin(lamp)"],
-         lambda a, b, c: a == b == c and a in (0, 0.5, 1)),
-        ("SoftwareTeam", {}, ["SHIP", "```python\nx\n```"], lambda a, b, c: a == b == c == 0),
     ],
 )  # fmt: skip
 def test_any_texts_end_with_rewards_of_the_rules(name, arguments, moves, allowed):

@@ -43,10 +43,10 @@ def test_environment_hash_covers_imported_modules(tmp_path, monkeypatch):
     assert changed("lone_game.py", "lone_game") and changed("lone_words.py", "lone_game")
 
 
-def test_environment_hash_covers_the_software_tasks():
-    import forge_envs.teams.software_team
+def test_environment_hash_covers_the_repair_tasks():
+    import forge_envs.teams.repair
 
-    assert "forge_envs.teams.software_tasks" in _modules(vars(forge_envs.teams.software_team))
+    assert "forge_envs.teams.repair_tasks" in _modules(vars(forge_envs.teams.repair))
 
 
 def _helper(seen):

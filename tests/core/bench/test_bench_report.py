@@ -367,7 +367,7 @@ def test_the_commands_write_reports_and_merge_them(tmp_path, capsys):
 
 @pytest.mark.skipif(not find_spec("textarena") or not find_spec("reasoning_gym"), reason="libraries of adapters")
 def test_suites_of_other_libraries_name_games_that_exist():
-    for name in ("text-games-v1", "reasoning-v1", "tools-v1"):
+    for name in ("text-games-v1", "reasoning-v1"):
         assert len(fa.suite(name)) >= 3
 
 

@@ -131,9 +131,9 @@ def test_errors_suggest_suites_environments_and_players(options, message, monkey
 
 
 def test_the_suites_that_come_with_the_package():
-    result = {name: registry.suite_defaults(name) for name in ("core-v1", "reasoning-v1", "tools-v1", "text-games-v1")}
-    assert [own.episodes for own in result.values()] == [32, 16, 12, 12]
-    assert [name for name, own in result.items() if not own.swap_agents] == ["tools-v1"]
+    result = {name: registry.suite_defaults(name) for name in ("core-v1", "reasoning-v1", "text-games-v1")}
+    assert [own.episodes for own in result.values()] == [32, 16, 12]
+    assert all(defaults.swap_agents for defaults in result.values())
     assert result["reasoning-v1"].max_tokens == 256 and all(own.seed == 0 for own in result.values())
 
 

@@ -344,14 +344,49 @@ def test_a_game_may_draw_its_agents(monkeypatch):
         started(Survivors)
 
 
-def test_state_that_hides_a_method_is_named():
+@pytest.mark.parametrize("name", ["last", "_text", "_begin", "_check_names", "_was_dead_step"])
+def test_state_that_hides_a_method_is_named(name):
     class Hiding(Dice):
         def setup(self, rng):
             super().setup(rng)
-            self.last = "nothing"
+            setattr(self, name, "nothing")
 
-    with pytest.raises(ValueError, match=r"setup sets self\.last, which hides a method"):
+    with pytest.raises(ValueError, match=f"the attribute '{name}' hides a method"):
         started(Hiding)
+
+
+def test_private_methods_cannot_be_overridden_by_accident():
+    class Early(Dice):
+        def __init__(self):
+            super().__init__()
+            self._begin = 3
+
+    class Callable(Dice):
+        def setup(self, rng):
+            super().setup(rng)
+            self._text = str.upper
+
+    class Shadow(Dice):
+        _space = "a meadow"
+
+    class Method(Dice):
+        def _ended(self):
+            return True
+
+    for game, name in ((Early, "_begin"), (Callable, "_text"), (Shadow, "_space"), (Method, "_ended")):
+        with pytest.raises(ValueError, match=f"the attribute '{name}' hides a method"):
+            started(game)
+
+
+def test_public_methods_and_new_private_names_may_be_set():
+    class Game(Dice):
+        _words = ("a", "b")
+
+        def setup(self, rng):
+            super().setup(rng)
+            self._rule, self.compact = str.upper, lambda agent, left_out: "short"
+
+    assert started(Game).compact("player_0", []) == "short"
 
 
 def test_fork_snapshot_and_restore():

@@ -452,8 +452,8 @@ def test_expensive_environments_are_not_made_again(tried, monkeypatch):
 
 
 def test_environments_in_worker_processes_are_skipped(tried):
-    said = tried(env="forge/SoftwareTeam-v0")
-    assert "skipped forge/SoftwareTeam-v0, which runs in worker processes" in said
+    said = tried(env="forge/Repair-v0")
+    assert "skipped forge/Repair-v0, which runs in worker processes" in said
 
 
 def test_first_prompt_that_fills_the_context_is_refused(tried):
