@@ -74,7 +74,7 @@ def check_plain_files(folder: str | os.PathLike[str]) -> None:
         if entry.name.endswith(_OURS) and not (entry.is_dir() or entry.is_file(follow_symlinks=False)):
             what = "a link" if entry.is_symlink() else "not a file"
             raise RunFolderError(
-                f"{entry.path} is {what}; a run folder must hold plain files: remove it, or put a copy there"
+                f"{entry.path} is {what}. A run folder must hold plain files: remove it, or put a copy there"
             )
 
 
@@ -85,7 +85,7 @@ def check_plain_file(path: Path) -> None:
         RunFolderError: The path is a link or not a file.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise RunFolderError(f"{path} is a link or not a file; a run folder must hold plain files")
+        raise RunFolderError(f"{path} is a link or not a file. A run folder must hold plain files")
 
 
 def check_contained(folder: str | os.PathLike[str]) -> None:
@@ -194,7 +194,7 @@ def find_damage(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: in
 
     Args:
         files: Size and checksums by path in `folder`.
-        chunk_bytes: Chunk size of the checksums; 0 if each covers its whole file.
+        chunk_bytes: Chunk size of the checksums, or 0 if each covers its whole file.
     """
     chunks: list[tuple[str, int, int, int]] = []
     for name, (size, *crcs) in files.items():

@@ -94,7 +94,7 @@ def import_object(place: str, what: str) -> Any:
     except (ImportError, AttributeError, ValueError) as cause:
         near = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
         raise ValueError(
-            f"{what} {place!r} cannot be imported ({cause}); write 'package.module:object'.{near}"
+            f"{what} {place!r} cannot be imported ({cause}). Write 'package.module:object'.{near}"
         ) from cause
 
 

@@ -31,9 +31,9 @@ def json_objects(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, 
     """
     for line, value in json_values(path):
         if isinstance(value, UnreadableJsonError):
-            raise ValueError(f"{path}:{line} is not JSON ({value}); write one object per line")  # noqa: TRY004  # content of a file
+            raise ValueError(f"{path}:{line} is not JSON ({value}). Write one object per line")  # noqa: TRY004  # content of a file
         if not isinstance(value, dict):
-            raise ValueError(f"{path}:{line} is a JSON {type(value).__name__}; write one object per line")  # noqa: TRY004  # content of a file
+            raise ValueError(f"{path}:{line} is a JSON {type(value).__name__}. Write one object per line")  # noqa: TRY004  # content of a file
         yield f"{path}:{line}", value
 
 
@@ -75,7 +75,7 @@ def _checked(value: Any, text: str) -> Any:
     """Return `value`, read from `text`, or an error if a string in it contains a lone surrogate."""
     suspect = _ESCAPED_SURROGATE.search(text) or not _is_unicode(text)
     if suspect and not _is_unicode(json.dumps(value, ensure_ascii=False)):
-        return UnreadableJsonError("it holds bytes or escapes that are not Unicode text; save the file as UTF-8")
+        return UnreadableJsonError("it holds bytes or escapes that are not Unicode text. Save the file as UTF-8")
     return value
 
 
@@ -88,7 +88,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _reason(cause: BaseException, text: str) -> str:
-    return str(cause) if _is_unicode(text) else f"{cause}; the file is not UTF-8"
+    return str(cause) if _is_unicode(text) else f"{cause}. The file is not UTF-8"
 
 
 def _spread_values(path: str | os.PathLike[str]) -> Generator[tuple[int, Any], None, int | None]:
@@ -109,7 +109,7 @@ def _spread_values(path: str | os.PathLike[str]) -> Generator[tuple[int, Any], N
         except (ValueError, RecursionError) as cause:
             reason = _reason(cause, text[start : start + 1000])
             if line > first:
-                yield line, UnreadableJsonError(f"{reason}; the rest of the file is not read")
+                yield line, UnreadableJsonError(f"{reason}. The rest of the file is not read")
                 return None
             if end:
                 yield line, UnreadableJsonError(f"only the first value of the line is read: {reason}")

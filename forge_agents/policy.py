@@ -59,14 +59,14 @@ class Sampling:
     negative ones multiplied."""
     bad_words: tuple[str, ...] = ()
     """Texts that a response must not contain, at most 64. They are blocked as the tokenizer encodes them at the start
-    of a text and after a space; other tokenizations are not blocked."""
+    of a text and after a space. Other tokenizations are not blocked."""
     max_tokens: int = 64
     """Maximum number of tokens of a response, or of its answer if `max_reasoning_tokens` is set. At least 1."""
     max_reasoning_tokens: int | None = None
     """Maximum number of tokens of the reasoning before an answer, tags included. At least 1. Reasoning that reaches the
     limit is closed with tokens that are not trained on. None: reasoning and answer share `max_tokens`."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response, in addition to the end-of-turn token. They do not apply within reasoning; for an
+    """Texts that end a response, in addition to the end-of-turn token. They do not apply within reasoning. For an
     `Endpoint` the server decides. The stop text is removed from the answer, but its tokens are trained on and stay in
     the model's next prompt."""
 
@@ -82,23 +82,23 @@ class Sampling:
             if not (math.isfinite(value) and low <= value <= high):
                 raise ValueError(f"{name}={value} is outside [{low}, {high}]; {default}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
+            raise ValueError(f"top_p={self.top_p} is outside (0, 1]. 1.0 keeps every token")
         if not 0 < self.repetition_penalty <= 10:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} is outside (0, 10]; 1.0 is none")
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} is outside (0, 10]. 1.0 is none")
         self._check_schedule()
         for name, text in (("max_tokens", "response"), ("max_reasoning_tokens", "reasoning")):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise ValueError(f"{name}={limit} leaves no room for a {text}; set at least 1")
+                raise ValueError(f"{name}={limit} leaves no room for a {text}. Set at least 1")
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         if len(self.bad_words) > _MAX_BAD_WORDS:
-            raise ValueError(f"bad_words has {len(self.bad_words)} texts; engines accept at most {_MAX_BAD_WORDS}")
+            raise ValueError(f"bad_words has {len(self.bad_words)} texts. Engines accept at most {_MAX_BAD_WORDS}")
 
     def _check_schedule(self) -> None:
         initial, steps = self.initial_temperature, self.temperature_steps
         if initial is not None and not 0 < initial <= 5:
-            raise ValueError(f"initial_temperature={initial} is outside (0, 5]; None keeps `temperature`")
+            raise ValueError(f"initial_temperature={initial} is outside (0, 5]. None keeps `temperature`")
         if (initial is None) != (steps == 0) or steps < 0:
             raise ValueError(
                 f"initial_temperature={initial}, temperature_steps={steps}: set both, the first temperature and the "
@@ -121,10 +121,10 @@ class Sampling:
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
-        raise TypeError(f"{name}={value!r} is a single text; write {name}=({value!r},)")
+        raise TypeError(f"{name}={value!r} is a single text. Write {name}=({value!r},)")
     texts: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]
     if not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"{name}={value!r} must contain only non-empty texts; remove the others")
+        raise ValueError(f"{name}={value!r} must contain only non-empty texts. Remove the others")
     return texts  # type: ignore[return-value]
 
 
@@ -167,22 +167,22 @@ class LoRA:
         if not 1 <= self.rank <= _MAX_RANK:
             raise ValueError(f"rank={self.rank} of a LoRA adapter must lie between 1 and {_MAX_RANK}; 16 is usual")
         if not 0 < self.alpha < math.inf:
-            raise ValueError(f"alpha={self.alpha} of a LoRA adapter must be positive; twice the rank is usual")
+            raise ValueError(f"alpha={self.alpha} of a LoRA adapter must be positive. Twice the rank is usual")
         targets: object = self.targets
         if isinstance(targets, str):
-            raise TypeError(f"targets={targets!r} is a single text; write targets=({targets!r},)")
+            raise TypeError(f"targets={targets!r} is a single text. Write targets=({targets!r},)")
         object.__setattr__(self, "targets", tuple(self.targets))
         if not self.targets:
-            raise ValueError("targets=() of a LoRA adapter leaves nothing to train; name at least one layer")
+            raise ValueError("targets=() of a LoRA adapter leaves nothing to train. Name at least one layer")
         for target in self.targets:
             if target not in LORA_TARGETS:
                 raise ValueError(
-                    f"target {target!r} of a LoRA adapter is unknown; choose from {', '.join(LORA_TARGETS)}."
+                    f"target {target!r} of a LoRA adapter is unknown. Choose from {', '.join(LORA_TARGETS)}."
                     f"{did_you_mean(str(target), LORA_TARGETS)}"
                 )
         if ("k_proj" in self.targets) != ("v_proj" in self.targets):
             raise ValueError(
-                f"targets={self.targets} of a LoRA adapter: TorchTitan adapts k_proj and v_proj together; name both or "
+                f"targets={self.targets} of a LoRA adapter: TorchTitan adapts k_proj and v_proj together. Name both or "
                 "neither"
             )
 
@@ -224,7 +224,7 @@ class Policy:
     following turns form a separate training sample."""
     context: Context = field(default="end", kw_only=True)
     """Handling of a conversation that no longer fits the model's context. "end" (default) ends the episode. "window"
-    continues with the instructions, the first observation and the last turns that fit; the omitted turns are replaced
+    continues with the instructions, the first observation and the last turns that fit. The omitted turns are replaced
     by a marker, or by the text of the environment's `compact`. "summarize" first asks the policy for notes, which
     replace the omitted turns and are trained with the turn that follows."""
 
@@ -232,15 +232,15 @@ class Policy:
         for name, kind in (("thinking", Thinking), ("keep_reasoning", KeepReasoning), ("context", Context)):
             choices = get_args(kind)
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown. Choose one of {', '.join(choices)}")
         if not self.model:
-            raise ValueError("model='' names no model; pass a built-in name, a Hugging Face id or a folder")
+            raise ValueError("model='' names no model. Pass a built-in name, a Hugging Face id or a folder")
         object.__setattr__(self, "_named", bool(self.name))
         object.__setattr__(self, "name", self.name or "policy")
         _check_name(self.name)
         if self.lora is not None and not self.trainable:
             raise ValueError(
-                f"policy {self.name!r} has a LoRA adapter and trainable=False, so the adapter would stay zero; remove "
+                f"policy {self.name!r} has a LoRA adapter and trainable=False, so the adapter would stay zero. Remove "
                 "lora=, or set trainable=True"
             )
         if self.learner is not None:
@@ -248,7 +248,7 @@ class Policy:
             if not self.trainable:
                 raise ValueError(
                     f"policy {self.name!r} has learner={self.learner} and trainable=False, so these settings would "
-                    "have no effect; remove learner=, or set trainable=True"
+                    "have no effect. Remove learner=, or set trainable=True"
                 )
 
     @property
@@ -290,7 +290,7 @@ class Endpoint:
     api_key_env: str = field(default="", kw_only=True)
     """Environment variable with the API key, read at the first request. Empty if the server needs no key."""
     sampling: Sampling = field(default_factory=Sampling, kw_only=True)
-    """Sampling of an agent's answers; judges are greedy. Settings at their defaults are not sent, except `max_tokens`.
+    """Sampling of an agent's answers. Judges are greedy. Settings at their defaults are not sent, except `max_tokens`.
     A setting that the server rejects by name is left out, and the console says so once."""
     concurrency: int = field(default=8, kw_only=True)
     """Maximum number of concurrent requests."""
@@ -303,7 +303,7 @@ class Endpoint:
     """Maximum number of answers in a run. Another request raises `BudgetError`. None: no limit."""
     max_total_tokens: int | None = field(default=None, kw_only=True)
     """Token budget of a run: prompt and completion tokens as the server counts them. Once it is used up, a new request
-    raises `BudgetError`; current requests finish. None: no limit."""
+    raises `BudgetError`. Current requests finish. None: no limit."""
     price_in: float = field(default=0.0, kw_only=True)
     """Price of a million prompt tokens in any currency, for the costs that a benchmark shows and limits."""
     price_out: float = field(default=0.0, kw_only=True)
@@ -316,18 +316,18 @@ class Endpoint:
             parts = urlsplit("")
         if "@" in parts.netloc or parts.query or parts.fragment:  # not printed: the URL may contain a secret
             raise ValueError(
-                "url contains a user, a password or a query; give only the base of the API, put the key into an "
+                "url contains a user, a password or a query. Give only the base of the API, put the key into an "
                 "environment variable and pass the variable's name as api_key_env="
             )
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(
-                f"url={self.url!r} is not an HTTP address; give the base of the API, e.g. http://127.0.0.1:8000/v1"
+                f"url={self.url!r} is not an HTTP address. Give the base of the API, e.g. http://127.0.0.1:8000/v1"
             )
         if not self.model:
-            raise ValueError("model='' names no model; give the model's name on the server")
+            raise ValueError("model='' names no model. Give the model's name on the server")
         _check_name(self.name)
         if self.api_key_env and not _VARIABLE.fullmatch(self.api_key_env):  # not printed: it may be the key itself
-            raise ValueError("api_key_env is not the name of an environment variable; give the name, not the key")
+            raise ValueError("api_key_env is not the name of an environment variable. Give the name, not the key")
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -339,15 +339,15 @@ class Endpoint:
         if not 0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s={self.timeout_s} must be positive and finite: every wait has a timeout")
         for name, reason in (
-            ("initial_temperature", "an endpoint has a constant temperature; only a trained policy has a schedule"),
-            ("max_reasoning_tokens", "the API has no separate limit for reasoning; max_tokens covers both"),
+            ("initial_temperature", "an endpoint has a constant temperature. Only a trained policy has a schedule"),
+            ("max_reasoning_tokens", "the API has no separate limit for reasoning. max_tokens covers both"),
         ):
             if getattr(self.sampling, name) is not None:
                 raise ValueError(f"{name}={getattr(self.sampling, name)}: {reason}")
         for name in ("max_requests", "max_total_tokens"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise ValueError(f"{name}={limit} allows no request; set at least 1, or None for no limit")
+                raise ValueError(f"{name}={limit} allows no request. Set at least 1, or None for no limit")
         if not (0 <= self.price_in < math.inf and 0 <= self.price_out < math.inf):
             raise ValueError(
                 f"price_in={self.price_in}, price_out={self.price_out}: give the price of a million tokens, at least 0"
@@ -364,7 +364,7 @@ class Endpoint:
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise ValueError(
-                f"environment variable {self.api_key_env!r} is not set; it must contain the key of {self.model} at "
+                f"environment variable {self.api_key_env!r} is not set. It must contain the key of {self.model} at "
                 f"{self.url}"
             )
         if not (key.isascii() and key.isprintable() and " " not in key):  # no HTTP header can carry it
@@ -398,7 +398,7 @@ class Random:
     """Random seed, combined with the episode's seed, so a repeated episode has the same actions."""
     shared: bool = False
     """Whether all episodes of a group use the same random numbers, so that they differ only by the other players'
-    actions. Default: each episode has its own; the first of a group has those of an episode that is played alone."""
+    actions. Default: each episode has its own. The first of a group has those of an episode that is played alone."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -444,7 +444,7 @@ class Scripted:
         action = self.fn(observation, agent) if self._takes_agent else self.fn(observation)
         if not isinstance(action, str):
             raise TypeError(
-                f"Scripted policy {self.name!r} returned {type(action).__name__} for {agent!r}; return a str"
+                f"Scripted policy {self.name!r} returned {type(action).__name__} for {agent!r}. Return a str"
             )
         return action
 
@@ -466,7 +466,7 @@ PolicyMapping: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, 
 """One policy for all agents, a policy per agent, or a function ``(agent, episode_seed) -> policy``."""
 
 
-_FUNCTION_HINT = "; to use a function of observations as a player, wrap it: fa.Scripted(function)"
+_FUNCTION_HINT = ". To use a function of observations as a player, wrap it: fa.Scripted(function)"
 _PROBED_SEEDS = range(64)
 """Episode seeds for which a policy-mapping function is evaluated to list its policies."""
 
@@ -483,11 +483,11 @@ def resolve_policies(policies: PolicyMapping, agents: Sequence[str], seed: int) 
         unknown = [agent for agent in policies if agent not in agents]
         if unknown:
             raise ValueError(
-                f"no agent {unknown[0]!r}; the agents are {', '.join(agents)}.{did_you_mean(unknown[0], agents)}"
+                f"no agent {unknown[0]!r}. The agents are {', '.join(agents)}.{did_you_mean(unknown[0], agents)}"
             )
         if missing:
             raise ValueError(
-                f"agent {missing[0]!r} has no policy; policies were given for {', '.join(policies) or 'no agent'}"
+                f"agent {missing[0]!r} has no policy. Policies were given for {', '.join(policies) or 'no agent'}"
             )
         resolved = {agent: policies[agent] for agent in agents}
     elif isinstance(policies, AnyPolicy):
@@ -501,7 +501,7 @@ def resolve_policies(policies: PolicyMapping, agents: Sequence[str], seed: int) 
     for agent, policy in resolved.items():
         if not isinstance(policy, AnyPolicy):
             raise TypeError(
-                f"the policy of agent {agent!r} is {_describe(policy)}; use fa.Policy, fa.Endpoint, fa.Human, "
+                f"the policy of agent {agent!r} is {_describe(policy)}. Use fa.Policy, fa.Endpoint, fa.Human, "
                 f"fa.Random, fa.Oracle or fa.Scripted{_FUNCTION_HINT if callable(policy) or callable(policies) else ''}"
             )
     return resolved
@@ -536,7 +536,7 @@ def policies_by_name(policies: PolicyMapping, agents: Sequence[str]) -> dict[str
     for seed in _seeds_to_probe(policies):
         for policy in resolve_policies(policies, agents, seed).values():
             if by_name.setdefault(policy.name, policy) != policy:
-                raise ValueError(f"two different policies are called {policy.name!r}; give each its own name=")
+                raise ValueError(f"two different policies are called {policy.name!r}. Give each its own name=")
     for policy in by_name.values():
         if isinstance(policy, Endpoint):
             policy.api_key()
@@ -589,7 +589,7 @@ def candidate_policies(policies: PolicyMapping, agents: Sequence[str]) -> dict[s
     if not isinstance(policies, Mapping) and len(unnamed) > 1:
         raise ValueError(
             f"the policy-mapping function returned {len(unnamed)} different fa.Policy objects without a name in "
-            f"{len(seeds)} episodes; create each of them once, outside the function, with its own name="
+            f"{len(seeds)} episodes. Create each of them once, outside the function, with its own name="
         )
     return candidates
 

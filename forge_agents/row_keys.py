@@ -64,7 +64,7 @@ def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], read_key
         is_number = isinstance(value, int | float | np.number)
         if key in LEARN_KEYS:
             if isinstance(value, str) or np.ndim(value) or value not in (0, 1):
-                raise ValueError(f"{source} has {key}={value!r:.80}; expected 0 or 1 (false or true)")
+                raise ValueError(f"{source} has {key}={value!r:.80}. Expected 0 or 1 (false or true)")
             marks[key] = bool(value)
         elif words and (words[-1] in _MEASURES or words[0] in _COUNTS or (words[-1] == "tokens" and is_number)):
             continue
@@ -73,7 +73,7 @@ def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], read_key
         elif not _METADATA.intersection(words):
             unread.add(str(key))
     if len(set(marks.values())) > 1:
-        raise ValueError(f"{source} has the contradictory marks {marks}; keep one of them")
+        raise ValueError(f"{source} has the contradictory marks {marks}. Keep one of them")
     return all(marks.values())
 
 

@@ -96,7 +96,7 @@ def read_bytes(file: Path) -> bytes:
     with file.open("rb") as stream:
         content = stream.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"{file} has more than {_MAX_BYTES // 1_000_000} MB; a file of settings is smaller")
+        raise ValueError(f"{file} has more than {_MAX_BYTES // 1_000_000} MB. A file of settings is smaller")
     return content
 
 

@@ -31,7 +31,7 @@ class Schema:
     def __init__(self, schema: Mapping[str, Any], *, timeout_s: float, **options: Any) -> None:
         if {"patternProperties", "unevaluatedProperties"} <= set(_keywords(schema)):
             raise SchemaError(
-                "patternProperties and unevaluatedProperties together cannot be matched within a time limit; write "
+                "patternProperties and unevaluatedProperties together cannot be matched within a time limit. Write "
                 "additionalProperties"
             )
         kind = _within_limits(validators.validator_for(schema, Draft202012Validator))

@@ -64,15 +64,15 @@ _EQUIVALENTS = {
 }
 """Names of TRL, verl, OpenRLHF, PEFT and transformers for each setting."""
 _ADVICE = {
-    "use_vllm": "Models are always served by vLLM; leave it out.",
-    "processing_class tokenizer": "The tokenizer comes with the model; leave it out.",
+    "use_vllm": "Models are always served by vLLM. Leave it out.",
+    "processing_class tokenizer": "The tokenizer comes with the model. Leave it out.",
     "num_train_epochs total_epochs": (
         "Give the number of optimizer steps as `steps` (supervised fine-tuning also takes `epochs`)."
     ),
     "max_steps total_training_steps": "Give the number of optimizer steps as `steps`.",
     "output_dir": "The folder of a run is `out_dir`.",
     "args": "The settings of a trainer are `config`.",
-    "reward_funcs": "The reward of a run is `reward`; several rewards by name are `fa.MultiReward`.",
+    "reward_funcs": "The reward of a run is `reward`. Several rewards by name are `fa.MultiReward`.",
     "reward_fn": "The reward of a run is `reward`.",
     "reward_weights": "Several rewards with weights are `fa.MultiReward(rewards, weights)`.",
     "train_dataset": "The first argument of `fit` is the environment, or the dataset for fine-tuning.",
@@ -295,7 +295,7 @@ def _as(name: str, value: Any, hint: Any) -> Any:
 def _number(name: str, value: Any, hint: Any) -> Any:
     what = "a whole number" if hint is int else "a number"
     if isinstance(value, str):
-        raise TypeError(f"{name}={reprlib.repr(value)} is a text; give a number")
+        raise TypeError(f"{name}={reprlib.repr(value)} is a text. Give a number")
     number = value.item() if getattr(value, "ndim", None) == 0 else value  # of NumPy or PyTorch
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(f"{name}={reprlib.repr(value)} must be {what}")
@@ -343,7 +343,7 @@ def _nested(name: str, value: Any, kind: type) -> Any:
 
 def _items(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
     if isinstance(value, str):
-        raise TypeError(f"{name}={reprlib.repr(value)} is one text; write {name}=({reprlib.repr(value)},)")
+        raise TypeError(f"{name}={reprlib.repr(value)} is one text. Write {name}=({reprlib.repr(value)},)")
     if not isinstance(value, list | tuple):
         raise TypeError(f"{name}={reprlib.repr(value)} must be a tuple")
     each = hints[:1] * len(value) if hints[1:] == (Ellipsis,) else hints
@@ -372,4 +372,4 @@ def _check_choice(name: str, value: Any, hint: Any) -> None:
         return
     if words and not others and _word(value, words) not in words:
         near = did_you_mean(str(value), map(str, words))
-        raise ValueError(f"{name}={reprlib.repr(value)}; choose one of {', '.join(map(repr, words))}.{near}")
+        raise ValueError(f"{name}={reprlib.repr(value)}. Choose one of {', '.join(map(repr, words))}.{near}")

@@ -96,7 +96,7 @@ class Completion:
 
 def _check_logprobs(token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
     if len(token_ids) != len(logprobs):
-        raise ValueError(f"{len(token_ids)} tokens with {len(logprobs)} logprobs; pass one logprob per token")
+        raise ValueError(f"{len(token_ids)} tokens with {len(logprobs)} logprobs. Pass one logprob per token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class Turn(_Stored):
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):
             raise ValueError(
-                f"reward of agent {self.agent!r} is {self.reward}; environments must return finite rewards"
+                f"reward of agent {self.agent!r} is {self.reward}. Environments must return finite rewards"
             )
         _check_logprobs(self.response_ids, self.logprobs)
 
@@ -344,7 +344,7 @@ class Episode(_Stored):
             raise ValueError(f"this is not an episode: a JSON {type(row).__name__}")  # noqa: TRY004  # content of a file
         if row.get("format", FORMAT) != FORMAT:
             raise ValueError(
-                f"an episode of format {row['format']!r}, but this version of forge_agents reads format {FORMAT}; read "
+                f"an episode of format {row['format']!r}, but this version of forge_agents reads format {FORMAT}. Read "
                 "it with the version that wrote it"
             )
         try:
@@ -430,7 +430,7 @@ class EpisodeGroup:
         other = next((e for e in self.episodes if (e.env_id, e.seed) != (self.env_id, self.seed)), None)
         if other is not None:
             raise ValueError(
-                f"a group of {self.env_id} seed {self.seed} was given an episode of {other.env_id} seed {other.seed}; "
+                f"a group of {self.env_id} seed {self.seed} was given an episode of {other.env_id} seed {other.seed}. "
                 "episodes of a group must have the same environment and seed"
             )
 

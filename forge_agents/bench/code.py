@@ -22,7 +22,7 @@ import numpy as np
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LIBRARY = re.compile(r"[/\\](?:(?:site|dist)-packages|lib[/\\]python[\d.]+)[/\\]")
 _VERSIONED = {"forge_agents", "forge_envs", "forge_trainers", "forge_verifiers"}
-"""Packages whose version is part of the key anyway; for code of a user, they are libraries."""
+"""Packages whose version is part of the key anyway. For code of a user, they are libraries."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -179,7 +179,7 @@ def _source(target: Any) -> str:
 
 
 def _assignments(file: Any, name: str) -> list[str]:
-    """Return the assignments to a global in the source of a module; empty without a file."""
+    """Return the assignments to a global in the source of a module. Empty without a file."""
     try:
         body = ast.parse(Path(file).read_text(encoding="utf-8")).body
     except (TypeError, OSError, SyntaxError, ValueError, RecursionError):
@@ -219,7 +219,7 @@ def _modules(names: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _file_of(name: str, *, root: Path, top: str) -> Path | None:
-    """Return the source file of a module in the package `top`, which is not imported; None for any other module."""
+    """Return the source file of a module in the package `top`, which is not imported, or None for any other module."""
     if not name or (top and name.partition(".")[0] != top):
         return None
     path = root.joinpath(*name.split("."))
@@ -227,7 +227,7 @@ def _file_of(name: str, *, root: Path, top: str) -> Path | None:
 
 
 def _imported(text: str, package: str, find: Callable[[str], Path | None]) -> Iterator[str]:
-    """Yield the modules that a source imports anywhere in it; some names are objects of a module instead."""
+    """Yield the modules that a source imports anywhere in it. Some names are objects of a module instead."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):  # the import would fail, too, or never happens

@@ -76,7 +76,7 @@ def named_players(players: Mapping[str, PlayerLike], sampling: Sampling | None =
     if not isinstance(players, Mapping):
         raise TypeError(f'players must be a mapping such as {{"random": fa.Random()}}, got {type(players).__name__}')
     if not players:
-        raise ValueError('no players were given; pass some by name, e.g. {"random": fa.Random()}')
+        raise ValueError('no players were given. Pass some by name, e.g. {"random": fa.Random()}')
     named: dict[str, Player] = {}
     reserved = set(players)
     for name, value in players.items():
@@ -95,7 +95,7 @@ def named_players(players: Mapping[str, PlayerLike], sampling: Sampling | None =
 
 def _member(name: str, agent: object, value: object, sampling: Sampling | None) -> AnyPolicy:
     if not isinstance(agent, str):
-        raise TypeError(f"player {name!r} is a mapping with the key {agent!r}; its keys must be names of agents")
+        raise TypeError(f"player {name!r} is a mapping with the key {agent!r}. Its keys must be names of agents")
     player = read_player(value, sampling) if isinstance(value, str) else value
     if isinstance(player, Team) and agent in player.policies:
         return player.policies[agent]
@@ -105,7 +105,7 @@ def _member(name: str, agent: object, value: object, sampling: Sampling | None) 
 def _checked(label: str, player: object) -> AnyPolicy:
     if not isinstance(player, AnyPolicy):
         raise TypeError(
-            f"{label} is a {type(player).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Oracle, "
+            f"{label} is a {type(player).__name__}. Use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Oracle, "
             'fa.Scripted, text such as "random" or a model\'s name, or a mapping from agent to one of these'
         )
     return player
@@ -114,7 +114,7 @@ def _checked(label: str, player: object) -> AnyPolicy:
 def _named_team(name: str, team: Team, reserved: set[str]) -> Team:
     """Name each policy after the team and its agent, other than those in `reserved`. Equal policies become one."""
     if not team.policies:
-        raise ValueError(f"player {name!r} is an empty mapping; give a policy for each agent")
+        raise ValueError(f"player {name!r} is an empty mapping. Give a policy for each agent")
     renamed: list[tuple[AnyPolicy, AnyPolicy]] = []
     policies: dict[str, AnyPolicy] = {}
     for agent, policy in team.policies.items():
@@ -144,7 +144,7 @@ def read_player(text: str, sampling: Sampling | None = None) -> Player:
     if text.startswith(("http://", "https://")):
         url, _, model = text.partition("#")
         if not model:
-            raise ValueError(f"player {url!r} names no model; write it after a #, e.g. {url}#my-model")
+            raise ValueError(f"player {url!r} names no model. Write it after a #, e.g. {url}#my-model")
         return Endpoint(url, model, sampling=sampling)
     module_name, colon, function = text.partition(":")
     if not colon:
@@ -172,7 +172,7 @@ def short_names(players: Sequence[str]) -> dict[str, str]:
         raise ValueError(f"cross_play takes each player once, got {', '.join(players)}")
     if players:
         raise ValueError(
-            f"players of cross_play cannot be told apart by name, got {', '.join(players)}; use --players.NAME for each"
+            f"players of cross_play cannot be told apart by name, got {', '.join(players)}. Use --players.NAME for each"
         )
     return {}
 
@@ -187,7 +187,7 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
     models = {config.parent.name: str(config.parent) for config in sorted(export.glob("*/config.json"))}
     if not models and (run == folder or (folder / "checkpoints").is_dir()):
         raise ValueError(
-            f"player {text!r} is a run that has not exported a model yet. Models are exported at the end of training; "
+            f"player {text!r} is a run that has not exported a model yet. Models are exported at the end of training. "
             f"to export a checkpoint, run: forge-agents export {text} --out {folder / 'export'}"
         )
     if not models:
@@ -202,7 +202,7 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
 
 
 def _agents_of(run: Path) -> Iterator[tuple[str, str]]:
-    """Yield the agents of a run with the names of their policies; nothing if its settings cannot be read."""
+    """Yield the agents of a run with the names of their policies, or nothing if its settings cannot be read."""
     try:
         settings: Any = safe_yaml.read(run / "config.yaml")
     except (OSError, ValueError):

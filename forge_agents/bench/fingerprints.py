@@ -47,7 +47,7 @@ def digest(facts: Any) -> str:
 
 
 def player_facts(player: Player, engine: EngineConfig | None = None, specs: Sequence[EnvSpec] = ()) -> dict[str, Any]:
-    """Return what determines the play of a player, with its hash as ``"fingerprint"``; of a team by ``"agents"``.
+    """Return what determines the play of a player, with its hash as ``"fingerprint"``. A team has them by ``"agents"``.
 
     Args:
         engine: Settings of the engine, for a model.
@@ -117,7 +117,7 @@ def code_of(spec: EnvSpec) -> str:
 
 
 def with_content(argument: Any) -> Any:
-    """Return an argument of an environment; files and data sets of tasks are replaced by a hash of their content."""
+    """Return an argument of an environment. Files and data sets of tasks are replaced by a hash of their content."""
     if isinstance(argument, str | os.PathLike):
         with contextlib.suppress(OSError, ValueError):  # a text that is no path, such as a long prompt
             path = user_path(argument)
@@ -146,7 +146,7 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def _commit() -> str:
-    """Return the commit of the checkout, with ``-dirty`` if it was changed; empty for an installed package."""
+    """Return the commit of the checkout, with ``-dirty`` if it was changed. Empty for an installed package."""
     root = Path(forge_agents.__file__).parents[1]
     words = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     if not (root / ".git").exists():  # an installed package may lie in another project's checkout

@@ -35,7 +35,7 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
             different players have one name; or the reports share no player where they must.
     """
     if not reports:
-        raise ReportError("no reports were given; name one or more files that report.save(...) wrote")
+        raise ReportError("no reports were given. Name one or more files that report.save(...) wrote")
     named: dict[str, Report] = {}
     for number, report in enumerate(reports, 1):
         label = f"report {number}" if isinstance(report, Report) else Path(report).name
@@ -133,7 +133,7 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
         settings = report.settings["seed"], report.settings["episodes"]
         seeds = {env.id: set(seeds_of(*settings, env.id)) for env in report.environments}
         unknown = sorted({record.env for record in report.records if record.seed not in seeds.get(record.env, ())})
-        gaps += [f"seeds of {id_}: {label} has other seeds than this version draws; play it again" for id_ in unknown]
+        gaps += [f"seeds of {id_}: {label} has other seeds than this version draws. Play it again" for id_ in unknown]
     ids, others = ({env.id for env in report.environments} for report in (first, second))
     gaps += [f"{id_}: only in {one if id_ in ids else two}" for id_ in sorted(ids ^ others)]
     gaps += [
@@ -143,7 +143,7 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
         if name in second.players and second.players[name]["fingerprint"] != facts["fingerprint"]
     ]
     if gaps:
-        raise ReportError("the reports cannot be compared; they differ in\n  " + "\n  ".join(gaps))
+        raise ReportError("the reports cannot be compared. They differ in\n  " + "\n  ".join(gaps))
 
 
 def _merged(named: Mapping[str, Report]) -> Report:
@@ -154,7 +154,7 @@ def _merged(named: Mapping[str, Report]) -> Report:
     different = any(set(report.players) != set(first.players) for report in reports)
     if competitive and different and not common:
         raise ReportError(
-            f"the reports share no player, and in {', '.join(competitive)} results depend on opponents; benchmark "
+            f"the reports share no player, and in {', '.join(competitive)} results depend on opponents. Benchmark "
             'one player, such as "random", in all of them'
         )
     records: dict[str, Record] = {}

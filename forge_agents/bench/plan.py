@@ -25,7 +25,7 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import settings_class
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
-"""One agent; agents with one goal; opponents; mixed motives."""
+"""One agent, agents with one goal, opponents, or mixed motives."""
 TEAMS: tuple[Kind, ...] = ("cooperative", "mixed")
 """Kinds in which players are partners."""
 SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
@@ -81,7 +81,7 @@ class BenchConfig:
 
     players: dict[str, str | dict[str, str]] = field(default_factory=dict)
     """Players by name: random, human, oracle, package.module:function, http://host:port/v1#model, a run's folder or a
-    model; or one of these for each agent."""
+    model, or one of these for each agent."""
     cross_play: list[str] = field(default_factory=list)
     """More players in the same form, named after the ends of the texts. A command line may list several."""
     partners: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ class BenchConfig:
     def __post_init__(self) -> None:
         both = self.players.keys() & self.endpoints.keys()
         if both:
-            raise ValueError(f"{min(both)!r} names a player and an endpoint; give each its own name")
+            raise ValueError(f"{min(both)!r} names a player and an endpoint. Give each its own name")
 
     def entrants(self) -> dict[str, Player]:
         """Return all players by name, endpoints last. Raises ValueError if two players have one name."""
@@ -128,7 +128,7 @@ class BenchConfig:
         crossed = short_names(self.cross_play)
         for name in crossed.keys() & (self.players.keys() | self.endpoints.keys()):
             raise ValueError(
-                f"{crossed[name]!r} of cross_play would be called {name!r}, as another player is; give it another "
+                f"{crossed[name]!r} of cross_play would be called {name!r}, as another player is. Give it another "
                 f"name: --players.NAME {crossed[name]}"
             )
         return named_players({**self.players, **crossed, **self.endpoints}, sampling)
@@ -160,11 +160,11 @@ class SuiteEnv:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise ValueError(f"kind={self.kind!r} of {self.id}; choose one of {', '.join(get_args(Kind))}")
+            raise ValueError(f"kind={self.kind!r} of {self.id}. Choose one of {', '.join(get_args(Kind))}")
         sides = tuple(map(tuple, self.sides)) or tuple((seat,) for seat in self.seats)
         if sorted(itertools.chain(*sides)) != sorted(self.seats):
             raise ValueError(
-                f"sides of {self.id} are {sides}; each of its agents, {', '.join(self.seats)}, belongs to one side"
+                f"sides of {self.id} are {sides}. Each of its agents, {', '.join(self.seats)}, belongs to one side"
             )
         object.__setattr__(self, "sides", sides)
 
@@ -192,7 +192,7 @@ def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
     played once, with the arguments of its own id if that is listed.
 
     Raises:
-        UnknownIdError: A suite or environment is unknown; the message names similar ones.
+        UnknownIdError: A suite or environment is unknown. The message names similar ones.
         ValueError: No names or ids, or one twice.
     """
     is_suite = isinstance(suite, str) and suite in registry.list_suites()
@@ -238,7 +238,7 @@ def suite_envs(arguments: Mapping[str, Mapping[str, Any]]) -> list[SuiteEnv]:
 
 
 def _kind(seats: Sequence[str], tags: Sequence[str], *, program: bool) -> Kind:
-    """Return the kind that the tags define; by default agents are partners in a program and opponents elsewhere."""
+    """Return the kind that the tags define. By default agents are partners in a program and opponents elsewhere."""
     if len(seats) == 1:
         return "single"
     if "cooperative" in tags:

@@ -66,7 +66,7 @@ def benchmark(
         players: Players by name: a policy, text as `forge_agents.bench.entrants.read_player` takes it, or a mapping
             from agent to one of both, which forms a team.
         suite: A suite's name, an environment's id, a list of several, or arguments by name or id. The suite defines the
-            values that are None below and `max_tokens` of models given as text; see `SuiteDefaults`.
+            values that are None below and `max_tokens` of models given as text. See `SuiteDefaults`.
         episodes: Number of seeds per environment and line-up.
         seed: Seed that chooses the episodes' seeds, which are never training seeds.
         swap_agents: Whether both players of a pair take each side. Otherwise the first one takes the first side.
@@ -111,7 +111,7 @@ def benchmark(
     plan = {_key(match, facts, env_facts): match for match in matches(environments, tuple(facts), settings)}
     if limits.max_cost is not None and not any(map(priced, facts.values())):
         raise ValueError(
-            f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
+            f"max_cost={limits.max_cost} and no player has a price. Set price_in and price_out of the endpoints"
         )
     with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress, interactive=human) as bar:
         search = Exploitability(out_dir, environments, named, facts, samples=exploitability_samples)
@@ -153,12 +153,12 @@ def _partner_names(partners: Sequence[str], players: Mapping[str, object]) -> li
             hint = did_you_mean(name, players)
             raise ValueError(f"partners names {name!r}, the players are {', '.join(players)}.{hint}")
     if not set(players) - set(names):
-        raise ValueError("partners names all players, so no player is left to measure with them; add another player")
+        raise ValueError("partners names all players, so no player is left to measure with them. Add another player")
     return names
 
 
 def _facts(player: Player, engine: EngineConfig, specs: Sequence[EnvSpec], original: PlayerLike) -> dict[str, Any]:
-    """Return `player_facts`; an error about a missing model also suggests a similar short form of a player."""
+    """Return `player_facts`. An error about a missing model also suggests a similar short form of a player."""
     try:
         return player_facts(player, engine, specs)
     except ModelNotFoundError as error:
@@ -212,7 +212,7 @@ class _Run:
     """Reason to start no more episodes."""
 
     async def play(self) -> None:
-        """Play the missing episodes until all are done or a limit is reached; then measure exploitability."""
+        """Play the missing episodes until all are done or a limit is reached, then measure exploitability."""
         queue = deque((key, match) for key, match in self.plan.items() if key not in self.log.done)
         self.bar.start_at(len(self.plan) - len(queue), unreadable=self.log.unreadable)
         needed = {name for _, match in queue for name in match.lineup.values()} | self.search.due
@@ -296,7 +296,7 @@ class _Run:
         return (await rollout.group(match.seed, 1, rng_key=key)).episodes[0]
 
     def _reached_limit(self) -> str:
-        """Return the limit that forbids another episode; empty if there is none."""
+        """Return the limit that forbids another episode. Empty if there is none."""
         spent = {
             "max_episodes": self.started,
             "max_tokens": self.tokens,
@@ -311,7 +311,7 @@ class _Run:
 
 
 class _Bar(bars.Progress):
-    """Progress bar with episodes, tokens, failures and the remaining time; only in a terminal."""
+    """Progress bar with episodes, tokens, failures and the remaining time. Only in a terminal."""
 
     def __init__(self, total: int, *, shown: bool, interactive: bool) -> None:
         console = Console(stderr=True, quiet=not shown or interactive)
@@ -341,7 +341,7 @@ class _Bar(bars.Progress):
         if done:
             self.print(f"{done} episodes were played before and are not repeated")
         if unreadable:
-            self.print(f"{unreadable} lines of the log could not be read; their episodes are played again")
+            self.print(f"{unreadable} lines of the log could not be read. Their episodes are played again")
 
     def step(self, tokens: int, *, failed: bool) -> None:
         """Count one finished episode."""

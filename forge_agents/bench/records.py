@@ -35,7 +35,7 @@ class SeatRecord:
     cut_off: int
     """Responses cut short by `max_tokens` or the context."""
     tokens: int
-    """Sampled tokens; 0 without a model."""
+    """Sampled tokens, or 0 without a model."""
     prompt_tokens: int
     """Prompt tokens, including cached ones."""
 
@@ -55,14 +55,14 @@ class Record:
     """Results of the agents that took part. Empty if the episode failed."""
     end: str
     error: str
-    """Failure of the episode; empty if it succeeded."""
+    """Failure of the episode. Empty if it succeeded."""
     seconds: float = 0.0
 
     @classmethod
     def of(
         cls, episode: Episode, *, key: str, sample: int, lineup: Mapping[str, str], together: bool = False
     ) -> Record:
-        """Return the record of an episode; `together` as in `SuiteEnv`."""
+        """Return the record of an episode. `together` as in `SuiteEnv`."""
         error = episode.error
         results: dict[str, SeatRecord] = {}
         if not error:
@@ -90,12 +90,12 @@ class Record:
         return cls(**{**row, "seats": results})
 
     def as_json(self, *, timing: bool = True) -> dict[str, Any]:
-        """Return plain values; without `timing`, only those that are equal in every run."""
+        """Return plain values. Without `timing`, only those that are equal in every run."""
         return {name: value for name, value in asdict(self).items() if timing or name != "seconds"}
 
 
 def reported_success(episode: Episode) -> dict[str, bool | None]:
-    """Return the success of each agent as the environment reported it; None if it did not.
+    """Return the success of each agent as the environment reported it, or None if it did not.
 
     An environment reports success in the last info of an agent, as ``"success"``, or as ``"outcome"`` with ``"win"`` or
     ``"solved"``. If rewards differ in sign and one agent succeeded, an agent without a report left early and failed.
@@ -141,7 +141,7 @@ def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
 
 
 def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
-    """Return the prompt tokens and sampled tokens of a trajectory; 0 without a model."""
+    """Return the prompt tokens and sampled tokens of a trajectory, or 0 without a model."""
     turns = [part for turn in trajectory.turns for part in turn.parts]
     prompt = sum(turn.usage.prompt_tokens if turn.usage else len(turn.prompt_ids) for turn in turns)
     return prompt, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
@@ -194,10 +194,10 @@ class EpisodeLog:
             if self._file is not None:
                 self._file.close()
             raise RunFolderError(
-                f"another benchmark writes to {self.path}; wait for it, or choose another out_dir"
+                f"another benchmark writes to {self.path}. Wait for it, or choose another out_dir"
             ) from None
         except OSError as error:
-            raise RunFolderError(f"{self.path} cannot be written: {error}; choose another out_dir") from None
+            raise RunFolderError(f"{self.path} cannot be written: {error}. Choose another out_dir") from None
         self._read(self._file)
         return self
 
@@ -208,7 +208,7 @@ class EpisodeLog:
     def add(self, record: Record) -> None:
         """Store a record. It is written before this returns, so a killed run loses only unfinished episodes."""
         if self._file is None:
-            raise RuntimeError("the log is closed; use it in a with block")
+            raise RuntimeError("the log is closed. Use it in a with block")
         self._file.write(json.dumps(record.as_json()) + "\n")
         self._file.flush()
         self._keep(record)
@@ -241,11 +241,11 @@ class Spent:
     tokens: int
     """Sampled tokens."""
     cost: float
-    """Cost in the unit of the prices; 0 without prices."""
+    """Cost in the unit of the prices, or 0 without prices."""
 
 
 def facts_at(facts: Mapping[str, Any], agent: str) -> Mapping[str, Any]:
-    """Return the facts of the policy that acts for an agent; in a team every agent has its own."""
+    """Return the facts of the policy that acts for an agent. In a team every agent has its own."""
     agent_facts: Mapping[str, Any] = facts.get("agents", {}).get(agent, facts)
     return agent_facts
 

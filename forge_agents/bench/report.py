@@ -89,7 +89,7 @@ class Report(Results):
             raise ReportError(f"{file} is a damaged report: {type(error).__name__}: {error}") from None
 
     def document(self, *, brief: bool = False) -> Document:
-        """Return everything that is shown; `brief` fits a terminal."""
+        """Return everything that is shown. `brief` fits a terminal."""
         return sections.document(self, brief=brief)
 
     def table(self) -> str:
@@ -115,16 +115,16 @@ def _read(path: Path) -> Any:
         raise ReportError(f"{path} cannot be read as a report: {error}") from None
     if not text.strip():
         raise ReportError(
-            f"{path} is empty; a report is written by `forge-agents bench --json FILE` or report.save(...)"
+            f"{path} is empty. A report is written by `forge-agents bench --json FILE` or report.save(...)"
         )
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
         log = " It looks like a log of episodes: run the benchmark again with its folder as out_dir."
         hint = log if path.suffix == ".jsonl" else ""
-        raise ReportError(f"{path} is not a complete JSON file ({error}); it may be truncated.{hint}") from None
+        raise ReportError(f"{path} is not a complete JSON file ({error}). It may be truncated.{hint}") from None
     if not is_shallow(facts):
-        raise ReportError(f"{path} holds values nested more than 100 deep; a report has fewer levels")
+        raise ReportError(f"{path} holds values nested more than 100 deep. A report has fewer levels")
     return facts
 
 

@@ -29,7 +29,7 @@ class Results:
     planned: int
     """Number of planned episodes."""
     stopped: str = ""
-    """Why the benchmark stopped early; empty if it did not."""
+    """Why the benchmark stopped early. Empty if it did not."""
     exploitability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Exploitability by environment and player, see `forge_agents.bench.exploitability`."""
     timing: Mapping[str, Any] = field(default_factory=dict)

@@ -19,7 +19,7 @@ SPENT = ("prompt tokens", "sampled tokens", "cost")
 
 
 def document(report: Results, *, brief: bool) -> Document:
-    """Return all that a report shows; `brief` fits a terminal."""
+    """Return all that a report shows. `brief` fits a terminal."""
     settings = report.settings
     headline = (
         f"{settings['suite']}: {count(report.environments, 'environment')}, {count(settings['episodes'], 'seed')} "
@@ -60,7 +60,7 @@ def swapped(settings: Mapping[str, Any]) -> str:
 
 
 def departures(report: Results) -> str:
-    """Return where the settings differ from the suite's; empty if they do not."""
+    """Return where the settings differ from the suite's. Empty if they do not."""
     defaults = report.settings.get("suite_defaults") or {}
     values = {name: str(report.settings[name]) for name in defaults if name in report.settings}
     gaps = [
@@ -80,7 +80,7 @@ def departures(report: Results) -> str:
 
 
 def player_type(facts: Mapping[str, Any]) -> str:
-    """Return a player's type, and its model or function; of a team those of each agent."""
+    """Return a player's type, and its model or function. A team has those of each agent."""
     if agents := facts.get("agents"):
         return f"{facts['type']}: " + "; ".join(f"{agent} {player_type(policy)}" for agent, policy in agents.items())
     return " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
@@ -105,7 +105,7 @@ def incomplete(report: Results) -> list[str]:
         warnings.append(f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played{reason}")
     failed = [record for record in report.records if record.error]
     if failed:
-        warnings.append(f"{len(failed)} episodes failed and are not counted; the first: {failed[0].error}")
+        warnings.append(f"{len(failed)} episodes failed and are not counted. The first: {failed[0].error}")
     return warnings
 
 
@@ -120,7 +120,7 @@ def _warnings(report: Results) -> list[str]:
     if summary.undefined:
         warnings.append(
             f"NO SUCCESS IS DEFINED in {', '.join(summary.undefined)}: compare rewards there. An environment defines "
-            "success by info['success'] or info['outcome'] at its end, or by max_reward; a competitive game also by "
+            "success by info['success'] or info['outcome'] at its end, or by max_reward. A competitive game also by "
             "wins and losses"
         )
     if unpaid := _unpaid(report):
@@ -154,7 +154,7 @@ def _unmet(report: Results) -> Iterator[str]:
     if teams and not report.settings["swap_agents"]:
         yield (
             f"AGENTS ARE NOT SWAPPED in {', '.join(teams)}: the player that is named first has the first agent, so no "
-            "player is measured with partners; set swap_agents=True"
+            "player is measured with partners. Set swap_agents=True"
         )
         return
     rows = {(row.env, row.player): row.partners for row in report.summary.teamwork}
@@ -201,7 +201,7 @@ def _players(report: Results) -> Section:
     note = (
         "Success is the mean over the environments that define it, with each seed of each as a unit. An opponent's "
         "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from games "
-        "that are won or lost, with a draw added to each pair. A game is a deal in all its line-ups; the player with "
+        "that are won or lost, with a draw added to each pair. A game is a deal in all its line-ups. The player with "
         "the higher total reward wins it. Deals with a forfeit are left out."
     )
     return Section("Players", ("player", "type", "success", "rating", "games"), rows, names=2, note=note)
@@ -227,7 +227,7 @@ def _environments(report: Results, brief: bool) -> list[Section]:
         return [Section(env, heads, group, names=1) for env, group in rows.items()]
     note = (
         "With 95 % intervals over seeds: rewards, turns and tokens by BCa bootstrap, rates by Wilson. Invalid and cut "
-        "off are rates of decisions; success and forfeit are rates of agents; turns and tokens are per agent and "
+        "off are rates of decisions. Success and forfeit are rates of agents. Turns and tokens are per agent and "
         "episode; n counts episodes, and after a plus the failed ones. Players are alone in games of one agent or one "
         "goal, and otherwise play against the other players."
     )
@@ -268,7 +268,7 @@ def _teamwork(report: Results) -> Section:
     note = (
         f"Rewards of the player's agents, and of one agent at a time with partners. Partners: {partners}, with equal "
         "weights. Gap: with itself minus with partners, on the same seeds; p as for differences. Share: with partners, "
-        "divided by what the partners earn with themselves (ad-hoc teamwork); empty if that may be 0."
+        "divided by what the partners earn with themselves (ad-hoc teamwork). Empty if that may be 0."
     )
     return Section("With partners", heads, rows, names=2, note=note)
 
@@ -283,13 +283,13 @@ def _meetings(report: Results, brief: bool) -> Iterator[Section]:
         title, heads = f"Cross-play in {env.id}", tuple(f"with {name}" for name in names)
         rewards = {(m.player, m.other): interval(m.reward) for m in meetings.values()}
         rows = [(a, *(rewards.get((a, b), "") for b in names)) for a in names]
-        note = "Mean reward of the row's player with the column's player; on the diagonal with itself."
+        note = "Mean reward of the row's player with the column's player, on the diagonal with itself."
         yield Section(title, ("reward of", *heads), rows, names=1, note=note)
         if brief:
             continue
         by_agent = {(m.player, m.other, agent): interval(r) for m in meetings.values() for agent, r in m.seats.items()}
         rows = [(a, agent, *(by_agent.get((a, b, agent), "") for b in names)) for a in names for agent in env.seats]
-        note = "Reward of the row's player as that agent; the column's player has all other sides."
+        note = "Reward of the row's player as that agent. The column's player has all other sides."
         yield Section(f"{title}, by agent", ("reward of", "as agent", *heads), rows, names=2, note=note)
 
 
@@ -298,7 +298,7 @@ def _exploitability(report: Results) -> Iterator[Section]:
     note = "Mean over both agents, 0 at an equilibrium. Exact for random and scripted players."
     if samples := report.settings.get("exploitability_samples", 0):
         note += (
-            f" For models computed from at least {samples} answers per information set, without illegal ones; it is "
+            f" For models computed from at least {samples} answers per information set, without illegal ones. It is "
             "slightly overestimated, because the best opponent also exploits the noise. Exact for models with "
             "constrained actions."
         )

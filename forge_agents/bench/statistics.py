@@ -31,7 +31,7 @@ MIN_INFORMATIVE_SEEDS = 5
 of one seed look independent. With fewer such seeds, a seed counts as one trial at most. In a simulation of 14
 environments with 16 seeds, 95 % intervals then contain the truth in 0.967 of the cases, without this rule in 0.887."""
 PERMUTATIONS = 10_000
-"""Maximum number of sign flips per p-value; fewer seeds are tested exactly."""
+"""Maximum number of sign flips per p-value. Fewer seeds are tested exactly."""
 _SEED = 0
 """Seed of resamples and sign flips."""
 _NOISE = 1e-12
@@ -48,7 +48,7 @@ PRIOR_DRAWS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate and its 95 % confidence interval; NaN if there are too few data."""
+    """An estimate and its 95 % confidence interval, or NaN if there are too few data."""
 
     value: float
     low: float
@@ -63,7 +63,7 @@ class Difference:
 
     interval: Interval
     p_value: float
-    """Two-sided p-value of the hypothesis of no difference; NaN below two seeds."""
+    """Two-sided p-value of the hypothesis of no difference, or NaN below two seeds."""
 
 
 def wilson(successes: float, trials: float) -> tuple[float, float]:
@@ -95,7 +95,7 @@ def mean_rate(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Inte
             different environments are independent.
 
     Returns:
-        The interval; `n` is the sum of the environments' numbers of seeds.
+        The interval. `n` is the sum of the environments' numbers of seeds.
     """
     from scipy import special
 
@@ -231,7 +231,7 @@ class Rating:
 
     value: float
     low: float
-    """Lower end of the 95 % interval; NaN for a single seed."""
+    """Lower end of the 95 % interval, or NaN for a single seed."""
     high: float
     games: int
 
@@ -245,7 +245,7 @@ class Game:
     first: str
     second: str
     score: float
-    """1: the first won; 0.5: a draw; 0: the second won."""
+    """1: the first won, 0.5: a draw, 0: the second won."""
 
 
 def bradley_terry(wins_BKK: Floats, *, prior_draws: float = PRIOR_DRAWS) -> tuple[Floats, Floats]:

@@ -57,7 +57,7 @@ class Pair:
     first: str
     second: str
     reward: Interval
-    """Difference in reward; over all environments, in success, which has the same scale everywhere."""
+    """Difference in reward. Over all environments, in success, which has the same scale everywhere."""
     p_value: float
     """Two-sided p-value of sign flips over seeds."""
     p_adjusted: float
@@ -71,7 +71,7 @@ class Meeting:
     env: str
     player: str
     other: str
-    """Player of the other side; `player` itself for self-play."""
+    """Player of the other side. `player` itself for self-play."""
     reward: Interval
     """Mean reward of an agent of `player`."""
     seats: Mapping[str, Interval]
@@ -120,7 +120,7 @@ class Summary:
     """Success by player, mean over the environments that define it."""
     cells: Sequence[Cell]
     overall_pairs: Sequence[Pair]
-    """Differences in success; empty for a single environment."""
+    """Differences in success. Empty for a single environment."""
     pairs: Sequence[Pair]
     """Differences in reward by environment."""
     meetings: Sequence[Meeting]
@@ -192,7 +192,7 @@ def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, playe
 
 
 def _results(record: Record, player: str) -> list[SeatRecord]:
-    """Return the results of a player's agents; empty if the episode failed.
+    """Return the results of a player's agents. Empty if the episode failed.
 
     If only an opponent forfeited, the player's agents did not succeed.
     """

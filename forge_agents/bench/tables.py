@@ -55,7 +55,7 @@ class Document:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number; NaN is a dash."""
+    """Format a number. NaN is a dash."""
     return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
 
 

@@ -54,7 +54,7 @@ def offer_values(parser: ArgumentParser) -> None:
 
 
 def _values(hint: object) -> list[str]:
-    """Return the choices of a type, such as "a" and "b" for ``Literal["a", "b"] | None``; empty for free text."""
+    """Return the choices of a type, such as "a" and "b" for ``Literal["a", "b"] | None``. Empty for free text."""
     if hint is bool:
         return ["true", "false"]
     if get_origin(hint) is Literal:

@@ -135,7 +135,7 @@ class Parser(ArgumentParser):
 
 def add_fields(parser: Parser, kind: type) -> None:
     """Add the fields of a settings class as flags, nested ones with dots, and ``--config FILE`` with the same keys."""
-    parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
+    parser.add_argument("--config", action="config", help="YAML file with the same keys. Flags override it.")
     parser.add_argument(
         keys.FLAG,
         nargs="+",
@@ -179,7 +179,7 @@ def _find_beside(file: Path, values: dict[str, Any]) -> None:
 
 
 def with_flag(flag: str, words: Sequence[str]) -> list[str]:
-    """Return the words; if the first is no flag, it is the value of `flag`."""
+    """Return the words. If the first is no flag, it is the value of `flag`."""
     return [flag, *words] if words and not words[0].startswith("-") else list(words)
 
 
@@ -212,4 +212,4 @@ def _about_value(message: str) -> str:
     if not kinds:
         return ""
     text = value.group(1).strip().removesuffix(".")
-    return f"{'.'.join(names)} is {text[:200]}; expected {' or '.join(dict.fromkeys(kinds))}"
+    return f"{'.'.join(names)} is {text[:200]}. Expected {' or '.join(dict.fromkeys(kinds))}"

@@ -29,7 +29,7 @@ from forge_agents.models import resolve as models
 from forge_agents.runtime.deaths import death
 
 REINSTALL = (
-    "install the pinned set again: `make clean`, then `make venv`; in a project of your own, a new environment with "
+    "install the pinned set again: `make clean`, then `make venv`. In a project of your own, a new environment with "
     f"{DISTRIBUTION}[cpu] or [gpu] from a clone or a wheel, then `forge-agents doctor --fix`"
 )
 COMPLETE = "run `forge-agents doctor --fix`: it installs and removes what pip and uv cannot resolve"
@@ -46,7 +46,7 @@ class Check:
     detail: str
     """Versions and values, or the failure."""
     fix: str
-    """Remedy of a failure; empty if `ok`."""
+    """Remedy of a failure. Empty if `ok`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Probe:
 
     name: str
     function: str
-    """``module:function``, called without arguments; returns the text to show."""
+    """``module:function``, called without arguments. Returns the text to show."""
     timeout_s: float
     fix: str
     """Usual remedy."""
@@ -82,7 +82,7 @@ PROBES: tuple[Probe, ...] = (
         "engine step",
         "forge_agents.cli.doctor:engine_step",
         180,
-        f"if vLLM ran out of memory, free 2 GB; if it lacks an instruction, it needs a CPU with AVX2; else {REINSTALL}",
+        f"if vLLM ran out of memory, free 2 GB. If it lacks an instruction, it needs a CPU with AVX2; else {REINSTALL}",
     ),
     Probe("learner step", "forge_trainers.learner.probes:learner_step", 180, f"free 2 GB of memory, or {REINSTALL}"),
 )
@@ -103,7 +103,7 @@ DISTRIBUTIONS = {"monarch": "torchmonarch"}
 
 
 def run_doctor(probes: Sequence[Probe] = PROBES) -> list[Check]:
-    """Test all parts in order; about a minute on two cores. A failure does not stop the tests."""
+    """Test all parts in order. About a minute on two cores. A failure does not stop the tests."""
     return [_python(), _compiler(), _cache(), *map(_run, probes)]
 
 
@@ -164,7 +164,7 @@ def _cache() -> Check:
 
 
 def _run(probe: Probe) -> Check:
-    """Run the probe as ``python -m forge_agents.cli.doctor FUNCTION``; its last line of output is JSON."""
+    """Run the probe as ``python -m forge_agents.cli.doctor FUNCTION``. Its last line of output is JSON."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "forge_agents.cli.doctor", probe.function],

@@ -64,7 +64,7 @@ def _report_verifiers(run: str, out: str) -> int:
     "forge-agents list --models Qwen/Qwen3-0.6B --download",
 )
 def list_(argv: Sequence[str]) -> int:
-    """List environments, suites and models; download a model."""
+    """List environments, suites and models. Download a model."""
     parser = make_parser("list")
     parser.add_argument("names", nargs="*", help=_NAMES)
     parser.add_argument("--tag", type=str, help="List only environments with this tag.")

@@ -44,7 +44,7 @@ def simulate(argv: Sequence[str]) -> int:
         "--model",
         nargs="*",
         type=str,
-        help="Report whether the run fits into --gpus instead; needs no measured run. One model for every policy "
+        help="Report whether the run fits into --gpus instead. Needs no measured run. One model for every policy "
         "(0.6b, 8b, 32b, 70b, 30b-a3b, or any model name), POLICY=MODEL for some of them, or no value for the models "
         "of the file.",
     )
@@ -99,7 +99,7 @@ def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str
         if not (name and equals and model):
             parser.error(f"--model {' '.join(words)}: give one model for all policies, or POLICY=MODEL for some")
         if name in models:
-            parser.error(f"--model gives {name} two models, {models[name]} and {model}; give one")
+            parser.error(f"--model gives {name} two models, {models[name]} and {model}. Give one")
         models[name] = model
     return models
 
@@ -129,14 +129,14 @@ def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Any, *
     print(f"it fits into {hardware.gpus} GPU{'s' * (hardware.gpus != 1)} of {hardware.gpu_gb:g} GB")
     if fit.used < hardware.gpus:
         print(
-            f"the run uses {fit.used} of them; trainer.learner_procs and trainer.engine.replicas set the numbers of "
+            f"the run uses {fit.used} of them. trainer.learner_procs and trainer.engine.replicas set the numbers of "
             "processes"
         )
     return 0
 
 
 def _as_setting(key: str, value: Any, fully_trained: Sequence[str]) -> str:
-    """Return a change in the words of a run's file; an adapter is set for every policy that trains all weights."""
+    """Return a change in the words of a run's file. An adapter is set for every policy that trains all weights."""
     if key == "Policy.lora":
         from forge_agents.policy import LORA_TARGETS
 
@@ -160,13 +160,13 @@ def doctor(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="Train three steps on the GPUs of this machine in every possible layout; report speed and memory.",
+        help="Train three steps on the GPUs of this machine in every possible layout, and report speed and memory.",
     )
     parser.add_argument("--model", type=str, help="Model of --gpu (default: smollm2-135m-instruct).")
     parser.add_argument("--out_dir", type=str, help="Folder for the runs of --gpu (default: a new one in runs/).")
     options = parser.parse_args(list(argv))
     if options.fix and options.gpu:
-        parser.error("--fix and --gpu are separate tasks; give one of them")
+        parser.error("--fix and --gpu are separate tasks. Give one of them")
     if options.dry_run and not options.fix:
         parser.error("--dry-run needs --fix")
     for name in ("model", "out_dir"):

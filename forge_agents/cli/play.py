@@ -50,7 +50,7 @@ class PlayConfig:
     def __post_init__(self) -> None:
         players = [name for name in ("model", "endpoint", "opponent") if getattr(self, name)]
         if len(players) > 1:
-            raise ValueError(f"{' and '.join(players)} are given for the other agents; choose one")
+            raise ValueError(f"{' and '.join(players)} are given for the other agents. Choose one")
         if bool(self.endpoint) != bool(self.endpoint_model):
             raise ValueError("endpoint and endpoint_model must be given together")
         if self.api_key_env and not self.endpoint:
@@ -75,13 +75,13 @@ def play_in_terminal(config: PlayConfig) -> Episode:
         person = config.agent or ("" if config.watch else env.possible_agents[0])
         if person and person not in env.possible_agents:
             raise ValueError(
-                f"{config.env} has no agent {person!r}; its agents are {', '.join(env.possible_agents)}."
+                f"{config.env} has no agent {person!r}. Its agents are {', '.join(env.possible_agents)}."
                 f"{did_you_mean(person, env.possible_agents)}"
             )
         other = config.other
         policies: dict[str, AnyPolicy] = {agent: Human() if agent == person else other for agent in env.possible_agents}
         screen = terminal()
-        role = f"you are {person}. Type an action and press Enter; Ctrl-D leaves." if person else "you watch."
+        role = f"you are {person}. Type an action and press Enter. Ctrl-D leaves." if person else "you watch."
         screen.show(f"{config.env}: {role}", "bold")
 
         def watch(turn: Turn) -> None:

@@ -33,7 +33,7 @@ The other commands work on run folders, which may come from a stranger."""
 
 
 def command(name: str, *examples: str) -> Callable[[Command], Command]:
-    """Register a function as a command; its docstring is the description in the help."""
+    """Register a function as a command. Its docstring is the description in the help."""
 
     def register(run: Command) -> Command:
         COMMANDS[name], EXAMPLES[name] = run, examples

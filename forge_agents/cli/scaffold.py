@@ -42,11 +42,11 @@ def create(folder: Path | str, template: str = "team") -> Path:
     """
     if template not in TEMPLATES:
         hint = did_you_mean(template, TEMPLATES)
-        raise ForgeError(f"unknown template {template!r}; choose one of {', '.join(TEMPLATES)}.{hint}")
+        raise ForgeError(f"unknown template {template!r}. Choose one of {', '.join(TEMPLATES)}.{hint}")
     root = user_path(folder)
     names = _project_names(root.absolute().name) if template == ENV else {}
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ForgeError(f"{root} already exists and is not an empty folder; choose another name")
+        raise ForgeError(f"{root} already exists and is not an empty folder. Choose another name")
     root.mkdir(parents=True, exist_ok=True)
     if template == ENV:
         _write_project(root, names)
@@ -61,10 +61,10 @@ def create(folder: Path | str, template: str = "team") -> Path:
 def _project_names(name: str) -> dict[str, str]:
     """Return the names that replace those of the template, which is a working project called word-duel."""
     if not _NAME.fullmatch(name):
-        raise ForgeError(f"{name!r} cannot name a project; use letters, digits and single hyphens, such as word-duel")
+        raise ForgeError(f"{name!r} cannot name a project. Use letters, digits and single hyphens, such as word-duel")
     package = name.replace("-", "_").lower()
     if keyword.iskeyword(package) or package in sys.stdlib_module_names or importlib.util.find_spec(package):
-        raise ForgeError(f"a package called {package!r} would hide an existing one; choose another name")
+        raise ForgeError(f"a package called {package!r} would hide an existing one. Choose another name")
     title = "".join(part[:1].upper() + part[1:] for part in re.split(r"[-_]", name))
     return {"word-duel": name, "word_duel": package, "WordDuel": title}
 

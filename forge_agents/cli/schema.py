@@ -61,7 +61,7 @@ class FileSettings:
             return [self._value(item, next(iter(get_args(members[0])), Any), at) for item in value]
         if isinstance(value, str) and not isinstance(value, Switch) and _is_settings(hint):
             # the parser would read the text as YAML, unseen by the checks of keys and of `api_key_env`
-            raise UnknownKeyError(f"{at} is the text {value[:80]!r}; expected a mapping of settings")
+            raise UnknownKeyError(f"{at} is the text {value[:80]!r}. Expected a mapping of settings")
         if isinstance(value, Switch | bool):
             return _switched(value, members)
         if isinstance(value, float) and value.is_integer() and int in members and float not in members:
@@ -129,7 +129,7 @@ def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind
                 hint = ""
                 if in_files and name not in in_files:
                     hint = f" {field} has {', '.join(in_files)}.{did_you_mean(name, in_files)}"
-                raise UnknownKeyError(f"{field}.{name} has no {' and no '.join(missing)}; set {flag_names}.{hint}")
+                raise UnknownKeyError(f"{field}.{name} has no {' and no '.join(missing)}. Set {flag_names}.{hint}")
 
 
 def name_entries(values: Any, kind: type) -> None:
@@ -172,7 +172,7 @@ def _converted_word(word: str, hint: Any) -> str:
 
 
 def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
-    """Return the type of the setting that a flag names; None for a flag of the command itself."""
+    """Return the type of the setting that a flag names, or None for a flag of the command itself."""
     here: Any = kind
     hint: Any = None
     parts = flag.split(".")
@@ -199,7 +199,7 @@ def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
 
 
 def _inside(hint: Any) -> Any:
-    """Return the part of a field's type that has keys, a mapping or a settings class; otherwise the type."""
+    """Return the part of a field's type that has keys, a mapping or a settings class. Otherwise the type."""
     mapping = next((member for member in alternatives(hint) if is_mapping(member)), None)
     return mapping or nested_kind(hint) or hint
 

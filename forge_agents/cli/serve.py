@@ -56,15 +56,15 @@ class ServeConfig:
     kv_cache_gb: float | None = None
     """Memory for attention keys and values in GB (1e9 bytes). None: as in `EngineConfig`."""
     enforce_eager: bool | None = None
-    """Skip compilation, which starts faster and decodes more slowly. None: for small models; see `EngineConfig`."""
+    """Skip compilation, which starts faster and decodes more slowly. None: for small models. See `EngineConfig`."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint:
-            raise ValueError("checkpoint is empty; give the folder of a run, an export or a model")
+            raise ValueError("checkpoint is empty. Give the folder of a run, an export or a model")
         if not 1 <= self.port <= 65535:
             raise ValueError(f"port={self.port} must be in [1, 65535]")
         if not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env):  # not shown, because it may be the token itself
-            raise ValueError("api_key_env is not the name of an environment variable; give the name, not the token")
+            raise ValueError("api_key_env is not the name of an environment variable. Give the name, not the token")
         self.engine(EngineConfig())  # runs its checks
 
     def engine(self, default: EngineConfig) -> EngineConfig:
@@ -77,7 +77,7 @@ class ServeConfig:
         token = os.environ.get(self.api_key_env, "")
         if token and not re.fullmatch(r"[!-~]{8,}", token):
             raise ValueError(
-                f"environment variable {self.api_key_env} holds no usable token; set 8 or more printable ASCII "
+                f"environment variable {self.api_key_env} holds no usable token. Set 8 or more printable ASCII "
                 "characters without spaces, or unset it to create one"
             )
         return token or secrets.token_urlsafe(32)
@@ -92,8 +92,8 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> None:
     Raises:
         ModelNotFoundError: The model does not exist or is incomplete.
         ValueError: The model has no chat template; the port is in use; or the token is invalid.
-        KeyboardInterrupt: Ctrl-C; all processes have ended.
-        SystemExit: SIGTERM, with status 143; all processes have ended.
+        KeyboardInterrupt: Ctrl-C. All processes have ended.
+        SystemExit: SIGTERM, with status 143. All processes have ended.
         ActorDiedError: An engine died and cannot be restarted.
     """
     out = say
@@ -155,4 +155,4 @@ def _check_port(config: ServeConfig) -> None:
             probe.bind((config.host, config.port))
         except OSError as cause:
             address = f"{config.host} port {config.port}"
-            raise ValueError(f"cannot listen on {address} ({cause.strerror}); choose another --port") from None
+            raise ValueError(f"cannot listen on {address} ({cause.strerror}). Choose another --port") from None

@@ -90,7 +90,7 @@ def _only(served: ServedPolicies, policy: str, checkpoint: str) -> ServedPolicie
     if policy not in served.policies:
         hint = did_you_mean(policy, served.policies)
         raise ModelNotFoundError(
-            f"{checkpoint} holds the policies {', '.join(served.policies)}; choose one with --policy.{hint}"
+            f"{checkpoint} holds the policies {', '.join(served.policies)}. Choose one with --policy.{hint}"
         )
     names = {name: target for name, target in served.names.items() if target == policy}
     return replace(served, policies={policy: served.policies[policy]}, names=names, missing={})
@@ -117,7 +117,7 @@ def _read_models(checkpoint: str, export: Path) -> ServedPolicies:
 
 
 def _read_run(folder: Path, export: Path) -> ServedPolicies | None:
-    """Return the policies of a training run; None if its folder has no settings of policies."""
+    """Return the policies of a training run, or None if its folder has no settings of policies."""
     check_plain_files(folder)
     try:
         settings = safe_yaml.read(folder / "config.yaml")
@@ -129,20 +129,20 @@ def _read_run(folder: Path, export: Path) -> ServedPolicies | None:
         policies = {name: _policy(row) for name, row in settings["policies"].items()}
         for name, policy in policies.items():
             if name != policy.name:  # the name is that of a folder in the export, and a policy's `name` is checked
-                raise ValueError(f"policies has {name!r} with name {policy.name!r}; both must be the same")
+                raise ValueError(f"policies has {name!r} with name {policy.name!r}. Both must be the same")
         stored = (settings.get("trainer") or {}).get("engine") or {}
         engine = EngineConfig(**{name: stored[name] for name in ("max_model_len", "dtype") if name in stored})
         mapping = {str(agent): str(policy) for agent, policy in (settings.get("policy_mapping") or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as cause:
         raise RunFolderError(
-            visible(f"{folder / 'config.yaml'} does not describe policies as this version does ({cause}); serve ")
+            visible(f"{folder / 'config.yaml'} does not describe policies as this version does ({cause}). Serve ")
             + f"{export} instead, like any model"
         ) from None
     adapters = {}
     for name in [name for name, policy in policies.items() if policy.trainable]:
         model = export if (export / "config.json").is_file() else export / name
         if not (model / "config.json").is_file():
-            raise ModelNotFoundError(f"{export} holds no model of the trained policy {name}; export it again")
+            raise ModelNotFoundError(f"{export} holds no model of the trained policy {name}. Export it again")
         if policies[name].lora is not None and (model / "adapter").is_dir() and not _missing_model(policies[name]):
             adapters[name] = model / "adapter"
             check_contained_files(model)
@@ -157,7 +157,7 @@ def _read_run(folder: Path, export: Path) -> ServedPolicies | None:
 
 
 def _missing_model(policy: Policy) -> str:
-    """Return why the model of a policy is not on this machine; empty if it is."""
+    """Return why the model of a policy is not on this machine. Empty if it is."""
     try:
         resolve(policy.model)
     except ModelNotFoundError as cause:

@@ -84,7 +84,7 @@ def misfits() -> list[str]:
         ) from cause
     if result.returncode:
         reason = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
-        raise ForgeError(f"torch cannot be imported ({reason}); run `forge-agents doctor`")
+        raise ForgeError(f"torch cannot be imported ({reason}). Run `forge-agents doctor`")
     printed = result.stdout.split()  # includes anything that libraries print on import
     return [name for name in candidates if name in printed]
 
@@ -149,7 +149,7 @@ def _commands(to_install: list[str], to_remove: list[str]) -> list[list[str]]:
         install, uninstall = ([uv, "pip", word, "--python", sys.executable] for word in ("install", "uninstall"))
     else:
         raise ForgeError(
-            f"{sys.prefix} has no pip, and uv is not on the path; run `{sys.executable} -m ensurepip`, or install uv"
+            f"{sys.prefix} has no pip, and uv is not on the path. Run `{sys.executable} -m ensurepip`, or install uv"
         )
     options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", str(PINNED)]
     commands = [[*install, *options]] if to_install else []
@@ -163,6 +163,6 @@ def _run(command: list[str]) -> None:
         raise StallError(f"`{shlex.join(command)}` did not end within {TIMEOUT_S / 60:.0f} minutes") from cause
     if status:
         raise ForgeError(
-            f"`{shlex.join(command)}` failed with status {status}; see its output above. A custom package index must "
+            f"`{shlex.join(command)}` failed with status {status}. See its output above. A custom package index must "
             f"have the wheels of {_pins()}"
         )

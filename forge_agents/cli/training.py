@@ -80,11 +80,11 @@ def train(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(with_flag("--config", argv))
     dry_run, gpus_per_host, seeds = (chosen.pop(name) for name in ("dry_run", "gpus_per_host", "seeds"))
     if seeds < 1:
-        parser.error(f"--seeds is {seeds}; it must be at least 1")
+        parser.error(f"--seeds is {seeds}. It must be at least 1")
     if gpus_per_host is not None and not dry_run:
         parser.error("--gpus_per_host needs --dry-run")
     if gpus_per_host is not None and gpus_per_host < 0:
-        parser.error(f"--gpus_per_host is {gpus_per_host}; it must be at least 0")
+        parser.error(f"--gpus_per_host is {gpus_per_host}. It must be at least 0")
     run = built(parser, fa.RunConfig, chosen)
     if dry_run:
         print(visible("\n".join(run.dry_run(gpus_per_host=gpus_per_host))))  # the file may be a stranger's

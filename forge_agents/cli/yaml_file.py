@@ -35,14 +35,14 @@ class YamlFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: dict[int, dict[Any, int]] = {}
-        """Line of each key, by the id of its mapping; `values` keeps the mappings alive."""
+        """Line of each key, by the id of its mapping. `values` keeps the mappings alive."""
         try:
             text = safe_yaml.read_bytes(path).decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+            raise ValueError(f"{path} is not UTF-8 at byte {error.start}. Save it as UTF-8") from error
         values = safe_yaml.load(text, name=str(path), loader=self._loader)
         if not isinstance(values, dict | None):
-            problem = f"{path} holds no settings; write keys with values, such as `steps: 100`"
+            problem = f"{path} holds no settings. Write keys with values, such as `steps: 100`"
             raise ValueError(problem)  # noqa: TRY004  # an error of the file, not of an argument
         self.values: dict[Any, Any] = values or {}
 
@@ -72,7 +72,7 @@ class _Loader(safe_yaml.BoundedLoader):
             key, line = str(key) if isinstance(key, Switch) else key, key_node.start_mark.line + 1
             if isinstance(key, Hashable) and key in first:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is a duplicate of line {first[key]}; keep one", key_node.start_mark
+                    None, None, f"{key!r} is a duplicate of line {first[key]}. Keep one", key_node.start_mark
                 )
             if isinstance(key, Hashable):
                 first[key] = line

@@ -31,7 +31,7 @@ If the entry is None or absent, the agent's main conversation continues with the
 
 - ``messages``: messages with ``role`` ("system", "user" or "assistant") and ``content``. They replace instructions and
   observation.
-- ``after``: index (from 0) of the agent's decision in this episode that the messages continue; None for a new
+- ``after``: index (from 0) of the agent's decision in this episode that the messages continue, or None for a new
   conversation. Continuing a decision that already has a continuation starts a branch.
 - ``only_results``: whether the messages are results of the agent's own tool calls.
 - ``tools``: tool schemas for this answer, if they differ from the agent's.
@@ -103,7 +103,7 @@ def writable(text: str) -> str:
 def observation(env: object, agent: str, text: object, method: str, max_chars: int) -> Observation:
     """Convert a text that `method` returned to an observation. Raises TypeError or ValueError if it is none."""
     if not isinstance(text, str):
-        raise TypeError(f"{env}: {method} returned {type(text).__name__} for {agent!r}; return a string")
+        raise TypeError(f"{env}: {method} returned {type(text).__name__} for {agent!r}. Return a string")
     if len(text) > max_chars:
         raise ValueError(
             f"{env}: the observation of {agent!r} has {len(text)} characters, and the space allows {max_chars}. "
@@ -200,7 +200,7 @@ class TextGame(Forkable):
     # ---- defined by a game
 
     def select_agents(self, rng: np.random.Generator) -> Sequence[str]:
-        """Return the agents of this episode. Called before `setup`; the result becomes `self.agents`.
+        """Return the agents of this episode. Called before `setup`. The result becomes `self.agents`.
 
         The default returns the first ``options["num_agents"]`` of `possible_agents`, or all of them without the option.
         """
@@ -210,7 +210,7 @@ class TextGame(Forkable):
         minimum = maximum if self.min_agents is None else self.min_agents
         if type(number) is not int or not minimum <= number <= maximum:
             allowed = f"{minimum} to {maximum}" if minimum < maximum else f"exactly {maximum}"
-            raise ValueError(f"{self}: num_agents={number!r} is not possible; the game needs {allowed} agents")
+            raise ValueError(f"{self}: num_agents={number!r} is not possible. The game needs {allowed} agents")
         return self.possible_agents[:number]
 
     def setup(self, rng: np.random.Generator) -> str | None:
@@ -287,14 +287,14 @@ class TextGame(Forkable):
         """Reset generator, agents, infos and counters for a new episode."""
         possible = list(self.possible_agents)
         if not possible or len(set(possible)) < len(possible) or not all(isinstance(agent, str) for agent in possible):
-            raise ValueError(f"{self}: possible_agents is {possible}; set one or more different strings")
+            raise ValueError(f"{self}: possible_agents is {possible}. Set one or more different strings")
         self.episode_seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self.rng = np.random.default_rng(self.episode_seed)
         self.options: dict[str, Any] = dict(options or {})
         agents = list(self.select_agents(self.rng))
         self._check_agents(agents, "select_agents returned")
         if not agents or len(set(agents)) < len(agents):
-            raise ValueError(f"{self}: select_agents returned {agents}; return one or more different agents")
+            raise ValueError(f"{self}: select_agents returned {agents}. Return one or more different agents")
         self.agents = agents
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
         self.num_turns = 0
@@ -308,7 +308,7 @@ class TextGame(Forkable):
         private, hidden = _private_methods(cls)
         hiding += [*hidden, *private.intersection(vars(self))]
         if hiding:
-            raise ValueError(f"{self}: the attribute {hiding[0]!r} hides a method; choose another name")
+            raise ValueError(f"{self}: the attribute {hiding[0]!r} hides a method. Choose another name")
 
     def _space(self, store: str, agent: str, max_chars: int) -> TextSpace:
         spaces: dict[str, TextSpace] = self.__dict__.setdefault(store, {})
@@ -330,13 +330,13 @@ class TextGame(Forkable):
     def _checked_rewards(self, outcome: object, method: str) -> dict[str, float]:
         """Check the rewards of an outcome and merge its infos. Returns the rewards of live agents."""
         if not isinstance(outcome, Outcome):
-            raise TypeError(f"{self}: {method} returned {type(outcome).__name__}; return an Outcome")
+            raise TypeError(f"{self}: {method} returned {type(outcome).__name__}. Return an Outcome")
         returned: Mapping[str, Any] = outcome.rewards  # user code may ignore the declared types
         rewards: dict[str, float] = {}
         for agent, reward in returned.items():
             if not isinstance(reward, (int, float, np.number, np.bool_)) or not math.isfinite(reward):
                 raise ValueError(
-                    f"{self}: the reward of {agent!r} is {reward!r} after {method}; rewards must be finite numbers"
+                    f"{self}: the reward of {agent!r} is {reward!r} after {method}. Rewards must be finite numbers"
                 )
             if agent in self.agents:
                 rewards[agent] = float(reward)
@@ -344,13 +344,13 @@ class TextGame(Forkable):
             self._check_agents([agent], "Outcome.rewards has")
             if reward:
                 raise ValueError(
-                    f"{self}: {method} rewards {agent!r} with {reward!r} after its game ended; reward an agent at the "
+                    f"{self}: {method} rewards {agent!r} with {reward!r} after its game ended. Reward an agent at the "
                     "latest in the outcome that ends its game, or end its game later"
                 )
         for agent, info in outcome.info.items():
             self._check_agents([agent], "Outcome.info has")
             if agent not in self.agents:
-                raise ValueError(f"{self}: {method} has infos of {agent!r} after its game ended; use self.agents")
+                raise ValueError(f"{self}: {method} has infos of {agent!r} after its game ended. Use self.agents")
             self.infos[agent] = {**self.infos[agent], **info}  # a new dict, because a reader may hold the old one
         return rewards
 
@@ -359,7 +359,7 @@ class TextGame(Forkable):
         if isinstance(ended, (bool, np.bool_)):
             return list(self.agents) if ended else []
         if isinstance(ended, str) or not isinstance(ended, Collection):
-            raise TypeError(f"{self}: Outcome.{field_name} is {ended!r}; set True, False or a collection of agents")
+            raise TypeError(f"{self}: Outcome.{field_name} is {ended!r}. Set True, False or a collection of agents")
         self._check_agents(ended, f"Outcome.{field_name} has")
         return [agent for agent in self.agents if agent in ended]
 
@@ -382,7 +382,7 @@ class TextGame(Forkable):
         for name in names:
             if name not in self.possible_agents:
                 agents = list(self.possible_agents)
-                raise ValueError(f"{self}: {what} {name!r}; the agents are {agents}.{did_you_mean(str(name), agents)}")
+                raise ValueError(f"{self}: {what} {name!r}. The agents are {agents}.{did_you_mean(str(name), agents)}")
 
 
 class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
@@ -446,7 +446,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
     def step(self, action: str | None) -> None:
         """Apply the action of `agent_selection`. Pass None for a terminated or truncated agent, as in PettingZoo."""
         if not self.agents:
-            raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
+            raise RuntimeError(f"{self}: no episode is running. Call reset() before step()")
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -490,7 +490,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
     def _check_live(self, agent: str, what: str, out: frozenset[str] = frozenset()) -> None:
         self._check_agents([agent], what)
         if agent not in self.agents or agent in out:
-            raise ValueError(f"{self}: {what} {agent!r}, whose game has ended; choose a live agent")
+            raise ValueError(f"{self}: {what} {agent!r}, whose game has ended. Choose a live agent")
 
 
 Steps: TypeAlias = tuple[
@@ -533,7 +533,7 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         TextGame._check_names(self)  # because `self._begin` may be hidden
         self._begin(seed, options)
         if self.setup(self.rng) is not None:
-            raise ValueError(f"{self}: setup returned a first agent, but all agents act together; return None")
+            raise ValueError(f"{self}: setup returned a first agent, but all agents act together. Return None")
         TextGame._check_names(self)
         for agent in self.agents:
             self._list_legal_actions(agent)
@@ -542,9 +542,9 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
     def step(self, actions: Mapping[str, str]) -> Steps:
         """Play one round with one text per live agent."""
         if not self.agents:
-            raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
+            raise RuntimeError(f"{self}: no episode is running. Call reset() before step()")
         if set(actions) != set(self.agents):
-            raise ValueError(f"{self}: got actions of {list(actions)}; pass one for each of {self.agents}")
+            raise ValueError(f"{self}: got actions of {list(actions)}. Pass one for each of {self.agents}")
         acting = list(self.agents)
         texts = {agent: self._text(agent, actions[agent]) for agent in acting}
         for agent in acting:
@@ -553,7 +553,7 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         self.infos = {agent: without(self.infos[agent], "legal_actions") for agent in acting}
         rewards = dict.fromkeys(acting, 0.0) | self._checked_rewards(outcome, "act_all(...)")
         if outcome.next is not None:
-            raise ValueError(f"{self}: Outcome.next is {outcome.next!r}, but all agents act together; leave it None")
+            raise ValueError(f"{self}: Outcome.next is {outcome.next!r}, but all agents act together. Leave it None")
         self.num_turns += len(acting)
         self._transcript.append((texts, rewards))
         done, cut = self._ends(outcome)
@@ -586,7 +586,7 @@ def without(info: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:
-    """Return the `sides` of an environment; empty if its attribute of that name is not a list of lists of strings."""
+    """Return the `sides` of an environment. Empty if its attribute of that name is not a list of lists of strings."""
     sides = hook(env, "sides")
     if not isinstance(sides, (list, tuple)) or not all(isinstance(side, (list, tuple)) for side in sides):
         return ()
@@ -594,5 +594,5 @@ def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def hook(env: Any, name: str) -> Any:
-    """Return an optional attribute of an environment, or of the unwrapped one if a wrapper hides it; else None."""
+    """Return an optional attribute of an environment, or of the unwrapped one if a wrapper hides it, else None."""
     return getattr(env, name, None) or getattr(env.unwrapped, name, None)

@@ -24,7 +24,7 @@ def turn_based(env: Any) -> AnyEnv:
 
 
 def find_lost_reward(env: Any, acted: str, sums_before: Mapping[str, float]) -> str:
-    """Explain why PettingZoo's ``last`` misreports a reward of the last step; empty if it reports all of them.
+    """Explain why PettingZoo's ``last`` misreports a reward of the last step. Empty if it reports all of them.
 
     An `AECEnv` states the rewards of a step in `rewards`. It must also add them to the cumulative rewards, which were
     `sums_before` before the step, by ``_accumulate_rewards``, and reset those of the agent that `acted`. Rewards that
@@ -37,11 +37,11 @@ def find_lost_reward(env: Any, acted: str, sums_before: Mapping[str, float]) -> 
         if agent == acted and before and after == before + reward:
             return (
                 f"{agent!r} has a reward of {reward:g} in `rewards`, but last() reports {after:g} because it counts "
-                "earlier rewards twice; set self._cumulative_rewards[agent] = 0 in step() for the agent that acts"
+                "earlier rewards twice. Set self._cumulative_rewards[agent] = 0 in step() for the agent that acts"
             )
         if after == 0 and (agent == acted or before == 0):
             return (
-                f"{agent!r} has a reward of {reward:g} in `rewards`, but last() reports 0; call "
+                f"{agent!r} has a reward of {reward:g} in `rewards`, but last() reports 0. Call "
                 "self._accumulate_rewards() in step() after the rewards are set"
             )
     return ""
@@ -86,7 +86,7 @@ class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # Petting
     def _observations(self, agents: list[str]) -> dict[str, Any]:
         missing = [agent for agent in agents if agent not in self._last_seen]
         if missing:
-            raise ValueError(f"{self}: {missing[0]!r} takes part but has no observation; return one for each agent")
+            raise ValueError(f"{self}: {missing[0]!r} takes part but has no observation. Return one for each agent")
         return {agent: self._last_seen[agent] for agent in agents}
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ _FINAL = re.compile(r"\s*<\|channel\|>final<\|message\|>")
 def split_reasoning(text: str, *, opened: bool | None = False) -> tuple[str, str]:
     """Split a response into reasoning and answer.
 
-    Reasoning stands at the beginning, in the tags of a model family; several sections may follow each other. If a
+    Reasoning stands at the beginning, in the tags of a model family. Several sections may follow each other. If a
     section is never closed, the answer is empty. Tags inside the answer are plain text.
 
     Args:
@@ -60,11 +60,11 @@ def split_response(text: str, *, opening: str | None = "") -> tuple[str, str, st
 
     Args:
         text: The response.
-        opening: Reasoning tag that the prompt ended with, empty if none; None if the prompt is unknown.
+        opening: Reasoning tag that the prompt ended with, empty if none, None if the prompt is unknown.
 
     Returns:
         Reasoning and answer as `split_reasoning` returns them. Between them the unmodified start of the response up to
-        the answer, including a tag that the prompt opened; empty if there were no tags.
+        the answer, including a tag that the prompt opened. Empty if there were no tags.
     """
     opened = None if opening is None else bool(opening)
     reasoning, answer = split_reasoning(text, opened=opened)
@@ -97,12 +97,12 @@ def in_think_tags(text: str) -> str:
 
 
 def answer_start(text: str, *, opened: bool = False) -> int:
-    """Return the index where the answer begins; the length of `text` if the reasoning is not closed."""
+    """Return the index where the answer begins. The length of `text` if the reasoning is not closed."""
     return _scan(text, opened)[1]
 
 
 def closing_text(text: str) -> str:
-    """Return the text that closes the unfinished reasoning of `text`; empty if there is none."""
+    """Return the text that closes the unfinished reasoning of `text`. Empty if there is none."""
     unclosed = _scan(text, False)[2]
     return "" if unclosed is None else _CLOSING[unclosed]
 
@@ -127,7 +127,7 @@ def _scan(text: str, opened: bool | None) -> tuple[list[str], int, int | None]:
 
 
 def opens_reasoning(prompt: str) -> str:
-    """Return the reasoning tag that a prompt ends with; empty if none."""
+    """Return the reasoning tag that a prompt ends with. Empty if none."""
     opening = re.search(rf"(?:{_OPEN})\Z", prompt.rstrip())
     return opening[0] if opening else ""
 

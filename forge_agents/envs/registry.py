@@ -1,7 +1,7 @@
 """Registry of environments and suites: register, look up and make them by id.
 
 Plugins of the entry-point group `forge_agents.envs` are imported at the first look-up. A *provider* offers the
-environments of another library under a namespace; the library is imported when one of its environments is made.
+environments of another library under a namespace. The library is imported when one of its environments is made.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Provider:
     package: str
     """Package that must be importable, such as ``"textarena"``."""
     extra: str
-    """Optional extra of this project that installs the package; empty if it is always installed."""
+    """Optional extra of this project that installs the package. Empty if it is always installed."""
 
 
 _specs: dict[str, EnvSpec] = {}
@@ -108,7 +108,7 @@ def register(
         isolation: ``"process"`` runs the environment in a worker process (`forge_agents.envs.workers.env`), so that a
             crash or hang costs one episode.
         step_timeout_s: Maximum seconds of one call in a worker process.
-        oracle: Scripted policy, as ``"package.module:Name"`` or factory; see `forge_agents.envs.oracles.OracleFactory`.
+        oracle: Scripted policy, as ``"package.module:Name"`` or factory. See `forge_agents.envs.oracles.OracleFactory`.
             `forge_agents.Oracle` plays it.
         **kwargs: Default constructor arguments, and wrapper arguments as in `make`.
 
@@ -116,9 +116,9 @@ def register(
         ValueError: The id is malformed, has a level, or belongs to another environment.
     """
     if isinstance(tags, str):
-        raise TypeError(f"tags of {id} is the string {tags!r}; pass a tuple of strings")
+        raise TypeError(f"tags of {id} is the string {tags!r}. Pass a tuple of strings")
     if split_level(id)[1] is not None:
-        raise ValueError(f"{id!r} has a level; register {split_level(id)[0]!r} with levels=[{{...}}, {{...}}, ...]")
+        raise ValueError(f"{id!r} has a level. Register {split_level(id)[0]!r} with levels=[{{...}}, {{...}}, ...]")
     build = partial(
         EnvSpec,
         id=id,
@@ -147,7 +147,7 @@ def _add(new: EnvSpec) -> EnvSpec:
         old, name = _specs.get(new.id), _qualified(new.entry_point)
         if old is not None and _qualified(old.entry_point) != name:
             raise ValueError(
-                f"{new.id} is already {_qualified(old.entry_point)}; register {name} under another name or version, "
+                f"{new.id} is already {_qualified(old.entry_point)}. Register {name} under another name or version, "
                 f"e.g. {new.name}-v{new.version + 1}"
             )
         _specs[new.id] = new
@@ -213,7 +213,7 @@ def make(
         isolation: Replaces the registered isolation.
         **kwargs: Constructor arguments, which override the registered ones. Unless the constructor has an argument of
             that name also ``role_shuffle=True``, ``invalid_action="end" | "penalty" | "ask"``,
-            ``observation_window=chars`` and ``reward_scale=factor``; see `forge_agents.envs.wrappers`. A parallel
+            ``observation_window=chars`` and ``reward_scale=factor``. See `forge_agents.envs.wrappers`. A parallel
             environment that is wrapped or isolated becomes turn-based.
 
     Returns:
@@ -257,7 +257,7 @@ def make_from_spec(env_spec: EnvSpec) -> AnyEnv:
 
 
 def list_envs(tag: str | None = None) -> list[str]:
-    """Return all ids, sorted, including those of installed libraries; with `tag` only those that have it."""
+    """Return all ids, sorted, including those of installed libraries. With `tag` only those that have it."""
     _load_plugins()
     for namespace, provider in tuple(_providers.items()):
         if _is_installed(provider.package):
@@ -290,7 +290,7 @@ def register_suite(
             characters other than letters, digits, "-", "_" and ".".
     """
     if isinstance(ids, str):
-        raise TypeError(f"ids of suite {name!r} is the string {ids!r}; pass a list of ids")
+        raise TypeError(f"ids of suite {name!r} is the string {ids!r}. Pass a list of ids")
     if not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(f"suite name {name!r} must consist of letters, digits, '-', '_' and '.', e.g. 'mine-v0'")
     ids = tuple(ids)
@@ -301,7 +301,7 @@ def register_suite(
         split_id(env_id)
     with _lock:
         if (existing := _suites.setdefault(name, entry)) != entry:
-            raise ValueError(f"suite {name!r} is already {existing}; choose another name or version")
+            raise ValueError(f"suite {name!r} is already {existing}. Choose another name or version")
 
 
 def list_suites() -> list[str]:
@@ -311,7 +311,7 @@ def list_suites() -> list[str]:
 
 
 def suite(name: str) -> tuple[str, ...]:
-    """Return the ids of a suite; ``module:name`` imports the module first. Raises UnknownIdError, also for its ids."""
+    """Return the ids of a suite. ``module:name`` imports the module first. Raises UnknownIdError, also for its ids."""
     ids, _ = _suites[suite_name(name)]
     for env_id in ids:
         spec(env_id)
@@ -323,7 +323,7 @@ def suite_name(name: str) -> str:
     _load_plugins()
     short = _import_module_of(name)
     if short in _specs:
-        raise UnknownIdError(f"{short!r} is an environment, not a suite; fa.benchmark plays it, fa.make makes it")
+        raise UnknownIdError(f"{short!r} is an environment, not a suite. fa.benchmark plays it, fa.make makes it")
     if short not in _suites:
         hint = did_you_mean(short, [*_suites, *_specs])
         module_hint = f" For a suite of your own module, use 'my_module:{short}'." if short == name else ""
@@ -455,7 +455,7 @@ def _load_plugins() -> None:
             except Exception as error:  # noqa: BLE001  # a broken plugin must not hide the others
                 why = _broken_plugins[point.name] = f"{type(error).__name__}: {error}"
                 warnings.warn(
-                    f"environment plugin {point.name!r} ({point.value}) failed to load: {why}; fix or uninstall it",
+                    f"environment plugin {point.name!r} ({point.value}) failed to load: {why}. Fix or uninstall it",
                     RuntimeWarning,
                     stacklevel=4,
                 )

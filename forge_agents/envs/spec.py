@@ -48,10 +48,10 @@ class EnvSpec:
         for name in ("entry_point", "oracle"):
             target = getattr(self, name)
             if isinstance(target, str) and not re.fullmatch(r"[\w.]+:[\w.]+", target):
-                raise ValueError(f"{name} of {self.id} is {target!r}; write 'package.module:Class'")
+                raise ValueError(f"{name} of {self.id} is {target!r}. Write 'package.module:Class'")
         if not (self.oracle is None or isinstance(self.oracle, str) or callable(self.oracle)):
             raise TypeError(
-                f"oracle of {self.id} is {type(self.oracle).__name__}; pass a factory (agent, settings, rng) -> player"
+                f"oracle of {self.id} is {type(self.oracle).__name__}. Pass a factory (agent, settings, rng) -> player"
             )
         check_max_turns(self.max_turns, self.id)
         if self.isolation not in get_args(Isolation) or not self.step_timeout_s > 0:
@@ -104,7 +104,7 @@ class EnvSpec:
 def check_max_turns(max_turns: int | None, owner: str) -> None:
     """Raise unless `max_turns` is None or a positive integer."""
     if max_turns is not None and (type(max_turns) is not int or max_turns < 1):
-        raise ValueError(f"max_turns of {owner} is {max_turns!r}; set an integer >= 1, or None for no limit")
+        raise ValueError(f"max_turns of {owner} is {max_turns!r}. Set an integer >= 1, or None for no limit")
 
 
 def split_level(env_id: str) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""Environment wrappers: `wrap` adapts array environments to text; the others change one aspect of a text environment.
+"""Environment wrappers: `wrap` adapts array environments to text. The others change one aspect of a text environment.
 
 `make` applies the wrappers in `BY_NAME`.
 """
@@ -45,7 +45,7 @@ class EnvWrapper(Forkable, BaseWrapper):  # type: ignore[misc]  # PettingZoo shi
     def __init__(self, env: AnyEnv) -> None:
         if not isinstance(env, AECEnv):
             raise TypeError(
-                f"{type(self).__name__} wraps a PettingZoo AECEnv, got {type(env).__name__}; "
+                f"{type(self).__name__} wraps a PettingZoo AECEnv, got {type(env).__name__}. "
                 "convert a ParallelEnv by pettingzoo.utils.conversions.parallel_to_aec"
             )
         super().__init__(env)
@@ -60,7 +60,7 @@ class RewardScale(EnvWrapper):
     def __init__(self, env: AnyEnv, scale: float) -> None:
         super().__init__(env)
         if not np.isfinite(scale) or scale == 0:
-            raise ValueError(f"reward_scale={scale} of {env} hides every reward; set a finite number other than 0")
+            raise ValueError(f"reward_scale={scale} of {env} hides every reward. Set a finite number other than 0")
         self.scale = float(scale)
 
     @property
@@ -87,7 +87,7 @@ class ObservationWindow(EnvWrapper):
         """Return the end of the observation. Whole messages, which an environment may write, cannot be shortened."""
         if (self.env.infos.get(agent) or {}).get(CONVERSATION):
             raise ForgeError(
-                f"observation_window of {self.env}: the environment writes whole messages, which cannot be shortened; "
+                f"observation_window of {self.env}: the environment writes whole messages, which cannot be shortened. "
                 "shorten them in the environment, or set context='window' of the policy"
             )
         text = str(self.env.observe(agent))
@@ -184,9 +184,9 @@ class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._mirror()
 
     def step(self, action: str | None) -> None:
-        """Apply an action; None for a terminated or truncated agent."""
+        """Apply an action, or None for a terminated or truncated agent."""
         if not self.agents:
-            raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
+            raise RuntimeError(f"{self}: no episode is running. Call reset() before step()")
         agent = self.agent_selection
         if self._ended_here:
             self._was_dead_step(action)
@@ -367,15 +367,15 @@ class WrappedEnv(_Mirror):
         env = turn_based(SingleAgentEnv(env) if isinstance(env, gymnasium.Env) else env)
         if not isinstance(env, AECEnv):
             is_factory = isinstance(env, type) or hasattr(env, "parallel_env") or hasattr(env, "env")
-            hint = "; call it, or its env() or parallel_env(), and pass the result" if is_factory else ""
+            hint = ". Call it, or its env() or parallel_env(), and pass the result" if is_factory else ""
             raise TypeError(
                 f"wrap takes a PettingZoo AECEnv or ParallelEnv, or a Gymnasium Env, got {type(env).__name__}{hint}"
             )
         if not hasattr(env, "possible_agents"):
-            raise TypeError(f"{env} has no possible_agents; agents must be known before an episode starts")
+            raise TypeError(f"{env} has no possible_agents. Agents must be known before an episode starts")
         if other := [agent for agent in env.possible_agents if not isinstance(agent, str)]:
             raise TypeError(
-                f"{env} has an agent {other[0]!r} of type {type(other[0]).__name__}; agents must be strings: use names "
+                f"{env} has an agent {other[0]!r} of type {type(other[0]).__name__}. Agents must be strings: use names "
                 "such as 'player_0' in its possible_agents, agents and results"
             )
         check_max_turns(max_turns, str(env))
@@ -404,7 +404,7 @@ class WrappedEnv(_Mirror):
         return source(agent) if callable(source) else source or ""
 
     def refusal(self, agent: str, text: str) -> str:
-        """Return why `text` is illegal now; empty if it is legal."""
+        """Return why `text` is illegal now. Empty if it is legal."""
         return self._parse(agent, writable(text))[1]
 
     def _decide(self, agent: str, action: str | None) -> None:
@@ -450,7 +450,7 @@ class WrappedEnv(_Mirror):
     def _space(self, kind: str, agent: str) -> TextSpace:
         """Return the space of a kind and agent, created at its first use because most episodes need none."""
         if agent not in self.possible_agents:
-            raise KeyError(f"{self}: no agent {agent!r}; the agents are {self.possible_agents}")
+            raise KeyError(f"{self}: no agent {agent!r}. The agents are {self.possible_agents}")
         if (kind, agent) not in self._spaces:
             self._spaces[kind, agent] = TextSpace(self._max_chars[kind])
         return self._spaces[kind, agent]
@@ -478,7 +478,7 @@ class WrappedEnv(_Mirror):
         return self.env.infos[agent].get("action_mask") if mask is None else mask
 
     def _legal_numbers(self, agent: str) -> list[str] | None:
-        """Return the legal actions as numbers; None if `text_to_action` does not accept a number for every action."""
+        """Return the legal actions as numbers, None if `text_to_action` does not accept a number for every action."""
         if agent not in self._numbers:
             self._numbers[agent] = self._texts_by_action(agent, self.env.action_space(agent))
         if not (texts := self._numbers[agent]):
@@ -487,7 +487,7 @@ class WrappedEnv(_Mirror):
         return [text for action, text in texts.items() if mask is None or mask[action - start]]
 
     def _texts_by_action(self, agent: str, space: Any) -> dict[int, str]:
-        """Return the first number that maps to each action, counted from 0 or 1; empty if an action has none."""
+        """Return the first number that maps to each action, counted from 0 or 1. Empty if an action has none."""
         if not isinstance(space, gymnasium.spaces.Discrete) or space.n > _MAX_LISTED:
             return {}
         start, texts = int(space.start), dict[int, str]()
@@ -539,7 +539,7 @@ def _copied(env: Any, memo: dict[int, Any]) -> Any:
         except Exception as error:
             owner = f"{type(env).__module__}.{type(env).__qualname__}"
             raise ForgeError(
-                f"{owner} has an attribute {name} of type {type(value).__qualname__} that cannot be copied ({error}); "
+                f"{owner} has an attribute {name} of type {type(value).__qualname__} that cannot be copied ({error}). "
                 f"do without copies, or use a subclass of {type(env).__name__} whose __deepcopy__ omits it"
             ) from error
     return twin

@@ -36,11 +36,11 @@ def demonstrations(
     benchmarks never use their seeds.
 
     Args:
-        env_id: Id of the environment; ``id@2`` is its second level.
+        env_id: Id of the environment. ``id@2`` is its second level.
         games: Number of episodes, at least 1.
-        seed: Chooses the episodes' seeds; at least 0.
+        seed: Chooses the episodes' seeds. At least 0.
         env_args: Arguments of the environment.
-        agents: Agents whose trajectories are kept; empty (default) keeps all. All play.
+        agents: Agents whose trajectories are kept. Empty (default) keeps all. All play.
 
     Returns:
         Episodes in which every ``policy`` is "oracle". An episode that failed twice has its `error`.
@@ -57,7 +57,7 @@ def demonstrations(
     for agent in agents:
         if agent not in possible:
             names, hint = ", ".join(possible), did_you_mean(agent, possible)
-            raise ValueError(f"{spec.id} has no agent {agent!r}; it has {names}.{hint}")
+            raise ValueError(f"{spec.id} has no agent {agent!r}. It has {names}.{hint}")
     rollout = Rollout(make_env=make, env_id=spec.id, policies=Oracle(), max_turns=spec.max_turns or 1000)
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
     seeds = draw_seeds([seed, 0xDE305], games, first=DEMONSTRATIONS_FROM, size=BENCHMARKS_FROM - DEMONSTRATIONS_FROM)

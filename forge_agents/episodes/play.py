@@ -34,8 +34,8 @@ class Engines:
     """Engines that stay up between episodes: ``with fa.Engines(team) as engines: fa.play(..., engines=engines)``.
 
     Args:
-        policies: Policies whose models are served; policies of one model share an engine.
-        config: Settings of every engine; None disables compilation, for a faster start.
+        policies: Policies whose models are served. Policies of one model share an engine.
+        config: Settings of every engine. None disables compilation, for a faster start.
 
     Raises:
         ModelNotFoundError: When entered: the model does not exist.
@@ -59,7 +59,7 @@ class Engines:
     def run(
         self, policies: Iterable[Policy], game: Callable[[Mapping[str, PolicyEngine]], Coroutine[Any, Any, T]]
     ) -> T:
-        """Run ``game(engines)`` to its end, with the engines of `policies` by name; one game at a time.
+        """Run ``game(engines)`` to its end, with the engines of `policies` by name, one game at a time.
 
         Raises:
             NotReadyError: Outside of the block, or after Ctrl-C in it.
@@ -67,7 +67,7 @@ class Engines:
         """
         if self._fleet is None:
             raise NotReadyError(
-                "these engines are not running; they run inside their block, with fa.Engines(policy) as engines: ..., "
+                "these engines are not running. They run inside their block, with fa.Engines(policy) as engines: ..., "
                 "until Ctrl-C"
             )
         engines = {}
@@ -75,7 +75,7 @@ class Engines:
             model = _engine_key(policy)
             if model not in self._models:
                 raise ValueError(
-                    f"policy {policy.name!r} plays {model}, and these engines serve {', '.join(self._models)}; "
+                    f"policy {policy.name!r} plays {model}, and these engines serve {', '.join(self._models)}. "
                     "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
                 )
             engines[policy.name] = self._fleet.policy_engines[model]
@@ -116,9 +116,9 @@ def play(
         policies: One policy for all agents, a mapping from agent to policy, or a function ``(agent, seed) -> policy``.
             A `Policy` gets an engine for this call, which takes ten seconds or more, unless `engines` serve its
             model. A model behind a server, such as that of ``forge-agents serve``, is an `Endpoint`.
-        seed: Seed of the episode; at least 0.
+        seed: Seed of the episode. At least 0.
         env_args: Arguments of the environment.
-        max_turns: Maximum number of decisions; None uses the registered limit, or 1000 if there is none.
+        max_turns: Maximum number of decisions. None uses the registered limit, or 1000 if there is none.
         engines: Running engines of the policies' models.
         watch: Called with each turn when it is decided, before its reward is known: ``watch=print`` shows a game live.
 
@@ -136,7 +136,7 @@ def play(
     """
     seed = _check_seed(seed)
     if max_turns is not None and max_turns < 1:
-        raise ValueError(f"max_turns={max_turns} plays nothing; set at least 1, or None")
+        raise ValueError(f"max_turns={max_turns} plays nothing. Set at least 1, or None")
     game = _made(env, env_args or {})
     spec = getattr(game, "spec", None)
     spec = spec if isinstance(spec, EnvSpec) else None
@@ -169,7 +169,7 @@ def play(
             rollout.close(game, env_id)
     if (error := episode.error) is not None and error.kind != PlayerLeftError.__name__:
         warnings.warn(
-            f"{env_id} failed in {error.where}, {error.kind}: {error.message:.300}; its rewards are those before that. "
+            f"{env_id} failed in {error.where}, {error.kind}: {error.message:.300}. Its rewards are those before that. "
             "Episode.error has the trace",
             RuntimeWarning,
             stacklevel=2,
@@ -180,7 +180,7 @@ def play(
 def _check_seed(seed: Any) -> int:
     """Return a seed of Python's or NumPy's integer types as a plain int."""
     if not isinstance(seed, SupportsIndex) or operator.index(seed) < 0:
-        raise ValueError(f"seed={seed!r} is no seed; set a whole number from 0 on")
+        raise ValueError(f"seed={seed!r} is no seed. Set a whole number from 0 on")
     return operator.index(seed)
 
 
@@ -188,7 +188,7 @@ def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:
     """Return the environment that `env` names, creates or is."""
     if isinstance(env, AECEnv | ParallelEnv):
         if arguments:
-            raise TypeError(f"env_args={dict(arguments)} came with an existing environment; create it with them")
+            raise TypeError(f"env_args={dict(arguments)} came with an existing environment. Create it with them")
         return env
     if isinstance(env, str):
         return registry.make(env, **arguments)
@@ -198,6 +198,6 @@ def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:
     if not isinstance(made, AECEnv | ParallelEnv):
         raise TypeError(
             "a game is an environment's id, an EnvSpec, a PettingZoo environment, or a class or factory of one, got "
-            f"{type(made).__name__}; fa.wrap makes text games of array environments"
+            f"{type(made).__name__}. fa.wrap makes text games of array environments"
         )
     return made

@@ -29,20 +29,20 @@ class Digest:
     """Summary of a stored episode."""
 
     step: int | None
-    """Training step; None in a benchmark."""
+    """Training step, or None in a benchmark."""
     env: str
     seed: int
     reward: float | None
-    """Mean environment reward over the agents of trained policies, or over all agents if none is known to be trained;
+    """Mean environment reward over the agents of trained policies, or over all agents if none is trained, or
     None if there is no reward."""
     trained: float | None
-    """The same mean of the training rewards, without abstentions; None if there are none."""
+    """The same mean of the training rewards, without abstentions, or None if there are none."""
     turns: int
     tokens: int
     """Number of tokens sampled by models."""
     seconds: float
     error: str
-    """Place of the failure and name of the exception; empty if the episode did not fail."""
+    """Place of the failure and name of the exception. Empty if the episode did not fail."""
     end: str
     agents: str
     """JSON list of agent, policy or player, and reward, in the order of agents."""
@@ -138,7 +138,7 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """Return `value` as a finite float; None if it is missing, NaN or infinite."""
+    """Return `value` as a finite float, or None if it is missing, NaN or infinite."""
     try:
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
     except OverflowError:  # an int of 400 digits
@@ -169,7 +169,7 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
         except (ValueError, RecursionError):
             if not raw.endswith(b"\n"):
                 return
-            problem = "it is not JSON; the process that wrote it was killed, or the file was damaged"
+            problem = "it is not JSON. The process that wrote it was killed, or the file was damaged"
         read += len(raw)
         yield raw, row, problem
 
@@ -219,11 +219,11 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         return self._episode(self._line(at))
 
     def episodes(self) -> Iterator[Episode]:
-        """Iterate over the whole episodes; raises as `episode`."""
+        """Iterate over the whole episodes. Raises as `episode`."""
         return map(self.episode, range(len(self)))
 
     def turns(self) -> Iterator[dict[str, Any]]:
-        """Iterate over all turns, one record each; raises as `episode`.
+        """Iterate over all turns, one record each. Raises as `episode`.
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
         ``observation``, ``reasoning``, ``reasoning_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
@@ -254,7 +254,7 @@ class EpisodeTable(Sequence[dict[str, Any]]):
     def _episode(self, row: Mapping[str, Any]) -> Episode:
         if "trajectories" not in row:
             raise RunFolderError(
-                f"{self._name} was written by a benchmark, which stores results of episodes and not their turns; "
+                f"{self._name} was written by a benchmark, which stores results of episodes and not their turns. "
                 "fa.play repeats one of them"
             )
         try:
@@ -277,9 +277,9 @@ def load_episodes(
     Columns:
 
     - ``episode``: number in the file
-    - ``step``: training step; None in a benchmark
+    - ``step``: training step, None in a benchmark
     - ``env_id``, ``seed``, ``turns``, ``duration_s``, ``end_reason``
-    - ``reward``: mean environment reward over the agents of trained policies, or over all agents if none is trained;
+    - ``reward``: mean environment reward over the agents of trained policies, or over all agents if none is trained,
       NaN if the episode failed before any agent took part
     - ``trained_reward``: the same mean of the rewards that were trained on
     - ``tokens``: number of tokens sampled by models
@@ -289,7 +289,7 @@ def load_episodes(
 
     Args:
         run: Folder of the run, or the ``episodes.jsonl`` in it.
-        env: Keep only this environment; the module before its id is optional.
+        env: Keep only this environment. The module before its id is optional.
         step: Keep only this training step, or a range of steps.
         policy: Keep only episodes in which this policy, or in a benchmark this player, took part.
         failed: True keeps only failed episodes, False only the others.
@@ -305,9 +305,9 @@ def load_episodes(
     if not file.is_file():
         near = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
         hint = "" if path.is_dir() else did_you_mean(path.name, near)
-        raise RunFolderError(f"{path} holds no {EPISODES}; give the out_dir of a training run or a benchmark.{hint}")
+        raise RunFolderError(f"{path} holds no {EPISODES}. Give the out_dir of a training run or a benchmark.{hint}")
     if isinstance(step, int) and step < 1:
-        raise ValueError(f"step={step}; steps count from 1, and table[-8:] is the newest of a table")
+        raise ValueError(f"step={step}. Steps count from 1, and table[-8:] is the newest of a table")
     steps = range(step, step + 1) if isinstance(step, int) else step
 
     def is_selected(row: Mapping[str, Any]) -> bool:
@@ -328,7 +328,7 @@ def load_episodes(
                     record = _record(count, row, problem)
                 except ValueError as cause:
                     raise RunFolderError(
-                        f"line {line} of {file} cannot be read: {cause}; remove it to read the others"
+                        f"line {line} of {file} cannot be read: {cause}. Remove it to read the others"
                     ) from cause
                 count += 1
                 envs.add(record["env_id"])

@@ -220,12 +220,12 @@ def check_trainable(config: Mapping[str, Any]) -> None:
         )
     required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
-        raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}; download the model again")
+        raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
     settings = {**config, **rope_of(config)}
     for key, allowed in _ONLY_VALUES.items():
         if key in settings and settings[key] not in allowed:
             supported = ", ".join(map(repr, allowed))
-            raise ValueError(f"{key}={settings[key]!r} is not supported by the learner; supported: {supported}")
+            raise ValueError(f"{key}={settings[key]!r} is not supported by the learner. Supported: {supported}")
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -234,7 +234,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
-    """Return the number of experts of each mixture layer; 0 for a dense model."""
+    """Return the number of experts of each mixture layer, or 0 for a dense model."""
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 

@@ -50,7 +50,7 @@ def convert(source: Path, target: Path) -> None:
     reader = GGUFReader(source)
     kinds = (_value(reader, "general.architecture"), _value(reader, "tokenizer.ggml.pre"))
     if kinds != ("llama", "smollm"):
-        raise ValueError(f"{source} has architecture and tokenizer {kinds}; supported is ('llama', 'smollm')")
+        raise ValueError(f"{source} has architecture and tokenizer {kinds}. Supported is ('llama', 'smollm')")
     config = _config(reader)
     write_json(target / "config.json", config)
     ids = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
@@ -64,7 +64,7 @@ def convert(source: Path, target: Path) -> None:
 def _value(reader: GGUFReader, key: str) -> Any:
     field = reader.get_field(key)
     if field is None:
-        raise ValueError(f"the GGUF file has no field {key!r}; it is not a complete model file")
+        raise ValueError(f"the GGUF file has no field {key!r}. It is not a complete model file")
     return field.contents()
 
 

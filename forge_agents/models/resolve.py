@@ -101,7 +101,7 @@ def resolve(model: str | Path) -> Path:
         problem = "is a file, not a folder" if folder.is_file() else "does not exist"
         neighbors = (str(Path(name).parent / child.name) for child in folder.parent.glob("*/"))
         raise ModelNotFoundError(
-            f"model {name!r}: {folder.absolute()} {problem}; give a folder, a hub id such as 'owner/name' or a "
+            f"model {name!r}: {folder.absolute()} {problem}. Give a folder, a hub id such as 'owner/name' or a "
             f"built-in model: {_builtin_names()}.{did_you_mean(name, [*BUILTIN_NAMES, *neighbors])}"
         )
     return _from_hub(name)
@@ -172,16 +172,16 @@ def check_complete(folder: Path) -> None:
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelNotFoundError(f"{index} has no weight_map; copy or download the model again")
+            raise ModelNotFoundError(f"{index} has no weight_map. Copy or download the model again")
         names = sorted(set(map(str, weight_map.values())))
         if outside := [name for name in names if Path(name).name != name or name == ".."]:
-            raise ModelNotFoundError(f"{index} names {outside[0]!r:.200}; expected names of files in {folder}")
+            raise ModelNotFoundError(f"{index} names {outside[0]!r:.200}. Expected names of files in {folder}")
         shards = [folder / name for name in names]
     else:
         shards = sorted(folder.glob("*.safetensors"))
         if not shards:
             others = sorted(path.name for path in folder.glob("*.bin"))
-            instead = f" (only {', '.join(others)}; convert it to safetensors)" if others else ""
+            instead = f" (only {', '.join(others)}. Convert it to safetensors)" if others else ""
             raise ModelNotFoundError(f"model folder {folder} has no weights: no *.safetensors file is there{instead}")
     for shard in shards:
         safetensors_header(shard)
@@ -201,7 +201,7 @@ def check_contained_files(folder: Path) -> None:
     entries = (path for path in real.glob("*") if not path.name.startswith("."))
     if (entry := foreign_entry(entries, real.parent.parent if is_cached else real)) is not None:
         what = "a link out of the model's folder" if entry.is_symlink() else "not a file"
-        raise ModelNotFoundError(f"{entry} is {what}; put a copy of its target there (`cp -L`), or remove it")
+        raise ModelNotFoundError(f"{entry} is {what}. Put a copy of its target there (`cp -L`), or remove it")
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def no_remote_code(folder: Path) -> Iterator[dict[str, Any]]:
         if "trust_remote_code" not in str(cause):
             raise
         raise ValueError(
-            f"the model in {folder} needs Python code of its own (`auto_map` in its config), which is never run; use a "
+            f"the model in {folder} needs Python code of its own (`auto_map` in its config), which is never run. Use a "
             "model that transformers and vLLM support"
         ) from cause
 
@@ -283,7 +283,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             header_size = int.from_bytes(file.read(8), "little")
             header = file.read(header_size) if header_size <= min(size, _MAX_HEADER_BYTES) else b""
     except FileNotFoundError:
-        raise ModelNotFoundError(f"{path} is missing; copy or download the model again") from None
+        raise ModelNotFoundError(f"{path} is missing. Copy or download the model again") from None
     except OSError as cause:
         raise ModelNotFoundError(f"{path} cannot be read: {cause.strerror}") from cause
     expected, entries = 0, {}
@@ -298,12 +298,12 @@ def safetensors_header(path: Path) -> dict[str, Any]:
                 if not is_shape or not isinstance(entry["dtype"], str):
                     raise TypeError("no shape or dtype")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
+            raise ModelNotFoundError(f"{path} is not a safetensors file. Copy or download the model again") from None
     if expected != size or size == 0:
         raise ModelNotFoundError(
             f"{path} is half-written: {size} bytes arrived"
             + (f" of {expected}" if expected else ", less than its header")
-            + "; copy or download the model again"
+            + ". Copy or download the model again"
         )
     return entries
 
@@ -319,9 +319,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} is missing, so {path.parent} is not a complete model folder") from None
     except (OSError, ValueError, RecursionError) as cause:
-        raise ModelNotFoundError(f"{path} cannot be read ({cause}); copy or download the model again") from cause
+        raise ModelNotFoundError(f"{path} cannot be read ({cause}). Copy or download the model again") from cause
     if not isinstance(content, dict):
-        raise ModelNotFoundError(f"{path} holds a {type(content).__name__}; expected a JSON object")
+        raise ModelNotFoundError(f"{path} holds a {type(content).__name__}. Expected a JSON object")
     return content
 
 
@@ -359,7 +359,7 @@ def _cached(name: str, write: Callable[[Path], object]) -> Path:
         if isinstance(cause, StallError):
             raise
         raise RunFolderError(
-            f"the model cache {models} cannot be written ({cause.strerror or cause}); set {CACHE_VARIABLE} to a folder "
+            f"the model cache {models} cannot be written ({cause.strerror or cause}). Set {CACHE_VARIABLE} to a folder "
             f"with 300 MB of space that you can write"
         ) from cause
     return target
@@ -390,7 +390,7 @@ def packaged_file(name: str) -> tuple[Path, str]:
     path = Path(folders[0]) / builtin.file if folders else None
     if path is None or not path.is_file():
         raise ModelNotFoundError(
-            f"the built-in model {name!r} needs the package {builtin.requirement}; "
+            f"the built-in model {name!r} needs the package {builtin.requirement}. "
             f"run `forge-agents doctor --fix`, which installs it"
         )
     return path, importlib.metadata.version(builtin.package.replace("_", "-"))
@@ -417,7 +417,7 @@ def _lock(path: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     file.seek(0)
                     raise StallError(
-                        f"process {file.read().strip() or '?'} has held {path} for {UNPACK_DEADLINE_S:.0f} s; "
+                        f"process {file.read().strip() or '?'} has held {path} for {UNPACK_DEADLINE_S:.0f} s. "
                         f"stop it and try again"
                     ) from None
                 time.sleep(0.1)
@@ -489,17 +489,17 @@ def _snapshot(name: str, ignore: Sequence[str]) -> Path:
         return Path(snapshot_download(name, ignore_patterns=[*OTHER_WEIGHT_FORMATS, *ignore]))
     except GatedRepoError as cause:
         raise ModelNotFoundError(
-            f"the hub restricts access to {name!r}; accept the terms on its page there, then set HF_TOKEN"
+            f"the hub restricts access to {name!r}. Accept the terms on its page there, then set HF_TOKEN"
         ) from cause
     except RepositoryNotFoundError as cause:
         raise ModelNotFoundError(
-            f"the hub has no model {name!r} (a private one needs HF_TOKEN); built in: {_builtin_names()}."
+            f"the hub has no model {name!r} (a private one needs HF_TOKEN). Built in: {_builtin_names()}."
             f"{did_you_mean(name.rpartition('/')[2], BUILTIN_NAMES)}"
         ) from cause
     except (LocalEntryNotFoundError, httpx.HTTPError, OSError) as cause:
         raise ModelNotFoundError(
             f"model {name!r} is neither a folder here nor in the hub cache {constants.HF_HUB_CACHE}, and the hub did "
-            f"not deliver it ({type(cause).__name__}); without a network use the built-in {_builtin_names()}, or "
+            f"not deliver it ({type(cause).__name__}). Without a network use the built-in {_builtin_names()}, or "
             f"give a local folder, or run `forge-agents list --models {name} --download` where there is a network and "
             "copy the cache."
             f"{did_you_mean(name.rpartition('/')[2], BUILTIN_NAMES)}"

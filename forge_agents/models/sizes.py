@@ -61,19 +61,19 @@ class ModelSize:
     tied: bool
     """Whether the output head shares the embedding."""
     feed_forward: int
-    """Intermediate size of a layer's feed-forward; in a mixture, the sum over the experts of one token."""
+    """Intermediate size of a layer's feed-forward. In a mixture, the sum over the experts of one token."""
     experts_per_token: int
     """1 for a dense model."""
     qk_norm: bool
     """Whether queries and keys are normalized per head."""
     num_experts: int
-    """Number of experts per layer; 0 for a dense model."""
+    """Number of experts per layer, or 0 for a dense model."""
     experts: int
     """Number of weights of a layer's experts."""
     dense: int
     """Number of weights of one layer without experts."""
     sparse_layers: int
-    """Number of layers with experts; 0 for a dense model."""
+    """Number of layers with experts, or 0 for a dense model."""
     plain_channels: int
     """Intermediate size of the other layers' feed-forward."""
 
@@ -100,7 +100,7 @@ class ModelSize:
         key = name.lower()
         if key not in SHAPES:
             raise ModelNotFoundError(
-                f"no model shape {name!r}; known: {', '.join(SHAPES)}.{did_you_mean(key, tuple(SHAPES))}"
+                f"no model shape {name!r}. Known: {', '.join(SHAPES)}.{did_you_mean(key, tuple(SHAPES))}"
             )
         return cls.from_config(SHAPES[key])
 

@@ -74,9 +74,9 @@ def tiny_model(
         ValueError: `family` or `dtype` is not one of the above.
     """
     if family not in _ARCHITECTURES:
-        raise ValueError(f"family={family!r} is not a tiny model; use one of {', '.join(_ARCHITECTURES)}")
+        raise ValueError(f"family={family!r} is not a tiny model. Use one of {', '.join(_ARCHITECTURES)}")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise ValueError(f"dtype={dtype!r} is not supported; use 'float32', 'bfloat16' or 'float16'")
+        raise ValueError(f"dtype={dtype!r} is not supported. Use 'float32', 'bfloat16' or 'float16'")
     from safetensors.torch import save_file
 
     folder = Path(folder).absolute()

@@ -70,7 +70,7 @@ class ChatMessage:
     call_id: str = ""
     """For the result of a tool, the id of the call."""
     reasoning: str = ""
-    """Reasoning that the program sent with an answer. Requests to our models ignore it; imported answers keep it."""
+    """Reasoning that the program sent with an answer. Requests to our models ignore it. Imported answers keep it."""
 
     @property
     def key(self) -> bytes:
@@ -153,7 +153,7 @@ def select_tools(
         omitted_types: Types of tools that the model is not offered.
     """
     if len(tools) > _MAX_TOOLS:
-        raise RefusedError(f"{len(tools)} tools arrived; send at most {_MAX_TOOLS}")
+        raise RefusedError(f"{len(tools)} tools arrived. Send at most {_MAX_TOOLS}")
     name = None
     if isinstance(choice, Mapping):
         function, kind = choice.get("function"), choice.get("type")
@@ -163,7 +163,7 @@ def select_tools(
         elif not name and kind in _CHOICES:
             choice = kind
     if not (isinstance(name, str) or choice in (None, "", *_CHOICES)):
-        raise RefusedError(f"tool_choice={abbreviate(choice)}; send auto, none, required, or the name of one tool")
+        raise RefusedError(f"tool_choice={abbreviate(choice)}. Send auto, none, required, or the name of one tool")
     if choice == "none" or not tools:
         return (), True, ""
     if name is not None:
@@ -191,13 +191,13 @@ def format_instructions(response_format: Any) -> str:
     if kind == "json_object":
         return "Answer with one JSON object and nothing else."
     if kind != "json_schema":
-        raise RefusedError(f"response_format of type {abbreviate(kind)}; send text, json_object or json_schema")
+        raise RefusedError(f"response_format of type {abbreviate(kind)}. Send text, json_object or json_schema")
     is_object = isinstance(response_format, Mapping)
     definition = response_format.get("json_schema") or response_format if is_object else {}
     schema = definition.get("schema") if isinstance(definition, Mapping) else definition
     if not isinstance(schema, dict | bool | None):
         raise RefusedError(
-            f"response_format={abbreviate(response_format)} has no schema; send an object as json_schema.schema"
+            f"response_format={abbreviate(response_format)} has no schema. Send an object as json_schema.schema"
         )
     text = "Answer with one JSON value and nothing else."
     return text if schema is None else f"{text} It fits this schema:\n{json.dumps(schema, ensure_ascii=False)}"
@@ -206,7 +206,7 @@ def format_instructions(response_format: Any) -> str:
 def make_tool(name: Any, description: Any, parameters: Any) -> Tool:
     """Return a tool of the program."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
-        raise RefusedError(f"a tool has the name {abbreviate(name)}; use letters, digits, _ and -")
+        raise RefusedError(f"a tool has the name {abbreviate(name)}. Use letters, digits, _ and -")
     schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
     return Tool(name=name, description=str(description or ""), parameters=schema, fn=_never_run)
 
@@ -270,7 +270,7 @@ def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]
     if missing:
         more = f", and {len(missing) - _MAX_LISTED_CALLS} more" * (len(missing) > _MAX_LISTED_CALLS)
         raise RefusedError(
-            f"no result of the tool call {', '.join(missing[:_MAX_LISTED_CALLS])}{more}; send one result for each call "
+            f"no result of the tool call {', '.join(missing[:_MAX_LISTED_CALLS])}{more}. Send one result for each call "
             "of an answer, with the call's id, before any other message"
         )
     if extra := [call_id for call_id, rest in waiting.items() if rest]:
@@ -278,7 +278,7 @@ def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]
         repeated = any(call.id == extra[0] for call in calls)
         problem = "a second result of the tool call" if repeated else "a result of an unknown tool call,"
         raise RefusedError(
-            f"{problem} {abbreviate(extra[0])}; the calls of the answer before it are {expected}; send one result for "
+            f"{problem} {abbreviate(extra[0])}. The calls of the answer before it are {expected}. Send one result for "
             "each"
         )
     return matched

@@ -41,10 +41,10 @@ class Container:
     arguments: Sequence[str] = ()
     """Additional arguments of the engine's ``run``, e.g. ``("--gpus=all", "--volume=/data:/data:ro")``."""
     network: _Network = "bridge"
-    """Network of the container. "bridge" (default): the engine's own network, with internet access; on this machine the
+    """Network of the container. "bridge" (default): the engine's own network, with internet access. On this machine the
     container reaches the gateway and servers that listen on all interfaces. "models": a loopback with only the gateway
-    and no internet access; requires podman run by root. "host": this machine's network, including servers on its
-    loopback; programs in such a container can also connect to abstract Unix sockets of this machine's programs."""
+    and no internet access. Requires podman run by root. "host": this machine's network, including servers on its
+    loopback. Programs in such a container can also connect to abstract Unix sockets of this machine's programs."""
     memory_mb: int | None = None
     """Memory limit in MiB, swap included. None: the engine's default."""
     cpus: float | None = None
@@ -54,7 +54,7 @@ class Container:
 
     def __post_init__(self) -> None:
         if isinstance(self.arguments, str) or not all(isinstance(word, str) for word in self.arguments):
-            raise TypeError(f"arguments={self.arguments!r} of a container; give a list of words")
+            raise TypeError(f"arguments={self.arguments!r} of a container. Give a list of words")
         object.__setattr__(self, "arguments", tuple(self.arguments))
         if self.network not in get_args(_Network):
             hint = did_you_mean(str(self.network), get_args(_Network))
@@ -74,7 +74,7 @@ class Image:
 
     def __post_init__(self) -> None:
         if not self.name or self.name.startswith("-") or any(letter.isspace() for letter in self.name):
-            raise ValueError(f"image={self.name!r} is not the name of an image; give one such as 'my/crew:1'")
+            raise ValueError(f"image={self.name!r} is not the name of an image. Give one such as 'my/crew:1'")
 
     def engine(self) -> tuple[str, ...]:
         """Return the words of the engine's command line. Raises NotReadyError if no engine has the image."""
@@ -139,7 +139,7 @@ def _find_engine(image: str, container: Container) -> tuple[str, ...]:
     for engine in engines:
         problem = _problem(*engine, "image", "inspect", image)
         if not problem and container.network == "models" and _problem(*engine, *_LOCAL_ROOT, expected="false false"):
-            problem = "it is not podman run by root here, which network='models' needs; or use network='host'"
+            problem = "it is not podman run by root here, which network='models' needs, or use network='host'"
         if not problem:
             return engine
         problems.append(f"{redact_command(engine)}: {problem}")
@@ -165,7 +165,7 @@ def _find_host_address(engine: tuple[str, ...]) -> str:
             return str(ipaddress.IPv4Address(address))
     raise NotReadyError(
         f"{shlex.join(engine)}: a container cannot be given a network of its own: {problem}. Fix that, or choose "
-        "network='models' or network='host' for Container; with 'host', programs in the container reach all servers on "
+        "network='models' or network='host' for Container. With 'host', programs in the container reach all servers on "
         "this machine's loopback, and its abstract Unix sockets"
     )
 

@@ -172,7 +172,7 @@ class Session:
                 if event is _CLOSED:
                     raise NotReadyError(f"{name}: the episode was closed while its program ran")
                 if not self._gateway.alive:  # also if there is an event
-                    raise NotReadyError(f"{name}: the gateway has ended with its episodes; others get a new one")
+                    raise NotReadyError(f"{name}: the gateway has ended with its episodes. Others get a new one")
                 if event is None:
                     if remaining <= _POLL_S:
                         raise TimeoutError(f"no call and no end of the program within {timeout_s:g} s")
@@ -185,7 +185,7 @@ class Session:
     def answer(self, action: str, details: Mapping[str, Any] | None = None) -> ChatResponse:
         """Answer the call that `next` returned last, and return the response that the program receives.
 
-        `details` are facts about the answer; see `forge_agents.programs.calls.make_response`.
+        `details` are facts about the answer. See `forge_agents.programs.calls.make_response`.
         """
         assert self._current is not None, "there is no call to answer"
         call, pending, digest = self._current
@@ -225,7 +225,7 @@ class Session:
     def unknown_model(self, model: str) -> RefusedError:
         """Return the error for an unknown model name."""
         return RefusedError(
-            f"{self._scope} has no model {abbreviate(model)}; send one of {', '.join(self.models)}."
+            f"{self._scope} has no model {abbreviate(model)}. Send one of {', '.join(self.models)}."
             f"{did_you_mean(model[:256], self.models)}",
             status=404,
             code="model_not_found",
@@ -267,7 +267,7 @@ class Session:
             self._pending_bytes += size
             if self._pending_bytes > _MAX_PENDING_BYTES:
                 raise RefusedError(
-                    f"calls of more than {_MAX_PENDING_BYTES} bytes wait already; send fewer at once",
+                    f"calls of more than {_MAX_PENDING_BYTES} bytes wait already. Send fewer at once",
                     status=429,
                     code="too_many_calls",
                 )
@@ -319,7 +319,7 @@ class Gateway:
             self._socket = socket.create_server((host, port), family=family, backlog=128)
         except (OSError, OverflowError) as cause:
             reason = getattr(cause, "strerror", cause)
-            raise ValueError(f"{host} port {port} cannot be used ({reason}); give another, or none") from cause
+            raise ValueError(f"{host} port {port} cannot be used ({reason}). Give another, or none") from cause
         # inherited by connections; asyncio does not set it, and the second part of an answer would wait for 40 ms
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._socket.getsockname()[1]
@@ -348,7 +348,7 @@ class Gateway:
     def open(self, models: Mapping[str, str]) -> Session:
         """Start the session of an episode. `models` are agents by the model names that the program uses."""
         if not isinstance(models, Mapping):
-            raise TypeError(f"models is {models!r:.200}; give agents by model name, as in {{'gpt-4o': 'agent'}}")
+            raise TypeError(f"models is {models!r:.200}. Give agents by model name, as in {{'gpt-4o': 'agent'}}")
         return self.add(Session(self, models))
 
     def add(self, session: S) -> S:
@@ -398,7 +398,7 @@ class Gateway:
         def connection() -> asyncio.Protocol:
             if len(state.connections) < _MAX_CONNECTIONS:
                 return Connection(config=self._server.config, server_state=state, app_state={})
-            report(f"{_MAX_CONNECTIONS} connections are open already; close some")
+            report(f"{_MAX_CONNECTIONS} connections are open already. Close some")
             return _RejectedConnection()
 
         async def start() -> asyncio.Server:

@@ -41,7 +41,7 @@ def invalid_key(*, given: bool) -> RefusedError:
     problem = "invalid API key" if given else "no API key"
     return RefusedError(
         f"{problem}: send the key that the program was given, or that forge-agents serve shows, as Authorization: "
-        "Bearer KEY or as x-api-key; the key of an episode is invalid once the episode is over",
+        "Bearer KEY or as x-api-key. The key of an episode is invalid once the episode is over",
         status=401,
         code="invalid_api_key",
     )
@@ -78,7 +78,7 @@ async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any
                 count_bytes(len(parts[-1]))
                 if size > MAX_BODY_BYTES:
                     raise RefusedError(
-                        f"the body is larger than {MAX_BODY_BYTES} bytes; send a shorter conversation",
+                        f"the body is larger than {MAX_BODY_BYTES} bytes. Send a shorter conversation",
                         status=413,
                         code="context_length_exceeded",
                     )

@@ -65,10 +65,10 @@ def parse_log(row: Json) -> RecordedCall | None:
     if isinstance(request, str) or (isinstance(request, list) and request):
         request = {"messages": [{"role": "user", "content": request}] if isinstance(request, str) else request}
     if not isinstance(request, Mapping):
-        raise RefusedError(f"the request is {str(request)[:100]!r}; expected an object with messages")
+        raise RefusedError(f"the request is {str(request)[:100]!r}. Expected an object with messages")
     for name in ("functions", "function_call", "previous_response_id"):
         if request.get(name):
-            raise RefusedError(f"the request has {name}, which is not supported; leave the row out")
+            raise RefusedError(f"the request has {name}, which is not supported. Leave the row out")
     statuses = [answer.get(key) for key in ("status", "status_code")] if isinstance(answer, Mapping) else []
     failed = row.get("error") is not None or any(isinstance(status, int) and status >= 400 for status in statuses)
     response = None if failed else _body(answer, "response")
@@ -79,7 +79,7 @@ def parse_log(row: Json) -> RecordedCall | None:
     is_prefilled = isinstance(last, Mapping) and last.get("role") == "assistant"
     if is_prefilled and isinstance(response, Mapping) and response.get("type") == "message":
         raise RefusedError(
-            "the request ends with the beginning of the answer, which Anthropic's models continue; write both as one "
+            "the request ends with the beginning of the answer, which Anthropic's models continue. Write both as one "
             "answer"
         )
     names = (part.get("model") for part in (row, request, response) if isinstance(part, Mapping))
@@ -98,7 +98,7 @@ def _body(value: Any, name: str) -> Any:
             try:
                 value = json.loads(value)
             except (ValueError, RecursionError) as cause:
-                raise RefusedError(f"the {name} is a text that is not JSON ({cause}); log the whole body") from None
+                raise RefusedError(f"the {name} is a text that is not JSON ({cause}). Log the whole body") from None
         if not (isinstance(value, Mapping) and value.get("body") is not None):
             break
         value = value["body"]
@@ -115,7 +115,7 @@ def _messages(request: Json) -> Any:
         return [*head, *messages] if isinstance(messages, list) else messages
     else:
         keys = ", ".join(map(repr, list(request)[:12]))
-        raise RefusedError(f"the request has the keys {keys}; expected messages, or the input of OpenAI's responses")
+        raise RefusedError(f"the request has the keys {keys}. Expected messages, or the input of OpenAI's responses")
     return with_system(messages, system)
 
 
@@ -123,7 +123,7 @@ def _answers(response: Any) -> list[tuple[list[Any], Any]]:
     if isinstance(response, str):
         return [([{"role": "assistant", "content": response}], None)]
     if not isinstance(response, Mapping):
-        raise RefusedError("the response is a list, as streams are logged; log the whole body")
+        raise RefusedError("the response is a list, as streams are logged. Log the whole body")
     if isinstance(response.get("choices"), list):
         return [_choice(choice) for choice in response["choices"]]
     if isinstance(items := response.get("output"), list):
@@ -131,14 +131,14 @@ def _answers(response: Any) -> list[tuple[list[Any], Any]]:
     if response.get("role") == "assistant" and "content" in response:  # Anthropic's, or a message alone
         return [([response], response.get("stop_reason") or response.get("finish_reason"))]
     keys = ", ".join(map(repr, list(response)[:12]))
-    raise RefusedError(f"the response has the keys {keys}; expected choices, output, or role and content")
+    raise RefusedError(f"the response has the keys {keys}. Expected choices, output, or role and content")
 
 
 def _choice(choice: Any) -> tuple[list[Any], Any]:
     message = choice.get("message") if isinstance(choice, Mapping) else None
     if not isinstance(message, Mapping):
         kind = "a part of a stream" if isinstance(choice, Mapping) and "delta" in choice else "not a chat's"
-        raise RefusedError(f"a choice of the response has no message ({kind}); log the whole body of chat completions")
+        raise RefusedError(f"a choice of the response has no message ({kind}). Log the whole body of chat completions")
     return [{**message, "role": "assistant"}], choice.get("finish_reason")
 
 
@@ -156,7 +156,7 @@ def with_system(messages: Any, system: Any) -> Any:
     first = messages[0] if messages else None
     if isinstance(first, Mapping) and first.get("role") == "system":
         if text_of(system, "system").split() != text_of(first.get("content"), "messages[0]").split():
-            raise RefusedError("it has 'system' and a system message, and they differ; keep one of them")
+            raise RefusedError("it has 'system' and a system message, and they differ. Keep one of them")
         return messages
     return [{"role": "system", "content": system}, *messages]
 
@@ -167,12 +167,12 @@ def read_messages(entries: Any) -> Iterator[tuple[Json, list[ChatMessage]]]:
     Messages may have the form of any API. Items of OpenAI's responses are yielded together, with their unread keys.
     """
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise RefusedError(f"the messages are {str(entries)[:100]!r}; expected a list of objects")
+        raise RefusedError(f"the messages are {str(entries)[:100]!r}. Expected a list of objects")
     is_answer = all(entry.get("type") == "message" and _has_parts(entry, "output_text", "refusal") for entry in entries)
     if is_answer or any(entry.get("type") in _ITEMS for entry in entries):
         more = {key: value for entry in entries for key, value in entry.items() if key not in _ITEM_KEYS}
         if marks_of(more):
-            raise RefusedError("items of OpenAI's responses are marked as learned or not; write them as messages")
+            raise RefusedError("items of OpenAI's responses are marked as learned or not. Write them as messages")
         yield more, _joined(responses.read_items(entries, "items"))
         return
     for place, entry in enumerate(entries):

@@ -161,10 +161,10 @@ class PolicyServer(Session):
 def _requested_sampling(default: Sampling, request: ChatRequest) -> Sampling:
     known = {name: value for name, value in request.sampling.items() if hasattr(default, name)}
     if unknown := sorted(request.sampling.keys() - known - {"seed"}):
-        raise RefusedError(f"{', '.join(unknown)} is not supported here; leave it out")
+        raise RefusedError(f"{', '.join(unknown)} is not supported here. Leave it out")
     try:
         return replace(default, **known)
     except OverflowError:
-        raise RefusedError(f"a number of {abbreviate(known)} is too large; leave it out") from None
+        raise RefusedError(f"a number of {abbreviate(known)} is too large. Leave it out") from None
     except (TypeError, ValueError) as cause:
         raise RefusedError(str(cause)) from None

@@ -94,8 +94,8 @@ class Program(TurnEnv):
         eval_tasks: Tasks of evaluations and benchmarks, in the same forms. Training then plays all of `tasks`. None:
             the part of `tasks` that is held out.
         reward: ``(task, result) -> number``, or numbers by agent. The result is the function's return value, or the
-            `Finished` of a command line. None: the result itself if it is a number, a truth value or numbers by agent;
-            for a command line, 1 if it exits with 0; otherwise 0, for verifiers to score. A reward function that raises
+            `Finished` of a command line. None: the result itself if it is a number, a truth value or numbers by agent.
+            For a command line, 1 if it exits with 0. Otherwise 0, for verifiers to score. A reward function that raises
             or returns something else is an error of the environment.
         timeout_s: Time limit in seconds between an answer and the program's next call or end.
         error_reward: Reward of all agents if the program fails.
@@ -136,16 +136,16 @@ class Program(TurnEnv):
     ) -> None:
         super().__init__(max_turns=max_turns)
         if container is not None and image is None:
-            raise TypeError("container= says how an image is run; name it, image=...")
+            raise TypeError("container= says how an image is run. Name it, image=...")
         self._image = None if image is None else Image(name=image, container=container or Container())
         check_program(program, sandbox, self._image)
         if files is not None and callable(program):
-            raise TypeError("files= are for the folder of a command line; a function has no folder")
+            raise TypeError("files= are for the folder of a command line. A function has no folder")
         if isinstance(agents, str) or not agents:
-            raise ValueError(f"agents={agents!r}; name one or more, as in agents=('planner', 'coder')")
+            raise ValueError(f"agents={agents!r}. Name one or more, as in agents=('planner', 'coder')")
         if models is not None and not isinstance(models, Mapping):
             raise TypeError(
-                f"models={models!r:.200}; give agents by model name, as in {{'gpt-4o': {next(iter(agents))!r}}}"
+                f"models={models!r:.200}. Give agents by model name, as in {{'gpt-4o': {next(iter(agents))!r}}}"
             )
         self.possible_agents = list(agents)
         self.models = {agent: agent for agent in agents} | dict(models or {})
@@ -285,7 +285,7 @@ class Program(TurnEnv):
     def _start(self) -> None:
         files: Any = {} if self._files is None else self._files(self._task)
         if not isinstance(files, Mapping) or not all(isinstance(data, bytes) for data in files.values()):
-            raise ForgeError(f"files= of {self} returned {files!r:.200}; return bytes by relative path")
+            raise ForgeError(f"files= of {self} returned {files!r:.200}. Return bytes by relative path")
         self._task_files = files = {validate_path(name): data for name, data in files.items()}
         self._session = gateway().open(self.models)
         task = copy.deepcopy(self._task)
@@ -298,7 +298,7 @@ class Program(TurnEnv):
 
     def _describe_timeout(self, late: TimeoutError) -> str:
         place = self._running.where() if self._running is not None else ""
-        return f"{late}; it stands at {place}" if place else str(late)
+        return f"{late}. It stands at {place}" if place else str(late)
 
     def _replay(self, answers: Sequence[tuple[str, str, dict[str, Any]]]) -> ModelCall:
         assert self._session is not None
@@ -330,7 +330,7 @@ class Program(TurnEnv):
             facts["program_error"] = str(end)
             output = f"{end.value.stderr}\n{end.value.stdout}"
             if rejection := next((error for error in self._new_errors() if error[:60] in output), ""):
-                raise ForgeError(f"the program of {self} failed: {end}; the gateway had refused it: {rejection}")
+                raise ForgeError(f"the program of {self} failed: {end}. The gateway had refused it: {rejection}")
         reward = reward_of(end.value, self.agents) if self._reward is None else self._compute_reward(end.value)
         return self._end(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
 
@@ -344,7 +344,7 @@ class Program(TurnEnv):
         if reward is None and isinstance(value, Mapping):
             return value  # empty, or invalid values, which the check of all rewards rejects
         if reward is None:
-            raise ForgeError(f"reward= of {self} returned {value!r:.200}; return a number, or numbers by agent")
+            raise ForgeError(f"reward= of {self} returned {value!r:.200}. Return a number, or numbers by agent")
         return reward
 
     def _fail(self, error: BaseException) -> Outcome:
@@ -370,7 +370,7 @@ class Program(TurnEnv):
         raised = error_texts(error) if errors else ""
         causes = (message for message in errors if message[:60] in raised)
         reason = next(itertools.chain(causes, self._new_errors()), "")
-        return f"; the gateway had refused it: {reason}" if reason else ""
+        return f". The gateway had refused it: {reason}" if reason else ""
 
     def _new_errors(self) -> list[str]:
         """Return the messages of requests that were rejected since the last answer, as far as they are kept."""
@@ -382,14 +382,14 @@ def _check_reward(reward: object) -> None:
     if reward is None:
         return
     if not callable(reward):
-        raise TypeError(f"reward={reward!r:.200} is not a function (task, result); a verifier goes to the trainer")
+        raise TypeError(f"reward={reward!r:.200} is not a function (task, result). A verifier goes to the trainer")
     if inspect.iscoroutinefunction(reward):
-        raise TypeError("reward= is async; give a function that returns the number, or a judge to the trainer")
+        raise TypeError("reward= is async. Give a function that returns the number, or a judge to the trainer")
     check_arguments(reward, "reward", "task", "result")
     with contextlib.suppress(ValueError):  # built-ins have no signature
         names = list(inspect.signature(reward).parameters)[:2]
         if names[:1] == ["result"] or names[1:] == ["task"]:
-            raise TypeError(f"reward takes ({', '.join(names)}); it is called with (task, result), in this order")
+            raise TypeError(f"reward takes ({', '.join(names)}). It is called with (task, result), in this order")
 
 
 def _check_limits(timeout_s: float, error_reward: float, max_sampled_tokens: int | None) -> None:
@@ -401,4 +401,4 @@ def _check_limits(timeout_s: float, error_reward: float, max_sampled_tokens: int
     if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
         raise ValueError(f"timeout_s={timeout_s} must be above 0 and finite, error_reward={error_reward} finite")
     if max_sampled_tokens is not None and max_sampled_tokens < 1:
-        raise ValueError(f"max_sampled_tokens={max_sampled_tokens} allows no answer; set at least 1, or None")
+        raise ValueError(f"max_sampled_tokens={max_sampled_tokens} allows no answer. Set at least 1, or None")

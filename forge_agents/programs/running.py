@@ -116,23 +116,23 @@ def check_program(program: object, sandbox: Sandbox | None = None, image: Image 
     """
     if image is not None:
         if callable(program):
-            raise TypeError("image= runs a command line; a function runs in this process, with all its rights")
+            raise TypeError("image= runs a command line. A function runs in this process, with all its rights")
         if sandbox is not None:
-            raise TypeError("sandbox= and image= exclude each other; container=Container(...) has an image's limits")
+            raise TypeError("sandbox= and image= exclude each other. container=Container(...) has an image's limits")
     if callable(program):
         if sandbox is not None:
-            raise TypeError("sandbox= isolates a command line; a function runs in this process, with all its rights")
+            raise TypeError("sandbox= isolates a command line. A function runs in this process, with all its rights")
         check_arguments(program, "the program", "task", "client")
         return
     words = shlex.split(program) if isinstance(program, str) else program
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         raise TypeError(f"a program is a function (task, client) or a command line, not {type(program).__name__}")
     if not words and image is None:
-        raise ValueError("the program is an empty command line; give its words, or an image= that has its own")
+        raise ValueError("the program is an empty command line. Give its words, or an image= that has its own")
     unquoted = _FIND.sub("", _QUOTED.sub("", program)).split() if isinstance(program, str) else []
     if operator := next(filter(_SHELL.fullmatch, unquoted), ""):
         command = redact(str(program))[:200]
-        raise ValueError(f'no shell reads the program, but {operator} is for one; give ["sh", "-c", {command!r}]')
+        raise ValueError(f'no shell reads the program, but {operator} is for one. Give ["sh", "-c", {command!r}]')
 
 
 def check_arguments(function: Callable[..., Any], description: str, *names: str) -> None:
@@ -151,11 +151,11 @@ def relative_path_hint(program: Sequence[str] | str, files: Mapping[str, bytes])
     for before, word in zip(["", *words], words, strict=False):
         path = Path(os.path.expandvars(word)).expanduser()
         if not Path(word).is_absolute() and word not in files and path.is_file():
-            return f"; it starts in a folder of its own: write {path.absolute()}, or send the file by files="
+            return f". It starts in a folder of its own: write {path.absolute()}, or send the file by files="
         module = Path(word.replace(".", "/"))
         if before == "-m" and (module.is_dir() or module.with_suffix(".py").is_file()):
             return (
-                f"; it starts in a folder of its own: for its module {word} put {Path.cwd()} on PYTHONPATH, or in a "
+                f". It starts in a folder of its own: for its module {word} put {Path.cwd()} on PYTHONPATH, or in a "
                 "sandbox into import_paths"
             )
     return ""
@@ -242,7 +242,7 @@ class _AsyncFunction:
             return ""
         if not self._loop.responds():
             return (
-                f"{_user_line(self._loop.lines())}, and blocks the event loop that async programs share; await what "
+                f"{_user_line(self._loop.lines())}, and blocks the event loop that async programs share. Await what "
                 "waits, or make it a plain function, which gets a thread of its own"
             )
         return _user_line(await_chain(task.get_coro()))
@@ -266,7 +266,7 @@ class _Function:
                 if inspect.iscoroutine(value):
                     value.close()
                     raise TypeError(
-                        "the program is a plain function that returned a coroutine; write it as async def and await "
+                        "the program is a plain function that returned a coroutine. Write it as async def and await "
                         "within, so that it is handed an AsyncOpenAI"
                     )
                 session.post(Ended(value=value))
@@ -361,7 +361,7 @@ class _Command:
         remove_folder(self._root)
         if self._in_container and self._root.exists():
             warnings.warn(
-                f"{self._root} cannot be removed: it contains files of another user, as whom the container ran; "
+                f"{self._root} cannot be removed: it contains files of another user, as whom the container ran. "
                 f'Container(arguments=("--user={os.getuid()}:{os.getgid()}",)) runs it as you',
                 RuntimeWarning,
                 stacklevel=2,

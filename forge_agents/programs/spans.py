@@ -155,7 +155,7 @@ def _from_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
             text = result if isinstance(result, str) else json.dumps(result)
             results.append({"role": "tool", "tool_call_id": part.get("id"), "content": text})
         else:
-            raise RefusedError(f"a part of type {kind!r}; the models here read text only")
+            raise RefusedError(f"a part of type {kind!r}. The models here read text only")
     if not (texts or reasoning or calls) and results:
         return results
     message_fields = {"role": message.get("role"), "content": "\n".join(texts), "reasoning": "\n".join(reasoning)}

@@ -93,7 +93,7 @@ class Tasks:
             warnings.warn(
                 f"an evaluation of {name} plays tasks that are also trained on: its {len(tasks)} tasks are too few, or "
                 f"too many are equal, to hold some out. Give at least {MIN_TASKS} different tasks, or other tasks as "
-                "eval_tasks=; eval_tasks=tasks evaluates on the training tasks without this warning",
+                "eval_tasks=. eval_tasks=tasks evaluates on the training tasks without this warning",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -123,16 +123,16 @@ def _load(source: AnyTasks, name: str) -> Any:
     if isinstance(tasks, Mapping):
         splits = ", ".join(map(str, list(tasks)[:8]))
         raise TypeError(
-            f"{name} is a {kind} with the keys {splits}; give a list of tasks. Of a data set with splits give "
+            f"{name} is a {kind} with the keys {splits}. Give a list of tasks. For a data set with splits give "
             "tasks=data['train'], eval_tasks=data['test']"
         )
     if not all(hasattr(tasks, f"__{method}__") for method in ("len", "getitem")):
         raise TypeError(
-            f"{name} is a {kind}; give a list of tasks, a file of them, a data set that has a length (of a stream "
+            f"{name} is a {kind}. Give a list of tasks, a file of them, a data set that has a length (of a stream "
             "list(data.take(1000))), or a function rng -> task"
         )
     if not len(tasks):
-        raise ValueError(f"{name} is empty; give at least one task, or a function rng -> task")
+        raise ValueError(f"{name} is empty. Give at least one task, or a function rng -> task")
     return tasks
 
 
@@ -140,11 +140,11 @@ def _read(path: Path, name: str) -> Any:
     if not path.exists():
         advice = "give the path of a file of tasks, or a list of them"
         if not path.is_absolute():
-            advice = f"the current folder is {Path.cwd()}; next to a module use Path(__file__).with_name({path.name!r})"
+            advice = f"the current folder is {Path.cwd()}. Next to a module use Path(__file__).with_name({path.name!r})"
         raise ValueError(f"{name}={str(path)!r} does not exist; {advice}")
     if path.suffix.lower() not in (*_JSON, *_TABLES) and not path.is_dir():
         suffixes = ", ".join((*_JSON, *_TABLES))
-        raise ValueError(f"{name}={str(path)!r} is not a file of tasks; give one that ends in {suffixes}")
+        raise ValueError(f"{name}={str(path)!r} is not a file of tasks. Give one that ends in {suffixes}")
     stat = path.stat()
     return _read_rows(path.absolute(), stat.st_mtime_ns, stat.st_size)
 
@@ -156,13 +156,13 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
         rows = []
         for line, value in json_values(path):
             if isinstance(value, UnreadableJsonError):
-                raise ValueError(f"{path}:{line} is not JSON ({value}); write one task per line")  # noqa: TRY004  # content of a file
+                raise ValueError(f"{path}:{line} is not JSON ({value}). Write one task per line")  # noqa: TRY004  # content of a file
             rows.append(value)
         return rows[0] if len(rows) == 1 and (isinstance(rows[0], list) or _are_splits(rows[0])) else rows
     try:
         import datasets  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
-        raise ImportError(f"{path} is read by the package datasets; pip install datasets, or write JSONL") from None
+        raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
         return datasets.load_from_disk(str(path))
     read = datasets.Dataset.from_csv if path.suffix.lower() == ".csv" else datasets.Dataset.from_parquet
@@ -258,7 +258,7 @@ def _warn_of_common_tasks(training: Any, held_out: Any) -> None:
     if common := len(set(first) & set(second)):
         warnings.warn(
             f"{common} of the {len(second)} tasks of eval_tasks are in tasks, too, so that an evaluation plays tasks "
-            "that are trained on; remove them from one of the two",
+            "that are trained on. Remove them from one of the two",
             RuntimeWarning,
             stacklevel=4,
         )

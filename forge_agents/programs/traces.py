@@ -115,9 +115,9 @@ def import_traces(
     """
     target = user_path(out)
     if missing := [str(source) for source in sources if not user_path(source).is_file()]:
-        raise ValueError(f"{', '.join(missing)} is not a file; give files of spans or chats in JSON")
+        raise ValueError(f"{', '.join(missing)} is not a file. Give files of spans or chats in JSON")
     if target.exists():
-        raise ValueError(f"{target} exists; give another --out, or remove it")
+        raise ValueError(f"{target} exists. Give another --out, or remove it")
     reader = _Reader(sources, model, pairs, say)
     rows = answers = 0
     with atomic_writer(target) as file:
@@ -151,7 +151,7 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
             continue
         learned = conversation.to_learn if conversation.is_chat else _trailing_recorded(conversation.marks, recorded)
         if not learned and not conversation.is_chat:
-            raise ValueError("a file changed while it was read; copy it first")
+            raise ValueError("a file changed while it was read. Copy it first")
         new = [mark for mark in learned if mark[1] not in written]
         if learned and (not new or new[-1][1] in longer):
             reader.skipped["repeated in another"] += 1
@@ -261,7 +261,7 @@ class _Reader:
                 return self._from_row(item)
             if (span := attributes(item)) is None:
                 keys = ", ".join(map(repr, list(item)[:12]))
-                raise RefusedError(f"expected a span, a chat, or a request with its response; the keys are {keys}")
+                raise RefusedError(f"expected a span, a chat, or a request with its response. The keys are {keys}")
             self._select(model_names(span))
             call_or_reason = parse_span(span)
             if isinstance(call_or_reason, str):
@@ -336,7 +336,7 @@ class _Reader:
             if name == "prompt":
                 prompt = chat
             elif any(place >= len(chat) - len(rest) for place in unlearned):
-                raise RefusedError(f"an answer of {name!r} is marked as not to be learned; write it as messages")
+                raise RefusedError(f"an answer of {name!r} is marked as not to be learned. Write it as messages")
             parsed, instructions = parse_conversation(rest, {} if "prompt" in written else row)
             written[name] = as_text(parsed, instructions)
         return written
@@ -368,7 +368,7 @@ def _items(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _items(each)
         return
     if not isinstance(value, Mapping):
-        raise RefusedError(f"it is a JSON {type(value).__name__}; expected spans or a chat")
+        raise RefusedError(f"it is a JSON {type(value).__name__}. Expected spans or a chat")
     yield from (value,) if (spans := exported(value)) is None else spans
 
 

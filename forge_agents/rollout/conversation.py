@@ -37,7 +37,7 @@ class Conversation:
     lets the engine reuse its prefix cache and the learner train all turns as one sample. The stream is rendered again
     only if something in it must be dropped: reasoning, by `keep_reasoning`, or turns for which the context has no room.
     The new prompt then has the first messages, a text in place of the dropped turns, and the remaining turns. Turns
-    whose reasoning is dropped are rendered from text; the others keep their sampled tokens.
+    whose reasoning is dropped are rendered from text. The others keep their sampled tokens.
 
     `limit` is the maximum number of tokens of prompt and response together, `max_tokens` that of an answer. For the
     other settings see `Policy`. A shallow copy continues independently.
@@ -100,7 +100,7 @@ class Conversation:
         return self.context != "end" and bool(self._turns)
 
     def num_turns_to_drop(self, messages: Messages) -> int | None:
-        """Number of first turns that must be dropped; None if dropping all of them is not enough."""
+        """Number of first turns that must be dropped, or None if dropping all of them is not enough."""
         most_tokens = self._limit - self.least_free
         target = min(self._limit // _PROMPT_DIVISOR - self.max_notes, most_tokens)
         fewest, most = max(1, self._num_dropped), len(self._turns)
@@ -164,7 +164,7 @@ class Branches:
         self._main: int | None = None
         """Branch of the conversation that an environment need not name."""
         self._continued: set[int] = set()
-        """Decisions whose branch has moved on; a conversation that continues from one of them begins a new branch."""
+        """Decisions whose branch has moved on. A conversation that continues from one of them begins a new branch."""
 
     def place(self, conversation: Mapping[str, Any] | None) -> tuple[int, int | None]:
         """The branch of the next decision and, if the branch begins with it, the decision that it continues from.
@@ -174,7 +174,7 @@ class Branches:
         number, after = len(self._branches), None if conversation is None else conversation["after"]
         if after is not None and not (type(after) is int and 0 <= after < number):
             raise ValueError(
-                f"a conversation continues from decision {after!r}; the agent has made {number}, numbered from 0"
+                f"a conversation continues from decision {after!r}. The agent has made {number}, numbered from 0"
             )
         begins = conversation is not None and (after is None or after in self._continued)
         if conversation is None:  # branch 0, unless another conversation began before it

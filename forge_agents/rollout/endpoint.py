@@ -42,13 +42,13 @@ class ChatReply:
     text: str
     finish_reason: Literal["stop", "length"]
     usage: Usage | None
-    """Token counts of the server; None if it reports none."""
+    """Token counts of the server, or None if it reports none."""
     reasoning: str = ""
     """Reasoning that the server separates from the answer (``reasoning_content``, ``reasoning``)."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls that the server separates from the text."""
     logprobs: Sequence[Mapping[str, Any]] = ()
-    """Per token of `text`, in the API's format: ``token``, ``logprob``, ``top_logprobs``; may be empty."""
+    """Per token of `text`, in the API's format: ``token``, ``logprob``, ``top_logprobs``. May be empty."""
 
 
 class _RefusedError(Exception):
@@ -58,7 +58,7 @@ class _RefusedError(Exception):
 
 
 class EndpointClient:
-    """Client of an endpoint; belongs to the event loop on which it is first used."""
+    """Client of an endpoint. Belongs to the event loop on which it is first used."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -87,7 +87,7 @@ class EndpointClient:
             optional: Further fields of the request, by the name under which a server may refuse them.
 
         Raises:
-            StallError: No reply in time; the message names the endpoint and its last refusal.
+            StallError: No reply in time. The message names the endpoint and its last refusal.
             EndpointError: The server refused, also after retries, or sent no valid completion.
             BudgetError: The run's budget is spent.
         """
@@ -99,7 +99,7 @@ class EndpointClient:
                 async with asyncio.timeout(self.endpoint.timeout_s):
                     return await self._reply(messages, sampling, optional or {})
             except TimeoutError:
-                last = f"; it last refused with status {statuses[-1]}" if statuses else ""
+                last = f". It last refused with status {statuses[-1]}" if statuses else ""
                 raise StallError(
                     f"{self._label} gave no answer within {self.endpoint.timeout_s:g} s{last}"
                 ) from None  # a library's exception may hold the key
@@ -134,7 +134,7 @@ class EndpointClient:
             elif self.endpoint.max_total_tokens is not None:
                 raise EndpointError(
                     f"{self._label} does not say how many tokens it used, so max_total_tokens="
-                    f"{self.endpoint.max_total_tokens} cannot be kept; set max_requests instead"
+                    f"{self.endpoint.max_total_tokens} cannot be kept. Set max_requests instead"
                 )
             return reply
 
@@ -161,7 +161,7 @@ class EndpointClient:
         body, status = response.text, response.status_code
         if 300 <= status < 400:
             place = self._quote(response.headers.get("location", ""))
-            return EndpointError(f"{self._label} redirects to {place}, which is not followed; check url", status)
+            return EndpointError(f"{self._label} redirects to {place}, which is not followed. Check url", status)
         sent_status = response.extensions.get(_SENT_STATUS)
         if sent_status and not has_error(body):
             return _no_completion(self._label, self._quote(body))
@@ -177,8 +177,8 @@ class EndpointClient:
             if name in self._refused_fields:
                 continue
             self._refused_fields.add(name)
-            note = f"; the limit is sent as {LIMITS[1]}" if name == LIMITS[0] else ""
-            note = "; the stop texts are applied to its answers" if name == "stop" else note
+            note = f". The limit is sent as {LIMITS[1]}" if name == LIMITS[0] else ""
+            note = ". The stop texts are applied to its answers" if name == "stop" else note
             line = "%s does not accept %s, which is omitted from now on%s: %s"
             _LOG.warning(line, self._label, name, note, refusal)
 
@@ -186,12 +186,12 @@ class EndpointClient:
         limits = self.endpoint
         if limits.max_requests is not None and self._requests >= limits.max_requests:
             raise BudgetError(
-                f"{self._label} was asked {self._requests} times, all that max_requests={limits.max_requests} allows; "
+                f"{self._label} was asked {self._requests} times, all that max_requests={limits.max_requests} allows. "
                 "raise it to continue"
             )
         if limits.max_total_tokens is not None and self._tokens >= limits.max_total_tokens:
             raise BudgetError(
-                f"{self._label} used {self._tokens} tokens, max_total_tokens={limits.max_total_tokens} allows no more; "
+                f"{self._label} used {self._tokens} tokens, max_total_tokens={limits.max_total_tokens} allows no more. "
                 "raise it to continue"
             )
         self._requests += 1
@@ -271,7 +271,7 @@ def _split_parts(content: Any) -> tuple[Any, str]:
 
 def _no_completion(label: str, quoted: str) -> EndpointError:
     return EndpointError(
-        f"{label} sent no valid chat completion: {quoted}; check that url is the base of its API, usually .../v1"
+        f"{label} sent no valid chat completion: {quoted}. Check that url is the base of its API, usually .../v1"
     )
 
 
@@ -282,7 +282,7 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
         try:
             await read_bounded(response)
         except BodyError as cause:
-            raise EndpointError(f"{endpoint.model} at {endpoint.url}: {cause}; check url") from None
+            raise EndpointError(f"{endpoint.model} at {endpoint.url}: {cause}. Check url") from None
         if response.is_success:
             status = status_of(response.text)
             if status is not None:  # so that the client's own retries treat it as an error
@@ -312,7 +312,7 @@ _leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, tup
 
 
 async def client_of(endpoint: Endpoint) -> EndpointClient:
-    """The shared client of `endpoint` on the running loop; it closes with the loop.
+    """The shared client of `endpoint` on the running loop. It closes with the loop.
 
     Raises:
         ValueError: The environment variable with the key is not set.

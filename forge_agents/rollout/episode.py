@@ -40,7 +40,7 @@ from forge_agents.types import EndReason, Episode, EpisodeError, NewMessages, Tr
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 
 _CALLER_ERRORS = (ArgumentError, MissingExtraError, UnknownIdError)
-"""Mistakes of the caller, with which no episode can be played; they are raised and not recorded."""
+"""Mistakes of the caller, with which no episode can be played. They are raised and not recorded."""
 _DECISION_FIELDS = [each.name for each in fields(Decision) if each.name in Turn.__dataclass_fields__]
 _decision_values = attrgetter(*_DECISION_FIELDS)
 
@@ -204,7 +204,7 @@ async def play(
     """Play one episode to its end.
 
     Args:
-        env: A PettingZoo environment; it is reset with `seed`. In a parallel one all live agents decide at once.
+        env: A PettingZoo environment. It is reset with `seed`. In a parallel one all live agents decide at once.
         policies: Policy of each agent.
         seed: Seed of the environment.
         env_id: Id of the environment, for the record.
@@ -277,7 +277,7 @@ async def run_env_code(
 
 
 async def _play_turns(env: AECEnv[str, Any, Any], agents: _Agents, max_turns: int) -> EndReason:
-    """Step one agent after another until none is left or the episode is cut off; then pay all agents."""
+    """Step one agent after another until none is left or the episode is cut off, then pay all agents."""
     index, truncated = 0, False
     reported: dict[str, float] = {}
     end: EndReason | None = None
@@ -314,7 +314,7 @@ async def _play_turns(env: AECEnv[str, Any, Any], agents: _Agents, max_turns: in
 def _observe(
     env: AECEnv[str, Any, Any], reported: dict[str, float]
 ) -> tuple[str, str, _StepResult, Mapping[str, Any]] | None:
-    """The agent whose turn it is, its observation and the result of its last step; None if no agent is left.
+    """The agent whose turn it is, its observation and the result of its last step, or None if no agent is left.
 
     `reported` are cumulative rewards that were reported to their agents and have not changed since.
     """
@@ -330,7 +330,7 @@ def _observe(
 def _step(
     env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float], about_answer: Any = None
 ) -> dict[str, _StepResult]:
-    """Step the environment; without a decision the agent only leaves.
+    """Step the environment. Without a decision the agent only leaves.
 
     A cumulative reward is reset when its agent acts, or in PettingZoo's conversion of parallel environments after the
     round. Returns the results of agents that have left and will have no turn to receive them: those that left in this
@@ -442,7 +442,7 @@ def _finite(reward: Any, agent: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
-        raise FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}; rewards must be finite"))
+        raise FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}. Rewards must be finite"))
     return value
 
 

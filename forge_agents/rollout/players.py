@@ -56,7 +56,7 @@ class Decision:
     versions: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason = "scripted"
     stopped_by: str = ""
-    """Text of `Sampling.stop` that ended the answer; empty if none did or it is unknown."""
+    """Text of `Sampling.stop` that ended the answer. Empty if none did or it is unknown."""
     usage: Usage | None = None
     generate_s: float = 0.0
     compaction: Compaction | None = None
@@ -98,11 +98,11 @@ def _from_text(text: str) -> Decision:
 Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
 """Decides for one agent through one episode, given the observation and the environment's `infos[agent]`."""
 Compact: TypeAlias = Callable[[Sequence[tuple[str, str]]], Awaitable[str]]
-"""Summarizes turns of an agent (observation and answer of each) for the environment; may return an empty text."""
+"""Summarizes turns of an agent (observation and answer of each) for the environment. May return an empty text."""
 
 
 class ContextFullError(Exception):
-    """The conversation no longer fits the model's context; the episode ends truncated."""
+    """The conversation no longer fits the model's context. The episode ends truncated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class PolicyEngine:
     the keywords ``choices``, ``seed`` and ``stop_token_ids`` if they are needed, and returns a `Completion`."""
     renderer: Renderer
     adapter: str = ""
-    """Name of the adapter in the engine; empty for the model's own weights."""
+    """Name of the adapter in the engine. Empty for the model's own weights."""
 
     @property
     def max_model_len(self) -> int:
@@ -122,25 +122,25 @@ class PolicyEngine:
         return int(self.engine.max_model_len)
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, **options: Any) -> Completion:
-        """Complete a prompt with this policy's weights; see `EngineClient.generate`."""
+        """Complete a prompt with this policy's weights. See `EngineClient.generate`."""
         if self.adapter:
             options["adapter"] = self.adapter
         completion: Completion = await self.engine.generate(prompt_ids, sampling, **options)
         return completion
 
     async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
-        """Load published weights of this policy; see `EngineClient.load_weights`."""
+        """Load published weights of this policy. See `EngineClient.load_weights`."""
         timings: dict[str, float] = await self.engine.load_weights(version, adapter=self.adapter, timeout_s=timeout_s)
         return timings
 
 
 class ModelPlayer:
-    """A model that plays one agent; keeps the agent's conversations.
+    """A model that plays one agent and keeps the agent's conversations.
 
     Args:
         engine: The policy's engine and renderer.
         policy: The policy, with its settings.
-        instructions: System prompt; empty for none.
+        instructions: System prompt. Empty for none.
         tools: Schemas of the tools that the agent may call.
         rng_key: Key from which the seed of every request is derived, together with the number of the decision. Samples
             then do not depend on what else the engine computes, so a resumed run samples the same tokens. None uses
@@ -186,9 +186,9 @@ class ModelPlayer:
         """Answer in the conversation that `forge_agents.envs.env.CONVERSATION` names, or in the main one.
 
         Args:
-            observation: New observation; ignored if `info` names a conversation.
+            observation: New observation. Ignored if `info` names a conversation.
             info: The environment's `infos[agent]`.
-            override: Sampling settings of this answer, if it is not trained on; None for the policy's.
+            override: Sampling settings of this answer, if it is not trained on, or None for the policy's.
             rng_key: Key of this answer in place of the player's own.
 
         Raises:
@@ -295,7 +295,7 @@ class ModelPlayer:
         rng_key: str | None,
         choices: tuple[str, ...] = (),
     ) -> Completion:
-        """One request to the engine; `limit` is the maximum length of prompt and response together."""
+        """One request to the engine. `limit` is the maximum length of prompt and response together."""
         room = limit - len(prompt_ids)
         options: dict[str, Any] = {"choices": choices} if choices else {}
         if rng_key is not None:
@@ -352,7 +352,7 @@ class ModelPlayer:
         return _concatenate(completion, closing, answer)
 
     async def _notes(self, conversation: Conversation, rng_key: str | None) -> Decision | None:
-        """The model's notes on the conversation so far; None if there is no room left to ask for them."""
+        """The model's notes on the conversation so far, or None if there is no room left to ask for them."""
         prompt_ids = conversation.ask_for_notes()
         room = min(conversation.max_notes, self._engine.max_model_len - len(prompt_ids))
         # stop texts of answers, such as a line break, must not end notes
@@ -373,7 +373,7 @@ class ModelPlayer:
         if summary and conversation.is_full(prompt_ids):
             raise ValueError(
                 f"compact() returned {len(summary)} characters, for which a context of {self._engine.max_model_len} "
-                "tokens has no room; return a shorter text"
+                "tokens has no room. Return a shorter text"
             )
         if notes and conversation.room(prompt_ids) < 1:  # invalid bytes take more tokens as replacement characters
             text = omission(number)
@@ -385,7 +385,7 @@ class ModelPlayer:
 
     def _no_room(self, prompt_ids: tuple[int, ...]) -> ContextFullError:
         return ContextFullError(
-            f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}; "
+            f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}. "
             "raise max_model_len or shorten observations"
         )
 
@@ -403,7 +403,7 @@ def requested_sampling(policy_sampling: Sampling, request: Mapping[str, Any], ow
             _warn_once(
                 owner,
                 f"a program asks for {name}={value!r:.200}, but the policy's own sampling settings apply, because they "
-                "are trained; set it in the policy's fa.Sampling",
+                "are trained. Set it in the policy's fa.Sampling",
             )
     limit = min(policy_sampling.max_tokens, request.get("max_tokens") or policy_sampling.max_tokens)
     stop = tuple(dict.fromkeys((*policy_sampling.stop, *(request.get("stop") or ()))))
@@ -462,7 +462,7 @@ def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
 
 
 class EndpointPlayer:
-    """A model behind an endpoint that plays one agent; keeps the agent's conversations."""
+    """A model behind an endpoint that plays one agent and keeps the agent's conversations."""
 
     def __init__(self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         endpoint.api_key()  # a missing key ends the run, not an episode
@@ -557,7 +557,7 @@ def _oracle(seat: AgentFactory, agent: str, seeds: list[int]) -> Player:
             created.append(seat(agent, info, random.Random(repr(seeds))))
         action = created[0](observation)
         if not isinstance(action, str):
-            raise TypeError(f"the oracle returned {type(action).__name__} for {agent!r}; return a str")
+            raise TypeError(f"the oracle returned {type(action).__name__} for {agent!r}. Return a str")
         return _from_text(action)
 
     return decide
@@ -590,7 +590,7 @@ def make_player(
     """
     if isinstance(policy, Policy):
         if policy.name not in engines:
-            raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(engines) or 'none'}")
+            raise ValueError(f"policy {policy.name!r} has no engine. Running engines: {', '.join(engines) or 'none'}")
         engine = engines[policy.name]
         key = None if rng_key is None else f"{rng_key}/{agent}"
         player = ModelPlayer(engine, policy, instructions, tools=tools, rng_key=key, compact=compact)

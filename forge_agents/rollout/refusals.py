@@ -66,7 +66,7 @@ def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
 
 
 def status_of(body: str) -> int | None:
-    """The status that an error in a body of status 200 should have had; None if the body holds no error.
+    """The status that an error in a body of status 200 should have had, or None if the body holds no error.
 
     An error without a kind, a completion without a choice and an empty body count as 502.
     """

@@ -46,7 +46,7 @@ _MAX_CACHED_TOKENS = 2_000_000
 _TOKENS_PER_TEXT = 488
 """Cost of a cached text in addition to its tokens, which limits the cache to 4,000 texts."""
 _BRACKETED = re.compile(r"<\S+>|\[\S+\]")
-"""Matches texts of control tokens; some tokenizers also add runs of blanks."""
+"""Matches texts of control tokens. Some tokenizers also add runs of blanks."""
 _MAX_LAYOUTS = 4096
 """Number of role sequences whose layout is cached."""
 _PROBE = [{"role": "user", "content": "-"}]
@@ -82,12 +82,12 @@ class Renderer:
     def __init__(self, tokenizer: Any, *, thinking: Thinking = "auto") -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
-                f"tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; use an instruction-tuned "
+                f"tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template. Use an instruction-tuned "
                 "model or set tokenizer.chat_template"
             )
         if tokenizer.eos_token_id is None:
             raise ValueError(
-                f"tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token; set eos_token in its "
+                f"tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token. Set eos_token in its "
                 "tokenizer_config.json"
             )
         self._tokenizer = tokenizer
@@ -111,7 +111,7 @@ class Renderer:
             if prompts[0] == prompts[1]:
                 raise ValueError(
                     f"thinking={thinking!r}, but the chat template of {tokenizer.name_or_path!r} has no switch for it "
-                    f"({' or '.join(REASONING_SWITCHES)}); leave thinking='auto'"
+                    f"({' or '.join(REASONING_SWITCHES)}). Leave thinking='auto'"
                 )
             self._switches = dict.fromkeys(REASONING_SWITCHES, thinking == "on")
 
@@ -146,7 +146,7 @@ class Renderer:
         Args:
             text: Reasoning in tags, if there is any, and the answer. Surrounding blanks are removed. If prompts end
                 with an opening tag, the text needs none.
-            cut: Whether the text is incomplete; otherwise `end_ids` are appended.
+            cut: Whether the text is incomplete. Otherwise `end_ids` are appended.
 
         Raises:
             ControlTokenError: The text contains the end-of-turn token, or a token that the chat template writes between
@@ -156,10 +156,10 @@ class Renderer:
             if token not in text:
                 continue
             if token == self._tokenizer.eos_token:
-                raise ControlTokenError(f"an answer contains the end-of-turn token {token!r}; remove it")
+                raise ControlTokenError(f"an answer contains the end-of-turn token {token!r}. Remove it")
             if token in self._structure and any(token in part for part in split_reasoning(text)):
                 raise ControlTokenError(
-                    f"an answer contains the control token {token!r}, which the chat template writes between messages; "
+                    f"an answer contains the control token {token!r}, which the chat template writes between messages. "
                     "remove it, or write it with a space in between"
                 )
         pieces = self._without_control_tokens(continuation(self._sample_prompt, text).strip())
@@ -173,7 +173,7 @@ class Renderer:
             for token in self._special:
                 if token in part and not _is_call_mark(token):
                     if begin < 0:
-                        raise ControlTokenError(f"the reasoning contains the control token {token!r}; remove it")
+                        raise ControlTokenError(f"the reasoning contains the control token {token!r}. Remove it")
                     cuts |= {begin + match.start() + 1 for match in re.finditer(re.escape(token), part)}
         return [text[start:end] for start, end in itertools.pairwise(sorted(cuts))]
 
@@ -183,19 +183,19 @@ class Renderer:
         return self._defuse(text).strip() in prompt
 
     def parse(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str]:
-        """Reasoning and answer of a response; see `text`."""
+        """Reasoning and answer of a response. See `text`."""
         return split_reasoning(self.text(response_ids, *stop), opened=bool(self._opening))
 
     def sections(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str, str]:
-        """As `parse`, with the raw reasoning in the middle; see `split_response`."""
+        """As `parse`, with the raw reasoning in the middle. See `split_response`."""
         return split_response(self.text(response_ids, *stop), opening=self._opening)
 
     def closing(self, response_ids: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that close the reasoning in which a response ended; empty if it did not end inside reasoning."""
+        """Tokens that close the reasoning in which a response ended. Empty if it did not end inside reasoning."""
         return self._encode(self._closing(response_ids))
 
     def stopped_thinking(self, response_ids: Sequence[int]) -> str:
-        """The tag that closes the reasoning in which a stop text ended a response; empty if it ended elsewhere."""
+        """The tag that closes the reasoning in which a stop text ended a response. Empty if it ended elsewhere."""
         return "" if self._end_of(response_ids) else self._closing(response_ids).strip()
 
     def _closing(self, response_ids: Sequence[int]) -> str:
@@ -203,7 +203,7 @@ class Renderer:
 
     @functools.cached_property
     def call_reader(self) -> CallReader | None:
-        """Parser of calls in the grammar of the model's family; None if the family writes JSON that is parsed as text.
+        """Parser of calls in the grammar of the model's family, None if the family writes JSON that is parsed as text.
 
         Raises:
             MissingExtraError: The package with the grammar is missing.
@@ -215,7 +215,7 @@ class Renderer:
     ) -> tuple[str, tuple[ToolCall, ...]]:
         """Parse calls of `tools` (schemas) in the grammar of the model's family.
 
-        Returns the text around them and the calls; both are empty if there are none. The text may contain JSON calls.
+        Returns the text around them and the calls. Both are empty if there are none. The text may contain JSON calls.
         """
         if self.call_reader is None:
             return "", ()
@@ -238,7 +238,7 @@ class Renderer:
         return self._cut_at_stop(response_ids, stop)[0]
 
     def stopped_by(self, response_ids: Sequence[int], *stop: str) -> str:
-        """The `stop` text that ends an answer; empty if it contains none."""
+        """The `stop` text that ends an answer. Empty if it contains none."""
         return self._cut_at_stop(response_ids, stop)[1]
 
     def _cut_at_stop(self, response_ids: Sequence[int], stop: Sequence[str]) -> tuple[str, str]:
@@ -278,7 +278,7 @@ class Renderer:
 
     @functools.cached_property
     def _opening(self) -> str:
-        """The opening reasoning tag with which the template ends prompts; empty if it writes none."""
+        """The opening reasoning tag with which the template ends prompts. Empty if it writes none."""
         return opens_reasoning(self._sample_prompt)
 
     @functools.cached_property
@@ -286,7 +286,7 @@ class Renderer:
         return self._template(_PROBE)
 
     def _end_of(self, response_ids: Sequence[int]) -> str:
-        """The control token that ends a response, of the several that end turns in most families; may be empty."""
+        """The control token that ends a response, of the several that end turns in most families. May be empty."""
         return self._ends.get(response_ids[-1], "") if response_ids else ""
 
     def _render_between(self, messages: tuple[tuple[str, str], ...], end: str) -> tuple[int, ...]:
@@ -295,7 +295,7 @@ class Renderer:
         if not mark:
             raise ValueError(
                 f"the chat template of {self._tokenizer.name_or_path!r} drops or rewrites assistant messages, so "
-                "conversations cannot be continued token by token; use a model or a template that keeps them"
+                "conversations cannot be continued token by token. Use a model or a template that keeps them"
             )
         # if the response already contains its end, omit the template's end and the text before it
         before, separator, rest = between.partition(_ENDS.get(end, end) or _MARK)
@@ -326,7 +326,7 @@ class Renderer:
             except TemplateError as error:  # Gemma and Mistral, if one role has two messages in a row
                 refusal = refusal or ValueError(
                     f"the chat template of {self._tokenizer.name_or_path!r} refuses a conversation of "
-                    f"{', '.join(roles[:20])} ({error}); use a model or a template that accepts it"
+                    f"{', '.join(roles[:20])} ({error}). Use a model or a template that accepts it"
                 )
                 continue
             lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in rendered]
@@ -334,7 +334,7 @@ class Renderer:
                 return layout
             refusal = refusal or ValueError(
                 f"the chat template of {self._tokenizer.name_or_path!r} omits messages of the role {lost[0]!r} in "
-                f"a conversation of {', '.join(roles[:20])}; use a model or a template that shows each message"
+                f"a conversation of {', '.join(roles[:20])}. Use a model or a template that shows each message"
             )
         assert refusal is not None
         raise refusal
@@ -353,7 +353,7 @@ class Renderer:
         if split_reasoning(f"{header}{_MARK}")[1].strip() != _MARK:  # more than blanks and empty reasoning
             raise ValueError(
                 f"the chat template of {self._tokenizer.name_or_path!r} writes {header!r} before an answer, but omits "
-                "it in a prompt, so the model would be trained without it; let the template write it at its end "
+                "it in a prompt, so the model would be trained without it. Let the template write it at its end "
                 "{% if add_generation_prompt %}, in chat_template.jinja or tokenizer_config.json of the model's folder"
             )
 
@@ -430,7 +430,7 @@ def _is_call_mark(token: str) -> bool:
 
 
 def _alternating(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Merge neighbors of one role; later system messages become user messages."""
+    """Merge neighbors of one role. Later system messages become user messages."""
     merged: list[dict[str, str]] = []
     for message in messages:
         role = "user" if merged and message["role"] == "system" and merged[-1]["role"] != "system" else message["role"]

@@ -57,9 +57,9 @@ class Rollout:
             ArgumentError: `make_env` returned an environment that is already in use.
         """
         if isinstance(limit, int):
-            raise TypeError(f"limit={limit} is a number; send asyncio.Semaphore({limit}), which other groups may share")
+            raise TypeError(f"limit={limit} is a number. Send asyncio.Semaphore({limit}), which other groups may share")
         if size < 1:
-            raise ValueError(f"group of {size} episodes is empty; ask for at least 1")
+            raise ValueError(f"group of {size} episodes is empty. Ask for at least 1")
         limit = limit or asyncio.Semaphore(size)
         episodes = await all_or_first_error(
             self._episode(seed, limit, index, None if rng_key is None else f"{rng_key}/{index}")
@@ -85,7 +85,7 @@ class Rollout:
         if id(env) in self._active:
             raise ArgumentError(
                 f"make_env of {self.env_id} returned one {type(env).__name__} for two episodes that are played at the "
-                "same time, and they would share its state; make a new one at each call"
+                "same time, and they would share its state. Make a new one at each call"
             )
         self._active.add(id(env))
         try:
@@ -108,7 +108,7 @@ class Rollout:
 
 
 def agents_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ...]:
-    """The possible agents of an environment; see `inspect_env`."""
+    """The possible agents of an environment. See `inspect_env`."""
     return inspect_env(make_env, env_id, lambda env: tuple(env.possible_agents))
 
 
@@ -139,7 +139,7 @@ def close(env: PlayableEnv, env_id: str) -> None:
         exception = traceback.TracebackException.from_exception(error)
         frame = exception.stack[-1]
         warnings.warn(  # shown once if it is always the same
-            f"{env_id}: close() raised {type(error).__name__}: {exception} ({frame.filename}:{frame.lineno}); the "
+            f"{env_id}: close() raised {type(error).__name__}: {exception} ({frame.filename}:{frame.lineno}). The "
             "episode counts, but what the environment held may be left over",
             RuntimeWarning,
             stacklevel=2,

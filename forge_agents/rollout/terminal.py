@@ -22,7 +22,7 @@ _STDIN = 0
 
 
 class Terminal:
-    """A console for output and a file descriptor for input; one question at a time, from any loop or thread.
+    """A console for output and a file descriptor for input, one question at a time, from any loop or thread.
 
     Lines are read below Python's own buffers, so that a question can be canceled: a blocked ``input()`` would consume
     the next line or delay the end of the program.

@@ -196,7 +196,7 @@ def use_certificate(folder: str | Path) -> None:
     try:
         if key.stat().st_mode & 0o077:
             raise HostError(
-                f"other users may read or write {key}, the key of the run's certificate; run chmod 600 on it"
+                f"other users may read or write {key}, the key of the run's certificate. Run chmod 600 on it"
             )
         for file in (certificate, key):
             copy = os.open(private_folder() / file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

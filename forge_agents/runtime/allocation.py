@@ -244,7 +244,7 @@ class Allocator:
         if any(map(bool, gpus_by_host)) and not all(gpus_by_host):
             without = ", ".join(str(host) for host, gpus in zip(hosts, gpus_by_host, strict=True) if not gpus)
             what = role.removesuffix("s")
-            raise HostError(f"{without} has no GPU, but other hosts of this {what} have; use hosts of the same kind")
+            raise HostError(f"{without} has no GPU, but other hosts of this {what} have. Use hosts of the same kind")
         for host, gpus in zip(hosts, gpus_by_host, strict=True):
             host.processes += each
             host.gpu_users.update(gpus)
@@ -263,7 +263,7 @@ class Allocator:
         if gpus and len(gpus) < each:
             raise HostError(
                 f"{each} ranks of one {role.removesuffix('s')} need a GPU each, and {host} has {len(gpus)} for "
-                "them; start fewer, or give it more GPUs"
+                "them. Start fewer, or give it more GPUs"
             )
         return tuple(sorted(gpus, key=pool.index))
 
@@ -311,13 +311,13 @@ class Allocator:
                 if cores and (missing := self.config.cores_of(role) - cores):
                     raise HostError(
                         f"cpus of the mesh bind {role} to {self.config.cpus[role]} and {host} has no core "
-                        f"{min(missing)} for it; it has {', '.join(map(str, sorted(cores)))}"
+                        f"{min(missing)} for it. It has {', '.join(map(str, sorted(cores)))}"
                     )
         for host, count in needed.items():
             assert host.facts is not None
             if count > len(host.facts.gpus):
                 raise HostError(
-                    f"the mesh asks for {count} GPUs on {host} and it has {len(host.facts.gpus)}; lower gpus, or "
+                    f"the mesh asks for {count} GPUs on {host} and it has {len(host.facts.gpus)}. Lower gpus, or "
                     "choose other hosts"
                 )
 

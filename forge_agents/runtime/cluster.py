@@ -75,7 +75,7 @@ class Cluster(Allocator):
         except TimeoutError:
             missing = [f"{host}{self._job_name(host)}" for host in self.hosts if host.facts is None]
             raise StallError(
-                f"hosts {', '.join(missing)} did not answer within start_timeout_s={timeout_s:g}; check that their "
+                f"hosts {', '.join(missing)} did not answer within start_timeout_s={timeout_s:g}. Check that their "
                 "host processes run, that this machine and they can connect to each other, and that all have the same "
                 "Python environment at the same path",
                 self.hosts[0].name,
@@ -171,7 +171,7 @@ class Cluster(Allocator):
         for host in self.hosts:
             if missing := await host.agent.missing.call_one(tuple(paths)):
                 raise HostError(
-                    f"host {host} does not see {', '.join(missing)}; models and the run's folder must be on a file "
+                    f"host {host} does not see {', '.join(missing)}. Models and the run's folder must be on a file "
                     "system that all hosts share, at the same path"
                 )
 

@@ -28,7 +28,7 @@ _CRASHES = {
 _OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup{}/memory.events", "/sys/fs/cgroup/memory{}/memory.oom_control")
 """Files in which the kernel counts out-of-memory kills: in total, and by control group of version 2 and 1."""
 _MEANINGS: dict[int, str] = {
-    signal.SIGILL: "a library uses an instruction that this processor lacks, because it was built for another one; "
+    signal.SIGILL: "a library uses an instruction that this processor lacks, because it was built for another one. "
     "`forge-agents doctor` checks each part",
     signal.SIGBUS: "often /dev/shm or a disk is full",
     signal.SIGTERM: "another program asked it to end, such as a job manager",

@@ -32,7 +32,7 @@ def warn_of_other_users() -> None:
         warnings.warn(
             f"any user of this machine can run code as you while this run lasts: its sockets could not be made private "
             f"on this system, and users {', '.join(map(str, users))} have processes here. Use a machine, a virtual "
-            "machine or a container with its own network; see docs/hardware.md",
+            "machine or a container with its own network. See docs/hardware.md",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -44,7 +44,7 @@ def warn_of_open_ports(addresses: Iterable[str]) -> None:
         warnings.warn(
             f"{', '.join(reachable[:3])}{' and others' if len(reachable) > 3 else ''}: any machine or user that can "
             "connect to these ports can run code as you. Keep hosts in a private network, or use tls:// "
-            "addresses with a certificate of the run; see docs/hardware.md",
+            "addresses with a certificate of the run. See docs/hardware.md",
             RuntimeWarning,
             stacklevel=2,
         )

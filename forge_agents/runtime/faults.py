@@ -71,7 +71,7 @@ class Faults:
         if len(self.all) > self._max_respawns:
             names = ", ".join(dict.fromkeys(fault.who for fault in self.all))
             raise RespawnLimitError(
-                f"{len(self.all)} processes died ({names}); a run restarts at most {self._max_respawns} processes. "
+                f"{len(self.all)} processes died ({names}). A run restarts at most {self._max_respawns} processes. "
                 f"The last death: {cause}"
             )
         _log.warning("%s is started again: %s", who, cause)

@@ -184,7 +184,7 @@ class Heartbeat:
     def _hung(self, error: StallError) -> StallError:
         hung = StallError(
             f"{self._name} gave no sign of life for heartbeat_timeout_s={self._heartbeat_timeout_s:g} s: it hangs, or "
-            f"its machine is too busy; if so, raise heartbeat_timeout_s. {error}",
+            f"its machine is too busy. If so, raise heartbeat_timeout_s. {error}",
             self._name,
         )
         hung.snapshot = error.snapshot

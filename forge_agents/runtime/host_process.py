@@ -45,7 +45,7 @@ def main() -> None:
     url = next((part for part in address.split("@") if "://" in part), address)  # a host identity may come first
     if url.startswith("tls://") != bool(args.certificate):
         parser.error(
-            f"{url} with --certificate={args.certificate}; tls:// addresses, and no others, need a certificate"
+            f"{url} with --certificate={args.certificate}. Tls:// addresses, and no others, need a certificate"
         )
     if args.certificate:
         use_certificate(args.certificate)

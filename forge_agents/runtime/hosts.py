@@ -83,17 +83,17 @@ class Hosts:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r} of the mesh; choose one of {KINDS}.{did_you_mean(self.kind, KINDS)}")
+            raise ValueError(f"kind={self.kind!r} of the mesh. Choose one of {KINDS}.{did_you_mean(self.kind, KINDS)}")
         for name in ("hosts", "gpus", "cpus", "workers"):
             roles = tuple(role for role in ROLES if (name, role) != ("gpus", ENVS))
             for role in getattr(self, name):
                 if role not in roles:
                     near = did_you_mean(role, roles)
-                    raise ValueError(f"{name} of the mesh names {role!r}; its roles are {', '.join(roles)}.{near}")
+                    raise ValueError(f"{name} of the mesh names {role!r}. Its roles are {', '.join(roles)}.{near}")
         for name in ("hosts", "gpus"):
             for role, count in getattr(self, name).items():
                 if count < 1:
-                    raise ValueError(f"{name} of the mesh gives {role} {count}; give at least 1, or leave the role out")
+                    raise ValueError(f"{name} of the mesh gives {role} {count}. Give at least 1, or leave the role out")
         for cores in self.cpus.values():
             parse_cores(cores)
         for name in ("start_timeout_s", "heartbeat_timeout_s"):
@@ -105,22 +105,22 @@ class Hosts:
         for kind, defaults in _FIELDS_BY_KIND.items():
             for name, default in defaults.items():
                 if kind != self.kind and getattr(self, name) != default:
-                    raise ValueError(f"{name} of the mesh is for kind={kind!r} and kind is {self.kind!r}; remove one")
+                    raise ValueError(f"{name} of the mesh is for kind={kind!r} and kind is {self.kind!r}. Remove one")
         if self.kind == "local":
             if self.hosts or self.address:
-                raise ValueError("kind='local' of the mesh is this host alone; remove hosts and address, or set a kind")
+                raise ValueError("kind='local' of the mesh is this host alone. Remove hosts and address, or set a kind")
             return
         if self.kind == "attach":
             for role, count in self.hosts.items():
                 if count > (addresses := len(self.workers.get(role, ()))):
                     raise HostError(
-                        f"the mesh asks for {count} {role} hosts and workers names {addresses}; name more, or ask for "
+                        f"the mesh asks for {count} {role} hosts and workers names {addresses}. Name more, or ask for "
                         "fewer"
                     )
         self._check_addresses()
         if not set(self.counts) - {"spare"}:
             example = "workers: {engines: [tcp://node1:26600]}" if self.kind == "attach" else "hosts: {engines: 2}"
-            raise ValueError(f"kind={self.kind!r} of the mesh has no hosts; set e.g. {example}")
+            raise ValueError(f"kind={self.kind!r} of the mesh has no hosts. Set e.g. {example}")
 
     def _check_addresses(self) -> None:
         for address in self.addresses:
@@ -133,7 +133,7 @@ class Hosts:
         schemes = {address.partition(":")[0] for address in addresses}
         if ("tls" in schemes) != bool(self.certificate) or (self.certificate and schemes != {"tls"}):
             raise ValueError(
-                f"certificate={self.certificate!r} of the mesh does not fit the addresses {', '.join(addresses)}; with "
+                f"certificate={self.certificate!r} of the mesh does not fit the addresses {', '.join(addresses)}. With "
                 "a certificate, write all addresses as 'tls://node1:26600', and without one none of them"
             )
 
@@ -165,13 +165,13 @@ class Hosts:
         hosts = self.counts.get(role, 1)
         if each > 1 and each % hosts:
             raise ValueError(
-                f"{each} processes of one {role} cannot be spread evenly over {hosts} hosts; choose a "
+                f"{each} processes of one {role} cannot be spread evenly over {hosts} hosts. Choose a "
                 f"multiple of {hosts}"
             )
         gpus = self.gpus.get(role)
         if gpus is not None and processes > gpus * hosts:
             raise ValueError(
-                f"{processes} processes of {role} need a GPU each and the mesh gives {role} {hosts} x {gpus}; raise "
+                f"{processes} processes of {role} need a GPU each and the mesh gives {role} {hosts} x {gpus}. Raise "
                 "gpus or hosts, or start fewer"
             )
 
@@ -188,7 +188,7 @@ class ProcessSlot:
     gpu: str
     """Id on the host. Empty without a GPU."""
     gpu_bytes: int
-    """Memory of the GPU; 0 if not known."""
+    """Memory of the GPU, or 0 if not known."""
 
 
 def parse_cores(text: str) -> frozenset[int]:
@@ -202,7 +202,7 @@ def parse_cores(text: str) -> frozenset[int]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
-            raise ValueError(f"cpus {text!r} of the mesh; write cores as '0-15' or '0,2,8-11'")
+            raise ValueError(f"cpus {text!r} of the mesh. Write cores as '0-15' or '0,2,8-11'")
         cores |= set(range(first, last + 1))
     return frozenset(cores)
 
@@ -214,4 +214,4 @@ def _is_local(address: str) -> bool:
 def _check_address(address: str, name: str) -> None:
     pattern = r"t(cp|ls)://[^\s:/]+:\d+" if name == "address" else r"t(cp|ls)://[^\s:/]+:\d+|ipc://\S+"
     if not re.fullmatch(pattern, address):
-        raise ValueError(f"{name} of the mesh holds {address!r}; write an address as 'tcp://node1:26600'")
+        raise ValueError(f"{name} of the mesh holds {address!r}. Write an address as 'tcp://node1:26600'")

@@ -23,7 +23,7 @@ def interface_of(address: str) -> str:
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in addresses):
             return str(name)
-    raise HostError(f"no network interface of {socket.gethostname()} has the address {address}; see `ip address`")
+    raise HostError(f"no network interface of {socket.gethostname()} has the address {address}. See `ip address`")
 
 
 def own_address(other: str) -> str:
@@ -67,4 +67,4 @@ def address_towards(host: str) -> str:
             except OSError:
                 continue
             return str(probe.getsockname()[0])
-    raise HostError(f"{socket.gethostname()} finds no route to {host}; check that it can resolve the name of that host")
+    raise HostError(f"{socket.gethostname()} finds no route to {host}. Check that it can resolve the name of that host")

@@ -48,7 +48,7 @@ def _show(
 def print_stopping() -> None:
     """Acknowledge Ctrl-C at once."""
     start = "\n" * sys.stderr.isatty()  # after the ^C that a terminal shows
-    sys.stderr.write(f"{start}SIGINT: stopping all processes of this call; press Ctrl-C again to stop at once\n")
+    sys.stderr.write(f"{start}SIGINT: stopping all processes of this call. Press Ctrl-C again to stop at once\n")
 
 
 async def _nothing() -> None:
@@ -119,7 +119,7 @@ class LoopRunner:
             self._run_in_place(finish)
         except KeyboardInterrupt:
             mesh.kill_all(except_for=self._others)
-            raise interrupted("stopped; processes that did not end in time were killed") from None
+            raise interrupted("stopped. Processes that did not end in time were killed") from None
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -244,7 +244,7 @@ class Interrupt:
         """
         if self._signal is None:
             return
-        reason = f"stopped after step {steps}, saved in {folder}; run it again to continue"
+        reason = f"stopped after step {steps}, saved in {folder}. Run it again to continue"
         if self._signal is signal.SIGTERM:
             self._say(reason)
             raise SystemExit(128 + signal.SIGTERM)
@@ -253,7 +253,7 @@ class Interrupt:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number)
         self._restore()
-        self._say(f"{self._signal.name}: finishing this step and saving it; send it again to stop at once")
+        self._say(f"{self._signal.name}: finishing this step and saving it. Send it again to stop at once")
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -154,7 +154,7 @@ def _attached(config: Hosts) -> Job:
 def _slurm(config: Hosts, gpus_per_node: int | None) -> Job:
     if shutil.which("sbatch") is None or shutil.which("squeue") is None:
         raise HostError(
-            "kind='slurm' of the mesh needs sbatch and squeue on the path, and they are not; start the run where jobs "
+            "kind='slurm' of the mesh needs sbatch and squeue on the path, and they are not. Start the run where jobs "
             "are submitted, or use kind='attach' inside a job"
         )
     _listen(config)
@@ -180,7 +180,7 @@ def _kubernetes(config: Hosts) -> Job:
         from monarch.job.kubernetes import KubernetesJob  # type: ignore[import-untyped,unused-ignore]
     except (ImportError, RuntimeError) as cause:
         raise HostError(
-            f"kind='kubernetes' of the mesh: {cause}; install with: pip install 'forge-agents-rl[kubernetes]'"
+            f"kind='kubernetes' of the mesh: {cause}. Install with: pip install 'forge-agents-rl[kubernetes]'"
         ) from cause
     _listen(config)
     job = KubernetesJob(config.namespace, timeout=math.ceil(config.start_timeout_s))
@@ -211,6 +211,6 @@ def _listen(config: Hosts) -> None:
         _monarch.enable_transport(config.address or ("tls" if config.certificate else "tcp"))
     except RuntimeError as cause:
         raise HostError(
-            f"kind={config.kind!r} of the mesh needs Monarch on TCP, but this process already uses Monarch without it; "
+            f"kind={config.kind!r} of the mesh needs Monarch on TCP, but this process already uses Monarch without it. "
             "start the run in a new process"
         ) from cause

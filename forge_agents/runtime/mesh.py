@@ -102,9 +102,9 @@ def spawn_procs(
         HostError: No host is left for the role.
     """
     if procs < 1:
-        raise ValueError(f"procs={procs} for {name!r}; a mesh needs at least one process")
+        raise ValueError(f"procs={procs} for {name!r}. A mesh needs at least one process")
     if threads is not None and threads < 1:
-        raise ValueError(f"threads={threads} for {name!r}; give at least 1, or None for the default")
+        raise ValueError(f"threads={threads} for {name!r}. Give at least 1, or None for the default")
     with _placing:
         cluster = _cluster()
         allocation = cluster.allocate(role, procs, name)
@@ -164,7 +164,7 @@ async def launch_hosts(
 
     if busy := [cluster.config.kind for cluster in _clusters if cluster.config.kind != "local"]:
         raise HostError(
-            f"this process already runs on hosts of kind {busy[0]!r}; close their trainer before another one starts"
+            f"this process already runs on hosts of kind {busy[0]!r}. Close their trainer before another one starts"
         )
     _clusters.clear()
     _monarch.on_unhandled_fault(_note_fault)
@@ -346,7 +346,7 @@ async def with_deadline(
         if not task.done():
             others = _stalls.summary(without=who)
             stall = StallError(
-                f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_hint(who)}; raise the timeout if "
+                f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_hint(who)}. Raise the timeout if "
                 f"the work is just slow{'. Other waits at that time: ' * bool(others)}{others}",
                 who,
             )

@@ -86,7 +86,7 @@ def make_private(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(
-            f"{folder} is not a folder of yours (its owner is user {status.st_uid}), so no logs are written there; set "
+            f"{folder} is not a folder of yours (its owner is user {status.st_uid}), so no logs are written there. Set "
             "TMPDIR to a folder of your own"
         )
     if status.st_mode & 0o022:

@@ -129,7 +129,7 @@ def begin(folder: str, cores: frozenset[int]) -> None:
 
 
 def variables(host: str) -> dict[str, str]:
-    """Return the environment variables of all processes of this run on a host; `host` is empty for this one."""
+    """Return the environment variables of all processes of this run on a host. `host` is empty for this one."""
     common = {RUN_VARIABLE: _token(), **path_variables(), **openmp_variables()}
     return {**common, HOST_VARIABLE: host} if host else common
 

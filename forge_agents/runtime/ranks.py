@@ -143,7 +143,7 @@ def check_users(before: frozenset[str] = frozenset()) -> None:
         if strangers:
             raise PermissionError(
                 f"user {min(strangers)} of this machine has connected to a rank of process {os.getpid()} in the place "
-                "of another rank; nothing was read from the connection. Start the run again, and find out who that is"
+                "of another rank. Nothing was read from the connection. Start the run again, and find out who that is"
             )
         unknown = [remote for remote, local in ends if (remote, local) not in users]
         if not unknown:

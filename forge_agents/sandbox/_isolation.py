@@ -139,7 +139,7 @@ def enter_namespaces() -> None:
 
 
 def leave_network() -> None:
-    """Enter a new network namespace, with its loopback down. For root only; others use `enter_namespaces`."""
+    """Enter a new network namespace, with its loopback down. For root only. Others use `enter_namespaces`."""
     _check(_libc.unshare(0x40000000), "unshare(NEWNET)")
 
 
@@ -397,7 +397,7 @@ def _ranges(calls: str, column: int) -> list[tuple[int, int]]:
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock; 0 if there is none."""
+    """Return the version of the kernel's Landlock, or 0 if there is none."""
     return max(0, int(_libc.syscall(444, None, 0, 1)))
 
 

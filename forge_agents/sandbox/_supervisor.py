@@ -1,7 +1,7 @@
 """Runs one program, isolated on request, watches it, and ends it with all its children.
 
 It reads a request from standard input and writes a reply to standard output, both marshaled. A program may run for
-`wall_s`; a command line ends when the standard input does. It is started by `python -I -S`, so it has only the standard
+`wall_s`. A command line ends when the standard input does. It is started by `python -I -S`, so it has only the standard
 library, and imports little of it, because imports are most of the cost of a run.
 """
 # Importing pathlib would take as long as everything else.

@@ -187,7 +187,7 @@ class Usage:
 
 
 def _kib(text: bytes, name: bytes) -> int:
-    """Bytes from a line such as ``b"VmSwap:    12 kB"``; 0 if it is missing."""
+    """Bytes from a line such as ``b"VmSwap:    12 kB"``, or 0 if it is missing."""
     at = text.find(name)
     return int(text[at + len(name) :].split(None, 1)[0]) << 10 if at >= 0 else 0
 

@@ -76,7 +76,7 @@ class SandboxResult:
     """Standard output. Bytes that are not UTF-8 are replaced."""
     stderr: str
     exit_code: int
-    """Exit code; negative if the program was ended by that signal, -9 if it exceeded a limit."""
+    """Exit code. Negative if the program was ended by that signal, -9 if it exceeded a limit."""
     limit: str
     """Name of the exceeded `SandboxLimits` field. Empty if there was none."""
     wall_s: float
@@ -218,7 +218,7 @@ class Sandbox:
         """Whether to run without namespaces."""
         reason = _why_no_namespaces()
         if reason and self.folders:
-            raise SandboxUnavailable(f"{reason}. folders={self.folders} need them; allow user namespaces")
+            raise SandboxUnavailable(f"{reason}. folders={self.folders} need them. Allow user namespaces")
         if reason and not self.allow_weaker:
             raise SandboxUnavailable(
                 f"{reason}. Allow user namespaces (for containers: seccomp and AppArmor profiles that permit "
@@ -251,7 +251,7 @@ class Sandbox:
         """`folders`, checked not to be readable paths themselves. Readable paths may lie in them."""
         for path in (*readable, "/dev", "/program.py"):
             if path in self.folders:
-                raise ValueError(f"folders: {path!r} is readable, so it cannot be writable as well; choose another")
+                raise ValueError(f"folders: {path!r} is readable, so it cannot be writable as well. Choose another")
         return list(self.folders)
 
     def _limits(self) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class CommandLine:
         environment: Environment variables; in a sandbox, in addition to the sandbox's.
         folder: Working directory without a sandbox.
         sandbox: Isolation. None for none.
-        port: Port of 127.0.0.1 to which it may connect in a sandbox, or in its own network without one; 0 for none.
+        port: Port of 127.0.0.1 to which it may connect in a sandbox, or in its own network without one, or 0 for none.
         files: Initial files of its folder in a sandbox, by relative path.
         container: If it is the client of a container engine: the command line that kills the container, and the one
             that removes it. Processes in a container are not children of the client.
@@ -324,7 +324,7 @@ class CommandLine:
             else:
                 if reason := _why_no_namespaces():
                     raise SandboxUnavailable(
-                        f"{reason}. To isolate a command line, allow user namespaces; or omit sandbox= and run all "
+                        f"{reason}. To isolate a command line, allow user namespaces, or omit sandbox= and run all "
                         "in a container"
                     )
                 packages = ["/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix, *sandbox.import_paths]
@@ -481,7 +481,7 @@ def _covering(paths: Sequence[str]) -> list[str]:
 def _why_no_namespaces() -> str:
     """Reason why programs cannot be run in namespaces on this machine. Empty if they can."""
     if sys.platform != "linux":
-        raise SandboxUnavailable(f"the sandbox needs Linux; this is {sys.platform}")
+        raise SandboxUnavailable(f"the sandbox needs Linux. This is {sys.platform}")
     patient = Sandbox(limits=SandboxLimits(wall_s=50))  # the result is cached, so a busy moment must not decide it
     request = patient._request("print('isolated')", "", {}, collect=False, scratch=None)
     process = subprocess.run(_COMMAND, input=request, capture_output=True, env=_ENVIRONMENT, timeout=60, check=False)
@@ -509,7 +509,7 @@ def _guarantees(reason: str) -> Guarantees:
 
     version, root = landlock_version(), os.geteuid() == 0
     if reason:
-        reason += "; programs run as user 65534" if root else ""
+        reason += ". Programs run as user 65534" if root else ""
         promises = {
             "no network": filters,
             "no files but the standard library and the system's libraries, read-only": version > 0,

@@ -36,7 +36,7 @@ class EngineActor(Actor):
         self._subscribers: dict[str, Subscriber] = {}
         self._versions = dict.fromkeys(("", *config.adapters), 0)
         self._fetched: dict[str, int] = {}
-        """Versions that came from the store; version 0 of the model's folder is none of them."""
+        """Versions that came from the store. Version 0 of the model's folder is none of them."""
         self._last_update: dict[str, float] = {}
         self._answers: list[Answer] = []
         self._failure: str | None = None
@@ -45,7 +45,7 @@ class EngineActor(Actor):
 
     @concurrent_endpoint
     async def start(self) -> EngineInfo | None:
-        """Build the engine, on all ranks together. Only the first rank gets further calls; the others return None."""
+        """Build the engine, on all ranks together. Only the first rank gets further calls. The others return None."""
         if self._config.tp > 1 and int(os.environ["RANK"]) > 0:
             ready: Future[None] = Future()
             follow(self._config, ready, _exit)
@@ -63,7 +63,7 @@ class EngineActor(Actor):
 
     @concurrent_endpoint
     async def add(self, requests: list[Request]) -> None:
-        """Queue requests; `poll` returns the answers."""
+        """Queue requests. `poll` returns the answers."""
         self._running().add(requests)
 
     @concurrent_endpoint
@@ -99,7 +99,7 @@ class EngineActor(Actor):
         """
         number = _vllm.adapter_number(self._config, adapter)
         if self._config.adapters and not adapter:
-            raise ValueError("this engine serves adapters; the model's own weights must not change under them")
+            raise ValueError("this engine serves adapters. The model's own weights must not change under them")
         self._running()
         start = time.perf_counter()
         subscriber = self._subscriber(adapter or self._weights_name)
@@ -156,7 +156,7 @@ class EngineActor(Actor):
 
         def work() -> None:
             if thread.unfinished:
-                raise ValueError(f"{thread.unfinished} requests are under way; an engine can only {name} without any")
+                raise ValueError(f"{thread.unfinished} requests are under way. An engine can only {name} without any")
             thread.ranks.call(name)
 
         await asyncio.wrap_future(thread.call(work))
@@ -198,7 +198,7 @@ class EngineActor(Actor):
 
     def _subscriber(self, weights_name: str) -> Subscriber:
         if self._store is None:
-            raise ValueError("this engine was started without a weight store; pass store= to its start")
+            raise ValueError("this engine was started without a weight store. Pass store= to its start")
         if weights_name not in self._subscribers:
             self._subscribers[weights_name] = self._store.subscriber(weights_name)
         return self._subscribers[weights_name]

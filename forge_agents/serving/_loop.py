@@ -59,13 +59,13 @@ class EngineThread:
         self._lock = threading.Lock()
         self._ended = False
         self._began: dict[str, float] = {}
-        """Time when the engine began to compute a request, by name; queued requests are absent."""
+        """Time when the engine began to compute a request, by name. Queued requests are absent."""
         self._num_tokens: dict[str, int] = {}
         """Tokens sampled so far for requests that are computed."""
         self._arrived: dict[str, float] = {}
         """Time when a request was queued, by name."""
         self._work: tuple[float, float | None] = 0.0, None
-        """Seconds of past steps and jobs, and the start of the present one; one value, because two threads use it."""
+        """Seconds of past steps and jobs, and the start of the present one, one value, because two threads use it."""
         self._starved_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -77,7 +77,7 @@ class EngineThread:
 
     @property
     def stalled_s(self) -> float:
-        """Duration of the present step or job, or of a series of steps that compute no request; 0 if idle."""
+        """Duration of the present step or job, or of a series of steps that compute no request, or 0 if idle."""
         now = time.monotonic()
         return max((now - since for since in (self._work[1], self._starved_since) if since is not None), default=0.0)
 
@@ -88,11 +88,11 @@ class EngineThread:
         return before + (time.monotonic() - since if since is not None else 0.0)
 
     def add(self, requests: list[Request]) -> None:
-        """Queue requests; a refused one is answered with its error."""
+        """Queue requests. A refused one is answered with its error."""
         self._jobs.put(lambda: self._add(requests))
 
     def abort(self, request_ids: list[int]) -> None:
-        """Drop requests; they are not answered."""
+        """Drop requests. They are not answered."""
         self._jobs.put(lambda: self._abort(request_ids))
 
     def call(self, job: Callable[[], T]) -> Future[T]:
@@ -148,7 +148,7 @@ class EngineThread:
         self._work = self._work[0], time.monotonic()
 
     def _do_jobs(self) -> bool:
-        """Run all queued jobs; if the engine is idle, wait for the first. Returns False if the thread should end."""
+        """Run all queued jobs. If the engine is idle, wait for the first. Returns False if the thread should end."""
         wait = not self.engine.has_unfinished_requests()
         while True:
             self._work = self.busy_s, None
@@ -201,7 +201,7 @@ class EngineThread:
             if (request := self._forget(name)) is not None:
                 error = (
                     f"had {self._num_tokens.get(name, 0)} of at most {request.sampling.max_tokens} tokens of an answer "
-                    f"{seconds:.0f} s after it began, and answer_timeout_s={limit_s:g}; lower max_tokens or "
+                    f"{seconds:.0f} s after it began, and answer_timeout_s={limit_s:g}. Lower max_tokens or "
                     "max_num_seqs, give the engine more threads, or in training raise stage_timeout_s above "
                     f"{3 * limit_s:g}"
                 )
@@ -292,7 +292,7 @@ class Ranks:
         return self.call_here(name, *args)
 
     def load(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """On the first rank: replace all weights on all ranks. Tensors are sent one by one; each keeps its part."""
+        """On the first rank: replace all weights on all ranks. Tensors are sent one by one. Each keeps its part."""
         if self._group is None:
             self.call_here("load_tensors", tensors.items(), version)
             return

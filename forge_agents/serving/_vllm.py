@@ -50,13 +50,13 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine and its weights live in the actor's process
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Environment of an engine's actor; must exist before its Python starts."""
+"""Environment of an engine's actor. Must exist before its Python starts."""
 
 _COLLECTIVE_TIMEOUT_S = 600.0
 """Timeout of collectives between an engine's ranks, in seconds; torch's default for NCCL."""
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 _BASE = "0"
-"""Key of the model's own weights among an engine's versions; adapters have the keys "1" and so on."""
+"""Key of the model's own weights among an engine's versions. Adapters have the keys "1" and so on."""
 
 
 def environment(config: EnginePlan) -> dict[str, str]:
@@ -65,13 +65,13 @@ def environment(config: EnginePlan) -> dict[str, str]:
 
 
 def adapter_number(config: EnginePlan, adapter: str) -> int:
-    """Number of an adapter in requests and versions; 0 for "", the model without one.
+    """Number of an adapter in requests and versions, or 0 for "", the model without one.
 
     Raises:
         ValueError: The engine has no such adapter.
     """
     if adapter and adapter not in config.adapters:
-        raise ValueError(f"this engine has no adapter {adapter!r}; it has {', '.join(config.adapters) or 'none'}")
+        raise ValueError(f"this engine has no adapter {adapter!r}. It has {', '.join(config.adapters) or 'none'}")
     return 1 + list(config.adapters).index(adapter) if adapter else 0
 
 
@@ -152,13 +152,13 @@ def _initial_adapter(config: EnginePlan, adapter: str) -> dict[str, torch.Tensor
     try:
         tensors: dict[str, torch.Tensor] = load_file(file)
     except (OSError, SafetensorError) as cause:
-        raise ValueError(f"{file} cannot be read ({cause}); export the adapter again") from None
+        raise ValueError(f"{file} cannot be read ({cause}). Export the adapter again") from None
     check_tensors(tensors, shapes)
     return tensors
 
 
 def _memory_options(config: EnginePlan) -> dict[str, Any]:
-    """VLLM's memory settings; omitted ones are measured by vLLM.
+    """VLLM's memory settings. Omitted ones are measured by vLLM.
 
     Raises:
         ValueError: The host's memory does not hold one conversation.
@@ -233,10 +233,10 @@ def _patch(config: EnginePlan) -> None:
 
 
 def _permit_tiles(dtype: str) -> None:
-    """Request AMX tile registers from the kernel; without that, their first use ends the process by SIGILL.
+    """Request AMX tile registers from the kernel. Without that, their first use ends the process by SIGILL.
 
     vLLM's attention uses them for bfloat16 on every processor that has them, but does not request them. In a large
-    model, oneDNN's matrix products have requested them before; in a small one they have not.
+    model, oneDNN's matrix products have requested them before. In a small one they have not.
 
     Raises:
         RuntimeError: The kernel refuses, as in some sandboxes and virtual machines.
@@ -246,7 +246,7 @@ def _permit_tiles(dtype: str) -> None:
     if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx() and dtype == "bfloat16":
         raise RuntimeError(
             "this processor has AMX, and the kernel does not let this process use it, so vLLM's bfloat16 attention "
-            'would end by SIGILL; take EngineConfig(dtype="float32")'
+            'would end by SIGILL. Take EngineConfig(dtype="float32")'
         )
 
 
@@ -267,7 +267,7 @@ def _compile_by_layer() -> None:
     """Make vLLM compile a model on CPU as on a GPU: the code between two attentions, once for all layers.
 
     On CPU it takes the whole model as one graph, for which Inductor writes the code of every layer again, and which
-    cannot be loaded from the cache. One of the passes over the pieces uses kernels of CUDA, which CPU builds lack; it
+    cannot be loaded from the cache. One of the passes over the pieces uses kernels of CUDA, which CPU builds lack. It
     only avoids copies around those kernels.
     """
     from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
@@ -312,7 +312,7 @@ def _share_compiled() -> None:
     """Make models of one architecture share compiled code, whatever their folders are called.
 
     vLLM's cache key contains the folder, so each export of a training run would be compiled again. Here the names and
-    shapes of the folder's tensors replace it; config, types, lengths and adapters stay in the key. A quantized model
+    shapes of the folder's tensors replace it. Config, types, lengths and adapters stay in the key. A quantized model
     keeps its folder, because scales of its weights may be constants in the code.
     """
     from vllm.config import ModelConfig
@@ -352,7 +352,7 @@ def _forbid_words_after_space() -> None:
 def _is_relevant(record: logging.LogRecord) -> bool:
     """Filter vLLM's warnings about layers without weights of their own, such as rotary tables and tied heads.
 
-    They come with every version and would be the last lines of an engine that died, as if they were the reason;
+    They come with every version and would be the last lines of an engine that died, as if they were the reason.
     `check_tensors` finds weights that are really missing.
     """
     return record.msg != "%s: Failed to load weights"
@@ -446,14 +446,14 @@ def wake(engine: Any) -> None:
 
 
 def _lora_request(number: int, folder: str = "loaded", **options: Any) -> Any:
-    """VLLM's name of an adapter; None for the model without one. `folder` is read only when the adapter is loaded."""
+    """VLLM's name of an adapter, None for the model without one. `folder` is read only when the adapter is loaded."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(str(number), number, folder, **options) if number else None
 
 
 def _constraint(request: Request) -> Any:
-    """VLLM's constraint of the response; None for any text."""
+    """VLLM's constraint of the response, or None for any text."""
     from vllm.sampling_params import StructuredOutputsParams
 
     if request.choices:  # vLLM's own `choice` does not escape line breaks
@@ -463,7 +463,7 @@ def _constraint(request: Request) -> Any:
 
 
 def completion_of(output: Any, request: Request, context: int, *, seconds: float = 0.0) -> Completion:
-    """Convert vLLM's output of a request that took `seconds`; `context` is the engine's `max_model_len`.
+    """Convert vLLM's output of a request that took `seconds`. `context` is the engine's `max_model_len`.
 
     Raises:
         ValueError: vLLM gave up this request.
@@ -481,7 +481,7 @@ def completion_of(output: Any, request: Request, context: int, *, seconds: float
         finish = "context" if full else "length"
     elif sampled.finish_reason != "stop":
         raise ValueError(
-            f"vLLM ended the request with {sampled.finish_reason!r} instead of 'stop' or 'length'; its choices or "
+            f"vLLM ended the request with {sampled.finish_reason!r} instead of 'stop' or 'length'. Its choices or "
             "its schema may not compile"
         )
     return Completion(
@@ -509,13 +509,13 @@ def _spans(vllm_spans: Iterable[Any], adapter: str) -> tuple[VersionSpan, ...]:
 
 
 def check_ranks(config: EnginePlan) -> None:
-    """Raise ValueError if the model's heads cannot be divided among the ranks; the message lists possible numbers."""
+    """Raise ValueError if the model's heads cannot be divided among the ranks. The message lists possible numbers."""
     if config.tp > 1:
         memory.check_tp(ModelSize.of(Path(config.model)), config.tp, config.model)
 
 
 def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes of the tensors in the folder's safetensors files, which an update must have; None without files.
+    """Names and shapes of the tensors in the folder's safetensors files, which an update must have, None without files.
 
     A tied ``lm_head.weight`` is optional and left out.
 
@@ -546,7 +546,7 @@ def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
             shapes[f"base_model.model.{layer}.lora_B.weight"] = (shape[0], lora.rank)
             missing.discard(target)
     if missing:
-        raise ValueError(f"{model} has no layers {sorted(missing)} for a LoRA adapter; leave them out of its targets")
+        raise ValueError(f"{model} has no layers {sorted(missing)} for a LoRA adapter. Leave them out of its targets")
     return shapes
 
 
@@ -563,17 +563,17 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tu
     if missing or unknown:
         raise ValueError(
             f"the update does not fit the served model: {len(missing)} tensors are missing ({missing[:3]}), "
-            f"{len(unknown)} are unknown ({unknown[:3]}); publish under Hugging Face names"
+            f"{len(unknown)} are unknown ({unknown[:3]}). Publish under Hugging Face names"
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"tensor {name!r} has shape {tuple(tensors[name].shape)}; the served model has {shape}")
+            raise ValueError(f"tensor {name!r} has shape {tuple(tensors[name].shape)}. The served model has {shape}")
 
 
 def load_tensors(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
     """Replace all weights in place and drop all keys and values that were computed with the old ones.
 
-    Running requests keep their tokens; their keys and values are computed again.
+    Running requests keep their tokens. Their keys and values are computed again.
     """
     import torch
 
@@ -586,7 +586,7 @@ def load_tensors(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]], versi
 
 
 def load_adapter(engine: Any, number: int, lora: LoRA, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-    """Replace one adapter in place, as `load_tensors`; `tensors` are in PEFT's layout, see `adapter_shapes`."""
+    """Replace one adapter in place, as `load_tensors`. `tensors` are in PEFT's layout, see `adapter_shapes`."""
     from safetensors.torch import save_file
 
     with tempfile.TemporaryDirectory(prefix="forge-adapter-") as folder:  # vLLM loads adapters only from files

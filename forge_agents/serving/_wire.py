@@ -19,11 +19,11 @@ class Request:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
-    """Texts of which the response is one; empty for any text."""
+    """Texts of which the response is one. Empty for any text."""
     json_schema: str = ""
-    """JSON schema of the response, as text; empty for any text."""
+    """JSON schema of the response, as text. Empty for any text."""
     adapter: int = 0
-    """Number of the adapter that samples; 0 for the model without one."""
+    """Number of the adapter that samples, or 0 for the model without one."""
     top_logprobs: int = 0
     """Number of most probable tokens to report per position, in addition to the sampled token."""
 
@@ -59,8 +59,8 @@ class EngineInfo:
     """Number of requests in the engine."""
     steps: int
     peak_device_bytes: int
-    """Peak memory that torch allocated on the first rank's accelerator; 0 on CPU."""
+    """Peak memory that torch allocated on the first rank's accelerator, or 0 on CPU."""
     device_used_bytes: int
-    """Memory in use on that accelerator by all processes; 0 on CPU."""
+    """Memory in use on that accelerator by all processes, or 0 on CPU."""
     last_update: Mapping[str, float] = field(default_factory=dict)
     """Timings of the last weight update, as returned by `EngineProcess.load_weights`."""

@@ -42,7 +42,7 @@ class _Replica:
 
 
 class EngineClient:
-    """One or more engines of one model. Create it with `start`; call it from one event loop.
+    """One or more engines of one model. Create it with `start`. Call it from one event loop.
 
     If an engine dies, its requests are sent again with the same tokens and seed, to another replica or to the engine
     that takes its place. A death therefore costs time but no episode, and every request is answered once. A new engine
@@ -71,7 +71,7 @@ class EngineClient:
         """Engines whose processes may exist, including those that start or stop."""
         self._replicas = [_Replica(replica) for replica in names_of(name, config.replicas)]
         self._loaded: list[str] = []
-        """Adapters whose weights were loaded so far; "" stands for the model's own."""
+        """Adapters whose weights were loaded so far. "" stands for the model's own."""
         self._failure: BaseException | None = None
         self._max_model_len = 0
         self._changed = asyncio.Event()
@@ -93,13 +93,13 @@ class EngineClient:
 
         Args:
             config: Settings of all replicas.
-            name: Name in errors and logs, with a number if there are several; also the name of the weights.
-            store: Store in which `load_weights` finds new weights; None for a model that never changes.
-            faults: Counter of deaths; None allows the default number of `Faults`.
+            name: Name in errors and logs, with a number if there are several, also the name of the weights.
+            store: Store in which `load_weights` finds new weights, or None for a model that never changes.
+            faults: Counter of deaths. None allows the default number of `Faults`.
             heartbeat_timeout_s: Seconds after which a silent engine counts as dead.
             timeout_s: Timeout of the start, in seconds.
-            router: Router of requests; None for the one that ``config.routing`` names.
-            device_access: Access to GPUs that others use as well; they call `sleep` and `wake`.
+            router: Router of requests, or None for the one that ``config.routing`` names.
+            device_access: Access to GPUs that others use as well. They call `sleep` and `wake`.
         """
         router = router or router_class(config.routing)(config.max_num_seqs)
         self = cls(
@@ -126,7 +126,7 @@ class EngineClient:
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """Process ids by replica; None if a replica is being restarted."""
+        """Process ids by replica, or None if a replica is being restarted."""
         return {each.name: each.engine.initial_info.pid if each.engine else None for each in self._replicas}
 
     @property
@@ -136,7 +136,7 @@ class EngineClient:
 
     @property
     def unfinished(self) -> dict[str, int | None]:
-        """Requests without an answer by replica; None if a replica is being restarted."""
+        """Requests without an answer by replica, or None if a replica is being restarted."""
         return {each.name: each.engine.unfinished if each.engine else None for each in self._replicas}
 
     @property
@@ -174,13 +174,13 @@ class EngineClient:
         return completion
 
     def _route(self, prompt_ids: Sequence[int]) -> _Replica | None:
-        """The replica that the router picks; None if no replica is live."""
+        """The replica that the router picks, or None if no replica is live."""
         loads = {i: r.engine.unfinished for i, r in enumerate(self._replicas) if r.engine is not None}
         if not loads:
             return None
         if (number := self._router.pick(prompt_ids, loads)) not in loads:
             router, live = type(self._router).__name__, ", ".join(map(str, loads))
-            raise ValueError(f"router {router} picked {number!r:.40}; the live replicas are {live}")
+            raise ValueError(f"router {router} picked {number!r:.40}. The live replicas are {live}")
         return self._replicas[number]
 
     async def load_weights(
@@ -189,7 +189,7 @@ class EngineClient:
         """Load published weights, as `EngineProcess.load_weights`, in half of the replicas at a time.
 
         Returns:
-            ``version`` and ``bytes`` of one replica; ``fetch_s``, ``load_s`` and ``seconds`` of all together.
+            ``version`` and ``bytes`` of one replica. ``fetch_s``, ``load_s`` and ``seconds`` of all together.
         """
         self._notify()  # a starting engine may wait for these weights
         timings: list[dict[str, float]] = []
@@ -228,7 +228,7 @@ class EngineClient:
         return dict(zip((engine.name for engine in engines), states, strict=True))
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End all engines; requests in flight fail. Calling it twice is safe."""
+        """End all engines. Requests in flight fail. Calling it twice is safe."""
         self._failure = self._failure or ActorDiedError(f"{self.name} was stopped", self.name)
         self._notify()
         watchers = [replica.watcher for replica in self._replicas if replica.watcher is not None]
@@ -269,7 +269,7 @@ class EngineClient:
         *,
         what: str,
     ) -> tuple[_Replica, T]:
-        """Do `work` with the engine of the chosen replica; if the engine dies, choose again.
+        """Do `work` with the engine of the chosen replica. If the engine dies, choose again.
 
         Without a `deadline`, the wait for a live engine lasts at most as long as three starts may take.
         """

@@ -36,7 +36,7 @@ class EngineConfig:
     """Maximum number of sequences that an engine decodes at the same time. More wait in its queue."""
     kv_cache_gb: float | None = None
     """Size of the KV cache on each rank, in units of 1e9 bytes. None (default): on a GPU the part that
-    `gpu_memory_utilization` leaves; on CPU 1, less if no more can be used, or more if one conversation of
+    `gpu_memory_utilization` leaves. On CPU 1, less if no more can be used, or more if one conversation of
     `max_model_len` tokens needs it."""
     gpu_memory_utilization: float | None = None
     """Fraction of the memory of each GPU that the engine may use, above 0 and at most 1. None (default): 0.9 on a GPU
@@ -55,7 +55,7 @@ class EngineConfig:
     model's query heads, and divide its key heads or be a multiple of them."""
     routing: str = "prefix"
     """Router that chooses the replica for a request. "prefix" (default): the replica whose cache holds the
-    conversation; a new conversation goes to the one with the fewest requests. "load": always the one with the fewest
+    conversation. A new conversation goes to the one with the fewest requests. "load": always the one with the fewest
     requests. "package.module:Class": a custom `forge_agents.serving.routing.Router`."""
     on_update: Literal["continue", "restart"] = "continue"
     """Handling of completions that a weight update interrupts. "continue" (default): the new weights continue them, and
@@ -64,16 +64,16 @@ class EngineConfig:
     def __post_init__(self) -> None:
         router_class(self.routing)
         if self.max_model_len is not None and self.max_model_len < 2:
-            raise ValueError(f"max_model_len={self.max_model_len}; a prompt and a response need at least 2 tokens")
+            raise ValueError(f"max_model_len={self.max_model_len}. A prompt and a response need at least 2 tokens")
         for name in ("max_num_seqs", "replicas", "tp"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
-            raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; must be positive, or None for a size that fits")
+            raise ValueError(f"kv_cache_gb={self.kv_cache_gb} must be positive, or None for a size that fits")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at most 1")
         if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads}; must be at least 1, or None for the default")
+            raise ValueError(f"threads={self.threads} must be at least 1, or None for the default")
 
 
 @settings_class
@@ -104,7 +104,7 @@ class EnginePlan(EngineConfig):
         super().__post_init__()
         if self.model and not Path(self.model, "config.json").is_file():
             raise ModelNotFoundError(
-                f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"
+                f"model={self.model!r} is no folder with a config.json. Give the folder of a Hugging Face model"
             )
         if not self.answer_timeout_s > 0:
             raise ValueError(f"answer_timeout_s={self.answer_timeout_s} must be positive")

@@ -45,7 +45,7 @@ async def start_engines(
     timeout_s: float = 300.0,
     device_access: DeviceAccess = unshared,
 ) -> dict[str, EngineClient]:
-    """Start engines for each model folder, all at once; if one fails, the others are stopped.
+    """Start engines for each model folder, all at once. If one fails, the others are stopped.
 
     Mappings have the names of engines as keys, and `adapters` the adapters of each by name. The engines are started
     with `configs`, in which `model` and `adapters` are replaced. Other arguments are those of `EngineClient.start`.
@@ -144,7 +144,7 @@ def assign_engines(
     """Assign policies whose weights may change to engines: adapters on one model share one, others do not.
 
     Returns:
-        The engine of each policy, called by its first policy; and the adapters that each engine serves.
+        The engine of each policy, called by its first policy, and the adapters that each engine serves.
     """
     engine_of: dict[str, str] = {}
     adapters: dict[str, dict[str, LoRA]] = {}
@@ -182,7 +182,7 @@ class Fleet:
             policies: Policies by name. Without a store, all policies of one model share an engine that samples from
                 that model. With a store, only adapters on one model share an engine.
             config: Settings of all engines.
-            store: Store of new weights, published under the policy's name; None for models that never change.
+            store: Store of new weights, published under the policy's name, or None for models that never change.
             tuned: Without a store, folders of the adapters of policies with `lora`, by policy name.
             timeout_s: Timeout of each start, in seconds.
         """

@@ -102,7 +102,7 @@ def item_bytes(dtype: str, config: EngineConfig) -> int:
 def engine_bytes(
     size: ModelSize, config: EngineConfig, *, dtype: str, tp: int, adapters: Sequence[LoRA]
 ) -> dict[str, int]:
-    """Memory of one of `tp` ranks of an engine without its cache, by part; `dtype` is the stored model's."""
+    """Memory of one of `tp` ranks of an engine without its cache, by part. `dtype` is the stored model's."""
     item = item_bytes(dtype, config)
     adapter_bytes = served_adapter_weights(size, adapters) * item // tp
     return {
@@ -112,7 +112,7 @@ def engine_bytes(
 
 
 def check_tp(size: ModelSize, tp: int, model: str) -> None:
-    """Raise ValueError if `tp` ranks cannot share the heads of `model`; the message lists the possible numbers."""
+    """Raise ValueError if `tp` ranks cannot share the heads of `model`. The message lists the possible numbers."""
     if not size.divides(tp):
         possible = [str(ranks) for ranks in range(1, size.heads + 1) if size.divides(ranks)]
         raise ValueError(
@@ -126,19 +126,19 @@ def check_context(size: ModelSize, max_model_len: int | None, model: str) -> Non
     if max_model_len is not None and max_model_len > size.context and not os.environ.get(_ALLOW_LONG_CONTEXT):
         raise ValueError(
             f"engine.max_model_len={max_model_len} is more than the {size.context} tokens that {model} has positions "
-            "for; lower it, or leave it out"
+            "for. Lower it, or leave it out"
         )
 
 
 def check_cache(size: ModelSize, config: EngineConfig, model: str, *, dtype: str, tp: int = 1) -> None:
-    """Raise ValueError if the configured cache does not hold one conversation; `dtype` is the stored model's."""
+    """Raise ValueError if the configured cache does not hold one conversation. `dtype` is the stored model's."""
     if config.kv_cache_gb is None:
         return
     context, per_token = config.max_model_len or size.context, size.kv_per_token(tp) * item_bytes(dtype, config)
     if (needed := context * per_token) > config.kv_cache_gb * 1e9:
         raise ValueError(
             f"engine.kv_cache_gb={config.kv_cache_gb:g} holds {int(config.kv_cache_gb * 1e9 // per_token)} tokens of "
-            f"{model}, and a conversation may have {context}, which take {needed / 1e9:.2g} GB; raise it, leave it "
+            f"{model}, and a conversation may have {context}, which take {needed / 1e9:.2g} GB. Raise it, leave it "
             "out, or lower engine.max_model_len"
         )
 
@@ -155,5 +155,5 @@ def check_head_size(folder: Path, model: str) -> None:
     if head_dim not in CPU_HEAD_SIZES and not read_json(folder / "config.json").get("kv_lora_rank"):
         raise ValueError(
             f"{model} has heads of {head_dim} channels, and on CPU vLLM computes attention for "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))} only; take a model with another head_dim, or serve it on a GPU"
+            f"{', '.join(map(str, CPU_HEAD_SIZES))} only. Take a model with another head_dim, or serve it on a GPU"
         )

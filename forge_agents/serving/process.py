@@ -38,7 +38,7 @@ HEARTBEAT_TIMEOUT_S = 60.0
 
 
 class EngineProcess:
-    """One engine in a process of its own. Create it with `start`; call it from one event loop.
+    """One engine in a process of its own. Create it with `start`. Call it from one event loop.
 
     Requests that arrive while a message is under way are sent together in the next message, and answers as well. So the
     number of messages follows the engine's steps, not the number of requests.
@@ -92,7 +92,7 @@ class EngineProcess:
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         timeout_s: float = 300.0,
     ) -> EngineProcess:
-        """Start a process and build the engine in it. `role` decides the host; see `Hosts`.
+        """Start a process and build the engine in it. `role` decides the host. See `Hosts`.
 
         Other arguments are those of `EngineClient.start`.
 
@@ -177,15 +177,15 @@ class EngineProcess:
         """Complete one prompt.
 
         Args:
-            prompt_ids: At least one token id; must leave room in the context.
+            prompt_ids: At least one token id. Must leave room in the context.
             sampling: Sampling settings, of which the engine uses neither the temperature schedule nor
                 `max_reasoning_tokens`: players apply them.
             seed: Seed that makes the tokens of this request reproducible, whatever else the engine computes.
             stop_token_ids: Tokens that end the response, in addition to the model's end-of-turn tokens.
-            choices: Texts of which the response is exactly one, unless `max_tokens` cuts it off; empty allows any.
-            json_schema: Schema of the JSON response, unless `max_tokens` cuts it off; None allows any text.
+            choices: Texts of which the response is exactly one, unless `max_tokens` cuts it off. Empty allows any.
+            json_schema: Schema of the JSON response, unless `max_tokens` cuts it off. None allows any text.
             top_logprobs: Number of most probable tokens to report at each position, 0 to 20.
-            adapter: Name of the adapter that samples, in ``EnginePlan.adapters``; empty for the model without one.
+            adapter: Name of the adapter that samples, in ``EnginePlan.adapters``. Empty for the model without one.
             timeout_s: Timeout in seconds, including the queue. None: the request may wait in the queue as long as the
                 engine answers others, and ``EnginePlan.answer_timeout_s`` limits the time after that.
 
@@ -200,7 +200,7 @@ class EngineProcess:
         Raises:
             ValueError: The prompt is empty, too long, or has ids outside the vocabulary, a sampling setting is out of
                 range, the choices or the schema cannot be enforced, or the adapter does not exist.
-            StallError: No completion within `timeout_s`; the request is dropped.
+            StallError: No completion within `timeout_s`. The request is dropped.
             LateAnswerError: The engine gave up after ``EnginePlan.answer_timeout_s``.
             ActorDiedError: The engine's process ended or vLLM failed.
         """
@@ -248,7 +248,7 @@ class EngineProcess:
             ``version``; ``fetch_s``, ``load_s`` and their sum ``seconds``; ``bytes``, 0 if the engine has the version.
 
         Raises:
-            UnknownIdError: The version does not exist; the message lists those that do.
+            UnknownIdError: The version does not exist. The message lists those that do.
             ValueError: The engine has no store or no such adapter, or the tensors do not fit the model.
             StallError, ActorDiedError: As in `generate`.
         """
@@ -280,7 +280,7 @@ class EngineProcess:
         return info
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End the engine and its process; requests in flight fail. Calling it twice is safe."""
+        """End the engine and its process. Requests in flight fail. Calling it twice is safe."""
         healthy = self._error is None
         self._fail_all(f"{self.name} was stopped")
         self._heartbeat.end()
@@ -311,17 +311,17 @@ class EngineProcess:
     def _check_prompt(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         prompt, limit = tuple(prompt_ids), self.max_model_len
         if not prompt:
-            raise ValueError("the prompt is empty; a model needs at least one token to continue")
+            raise ValueError("the prompt is empty. A model needs at least one token to continue")
         if len(prompt) >= limit:
             raise ValueError(
-                f"the prompt has {len(prompt)} tokens and {self.name} holds {limit} of prompt and response together; "
+                f"the prompt has {len(prompt)} tokens and {self.name} holds {limit} of prompt and response together. "
                 "trim the conversation, or raise max_model_len"
             )
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= self.initial_info.vocab_size:
             raise ValueError(
                 f"token id {low if low < 0 else high} is outside the vocabulary of {self.name}, 0 to "
-                f"{self.initial_info.vocab_size - 1}; was the prompt made with another model's tokenizer?"
+                f"{self.initial_info.vocab_size - 1}. Was the prompt made with another model's tokenizer?"
             )
         return prompt
 
@@ -409,9 +409,9 @@ def _text_of(error: Exception) -> str:
 
 def _check_choices(choices: Sequence[str], json_schema: Mapping[str, Any] | None) -> tuple[str, ...]:
     if isinstance(choices, str):
-        raise TypeError(f"choices={choices!r} is one text; give a sequence of texts")
+        raise TypeError(f"choices={choices!r} is one text. Give a sequence of texts")
     if choices and json_schema is not None:
-        raise ValueError("choices and json_schema were both given; a response can follow only one of them")
+        raise ValueError("choices and json_schema were both given. A response can follow only one of them")
     if "" in choices:
-        raise ValueError(f"choices={list(choices)} holds an empty text; a response has at least one token")
+        raise ValueError(f"choices={list(choices)} holds an empty text. A response has at least one token")
     return tuple(dict.fromkeys(choices))

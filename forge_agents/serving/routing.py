@@ -24,7 +24,7 @@ class Router(Protocol):
     """
 
     def pick(self, prompt_ids: Sequence[int], loads: Mapping[int, int]) -> int:
-        """One of the keys of `loads`: the numbers of unfinished requests by live replica; never empty."""
+        """One of the keys of `loads`: the numbers of unfinished requests by live replica. Never empty."""
         ...
 
     def answered(self, prompt_ids: Sequence[int], response_ids: Sequence[int], replica: int) -> None:
@@ -53,7 +53,7 @@ class LeastLoaded:
 
 
 class PrefixAffine:
-    """Picks the replica that answered the conversation's last turn; new conversations go to the least loaded one.
+    """Picks the replica that answered the conversation's last turn. New conversations go to the least loaded one.
 
     A prompt continues a conversation if it begins with an earlier prompt and its response. The episodes of a group,
     whose first prompts are equal, therefore spread over the replicas, and each stays where it began. A replica that
@@ -86,7 +86,7 @@ class PrefixAffine:
             self._replica_of.popitem(last=False)
 
     def _find(self, prompt_ids: Sequence[int]) -> int:
-        """The replica that answered the longest earlier exchange that `prompt_ids` begins with; -1 if there is none."""
+        """The replica that answered the longest earlier exchange that `prompt_ids` begins with, -1 if there is none."""
         if not self._replica_of:
             return -1
         hashes = reversed(self._hashes(prompt_ids).tolist())
@@ -118,11 +118,11 @@ def router_class(routing: str) -> Callable[[int], Router]:
     try:
         router = getattr(import_user_module(module), name)
     except (ImportError, AttributeError, ValueError) as cause:
-        raise ValueError(f"routing={routing!r} cannot be imported ({cause}); write 'package.module:Class'") from cause
+        raise ValueError(f"routing={routing!r} cannot be imported ({cause}). Write 'package.module:Class'") from cause
     methods = ("pick", "answered")
     if not (isinstance(router, type) and all(callable(getattr(router, method, None)) for method in methods)):
         raise ValueError(
-            f"routing={routing!r} is {router!r:.80}; give a class with pick(prompt_ids, loads) and "
+            f"routing={routing!r} is {router!r:.80}. Give a class with pick(prompt_ids, loads) and "
             "answered(prompt_ids, response_ids, replica)"
         )
     return router

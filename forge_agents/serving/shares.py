@@ -13,7 +13,7 @@ from forge_agents.serving.memory import USUAL_SHARE, engine_bytes, item_bytes, k
 
 C = TypeVar("C", bound=EngineConfig)
 USABLE_SHARE = 0.95
-"""Fraction of a GPU's memory that is divided; the rest is the allocator's overhead."""
+"""Fraction of a GPU's memory that is divided. The rest is the allocator's overhead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class MemoryRequest:
 
     name: str
     configured: int | None
-    """Bytes by the engine's settings; None if it takes what it gets."""
+    """Bytes by the engine's settings, or None if it takes what it gets."""
     needs: Mapping[str, int]
     """Minimum bytes, by part."""
 
@@ -75,7 +75,7 @@ def memory_request(name: str, model: Footprint, config: EngineConfig, total: int
 
 
 def divide_memory(available: int, requests: Sequence[MemoryRequest]) -> dict[str, int] | None:
-    """Bytes by engine name: the need and an equal part of the rest; None if `available` is too little."""
+    """Bytes by engine name: the need and an equal part of the rest, or None if `available` is too little."""
     spare = available - sum(request.reserved for request in requests)
     if spare < 0 or any(request.least > request.reserved for request in requests):
         return None

@@ -39,7 +39,7 @@ def holds_within(seconds: float, condition: Callable[[], object]) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process; empty if it ended, is a zombie or belongs to another user."""
+    """Return the command line of a process. Empty if it ended, is a zombie or belongs to another user."""
     try:
         return " ".join(psutil.Process(pid).cmdline())
     except (psutil.Error, OSError):
@@ -52,7 +52,7 @@ def with_command(part: str) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the id of a process's parent; 0 if it ended."""
+    """Return the id of a process's parent, or 0 if it ended."""
     try:
         return int(psutil.Process(pid).ppid())
     except psutil.NoSuchProcess:
@@ -60,7 +60,7 @@ def parent_of(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the ids of a process's direct children; empty if it ended."""
+    """Return the ids of a process's direct children. Empty if it ended."""
     try:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.NoSuchProcess:

@@ -26,7 +26,7 @@ def check_levels(id: str, players: PolicyMapping, *, episodes: int = 100, seed: 
         id: Id of an environment with two or more levels.
         players: Scripted or random players, better than chance at the first level and not perfect at the last.
         episodes: Number of episodes per level. At least 2.
-        seed: Seed of the first episode; the others follow.
+        seed: Seed of the first episode. The others follow.
 
     Returns:
         Mean rewards over episodes and agents by level, divided by ``max_reward`` if that is above 0.
@@ -37,7 +37,7 @@ def check_levels(id: str, players: PolicyMapping, *, episodes: int = 100, seed: 
         ValueError: The environment has fewer than two levels.
     """
     if len(levels := registry.spec(id).levels) < 2:
-        raise ValueError(f"{id} has {len(levels) or 'no'} levels; register it with levels=[{{...}}, {{...}}, ...]")
+        raise ValueError(f"{id} has {len(levels) or 'no'} levels. Register it with levels=[{{...}}, {{...}}, ...]")
     rewards = [
         asyncio.run(_rewards(f"{id}@{level}", players, range(seed, seed + episodes)))
         for level in range(1, len(levels) + 1)
@@ -69,7 +69,7 @@ def _reward(episode: Episode) -> float:
 def _lead(more: np.ndarray, less: np.ndarray) -> float:
     """Return by how many standard errors the first mean is above the second (Welch).
 
-    The variance is increased as by one more episode with reward 0.5; else two wins after none would be significant.
+    The variance is increased as by one more episode with reward 0.5. Otherwise two wins after none would be significant.
     """
     error = math.sqrt(sum((np.var(each, ddof=1) + 0.25 / len(each)) / len(each) for each in (more, less)))
     return float(np.mean(more) - np.mean(less)) / error

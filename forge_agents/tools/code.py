@@ -51,7 +51,7 @@ class Workspace:
                 raise ValueError(f"{path!r} cannot be a file next to {other!r}")
         others = [len(data) for key, data in self._files.items() if key != name]
         if len(content) > limits.file_mb << 20 or sum(others) + len(content) > limits.disk_mb << 20:
-            raise ValueError(f"{path!r} has {len(content)} bytes; there is no room for so many")
+            raise ValueError(f"{path!r} has {len(content)} bytes. There is no room for so many")
         if len(others) >= limits.files // 2:  # the sandbox counts folders, too
             raise ValueError(f"there are {len(others)} files already, and no more are allowed")
         self._files[name] = content

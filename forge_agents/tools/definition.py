@@ -53,7 +53,7 @@ class Tool:
         return replace(self, fn=types.MethodType(self.fn, instance), method=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function. Exceptions are raised; `run_tool` converts them to results."""
+        """Call the function. Exceptions are raised. `run_tool` converts them to results."""
         return self.fn(*args, **kwargs)
 
 
@@ -88,7 +88,7 @@ def _make_tool(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
     name = getattr(fn, "__name__", type(fn).__name__)
     doc = inspect.getdoc(fn)
     if not doc:
-        raise ValueError(f"tool {name} has no docstring; say in one what it does")
+        raise ValueError(f"tool {name} has no docstring. Say in one what it does")
     parameters = dict(inspect.signature(fn).parameters)
     method = next(iter(parameters), "") == "self"
     if method:
@@ -98,15 +98,15 @@ def _make_tool(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
     for parameter in parameters.values():
         where = f"tool {name}: parameter {parameter.name!r}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"{where} is variadic; name each argument")
+            raise TypeError(f"{where} is variadic. Name each argument")
         if parameter.name not in hints:
-            raise TypeError(f"{where} has no type hint; add one, e.g. `: str`")
+            raise TypeError(f"{where} has no type hint. Add one, e.g. `: str`")
         try:
             adapters[parameter.name] = TypeAdapter(hints[parameter.name])
             adapters[parameter.name].json_schema()
         except PydanticUserError as error:
             raise TypeError(
-                f"{where} is hinted {hints[parameter.name]}, which JSON cannot express; use str, int, float, bool, "
+                f"{where} is hinted {hints[parameter.name]}, which JSON cannot express. Use str, int, float, bool, "
                 "list[...], dict[str, ...], Literal[...] or a union of them"
             ) from error
     # generated together, because parameters may share definitions

@@ -65,11 +65,11 @@ def mcp_tools(
         MissingExtraError: The package ``mcp`` is missing.
     """
     if not server or not server[0]:
-        raise ValueError("server is empty; pass an address or a command")
+        raise ValueError("server is empty. Pass an address or a command")
     try:
         import mcp  # noqa: F401  # so that a missing package is reported here, not in the thread
     except ImportError as error:
-        raise MissingExtraError("MCP tools need the package mcp; pip install 'forge-agents-rl[mcp]'") from error
+        raise MissingExtraError("MCP tools need the package mcp. Run: pip install 'forge-agents-rl[mcp]'") from error
     connection = _Connection(_public_name(server), _secret_texts(server, {**(env or {}), **(headers or {})}))
     try:
         yield connection.open(lambda: _client(server, env, headers), connect_s, call_s)
@@ -138,7 +138,7 @@ class _Connection:
                 ready.set_exception(self._error(reason))
 
     def _error(self, reason: str) -> McpServerError:
-        return McpServerError(f"MCP server {self._name!r}: {reason}; start it by hand to see what it says")
+        return McpServerError(f"MCP server {self._name!r}: {reason}. Start it by hand to see what it says")
 
     def _tool(self, client: Client, tool: Any, call_s: float) -> Tool:
         def call(**arguments: Any) -> str:

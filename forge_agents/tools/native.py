@@ -54,7 +54,7 @@ def reader_for(tokenizer: Any) -> CallReader | None:
         parse = _parser(tokenizer, grammar)
     except ImportError as error:
         raise MissingExtraError(
-            f"tool calls in the grammar {grammar!r} are read by the package renderers; "
+            f"tool calls in the grammar {grammar!r} are read by the package renderers. "
             "pip install 'forge-agents-rl[calls]'"
         ) from error
     except AssertionError as error:

@@ -106,7 +106,7 @@ def _positions(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls(turn: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return the tool calls of a turn; empty if the environment ran none."""
+    """Return the tool calls of a turn. Empty if the environment ran none."""
     if count <= 0:
         return []
     stored: Any = turn.get("tool_calls")
@@ -130,7 +130,7 @@ class Pieces:
         self._tokenizer = functools.lru_cache(maxsize=16)(self._load)
 
     def of(self, policy: str, ids: Sequence[int]) -> list[str] | None:
-        """Return one text per token; None if the tokenizer is not on this machine.
+        """Return one text per token, or None if the tokenizer is not on this machine.
 
         The joined texts are the response. If several tokens form one character, it belongs to the last of them, and the
         other texts are empty.

@@ -86,7 +86,7 @@ class Query:
 
     def __post_init__(self) -> None:
         if self.sort not in SORTS:
-            raise ValueError(f"sort={self.sort!r}; known are {', '.join(SORTS)}")
+            raise ValueError(f"sort={self.sort!r}. Known are {', '.join(SORTS)}")
         if self.offset < 0 or not 0 <= self.limit <= MAX_ROWS:
             raise ValueError(f"offset={self.offset}, limit={self.limit}; offset >= 0 and limit 0 to {MAX_ROWS}")
 
@@ -189,7 +189,7 @@ class EpisodeIndex:
             file.seek(start)
             line = file.read(length)
         if zlib.crc32(line) != crc:
-            raise RunFolderError(f"{self.log} was rewritten, as a resumed run does; reload in a second")
+            raise RunFolderError(f"{self.log} was rewritten, as a resumed run does. Reload in a second")
         row: dict[str, Any] = json.loads(line)
         return row
 
@@ -200,7 +200,7 @@ class EpisodeIndex:
             with closing(self._connection()) as db, db:
                 yield db
         except sqlite3.DatabaseError as cause:
-            raise RunFolderError(f"the index {self.file} cannot be used ({cause}); delete it and reload") from cause
+            raise RunFolderError(f"the index {self.file} cannot be used ({cause}). Delete it and reload") from cause
 
     def _connection(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.file, timeout=30.0)
@@ -239,7 +239,7 @@ def _continues(db: sqlite3.Connection, file: IO[bytes]) -> bool:
 
 
 def _index_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
-    """Index some complete lines. Returns the number of episodes; None if there are no new lines."""
+    """Index some complete lines. Returns the number of episodes, or None if there are no new lines."""
     db.execute("BEGIN IMMEDIATE")  # another viewer may index the same file
     first: tuple[int, int, int] = db.execute("SELECT at, line, n FROM state").fetchone()
     at, line, n = first
@@ -252,7 +252,7 @@ def _index_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
             try:
                 summary = digest(row)
             except (ValueError, RecursionError) as cause:
-                problems.append((line + 1, f"it is {cause}; another version may have written it"))
+                problems.append((line + 1, f"it is {cause}. Another version may have written it"))
             else:
                 n += 1
                 words.append((n, summary.text))

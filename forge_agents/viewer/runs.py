@@ -69,7 +69,7 @@ class Run:
             episodes = {"episodes": 0, "bytes": 0, "indexed": 0, "problems": [str(cause)]}
         files = {name: self._stamp(name) for name in _FILES}
         if files["config.yaml"][0] and not self.settings():
-            problems.append("config.yaml holds no settings; it may be incomplete or damaged")
+            problems.append("config.yaml holds no settings. It may be incomplete or damaged")
         return {
             "id": self.number,
             "name": self.name,
@@ -100,7 +100,7 @@ class Run:
         }
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings in ``config.yaml``; empty without the file."""
+        """Return the settings in ``config.yaml``. Empty without the file."""
         settings = self._cached("config.yaml", _yaml)
         return finite(settings) if isinstance(settings, Mapping) else {}
 
@@ -135,7 +135,7 @@ class Run:
             ) from cause
 
     def _ending(self) -> dict[str, Any] | None:
-        """Return ``kind``, ``step`` and ``reason`` of an early stop; None if the run did all steps or still runs."""
+        """Return ``kind``, ``step`` and ``reason`` of an early stop, or None if the run did all steps or still runs."""
         ending = self._cached("ending.json", _json)
         if not isinstance(ending, Mapping) or not _is_step(ending.get("step")):
             return None
@@ -152,7 +152,7 @@ class Run:
         return (stat.st_size, stat.st_mtime_ns)
 
     def _cached(self, name: str, read: Callable[[Path], T]) -> T | None:
-        """Return the result of `read` for a file, computed once per change; None without the file."""
+        """Return the result of `read` for a file, computed once per change, or None without the file."""
         stamp = self._stamp(name)
         if not stamp[1]:
             return None
@@ -219,12 +219,12 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         if not path.is_dir():
             siblings = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
             raise RunFolderError(
-                f"{path} is not a folder; give the out_dir of a run.{did_you_mean(path.name, siblings)}"
+                f"{path} is not a folder. Give the out_dir of a run.{did_you_mean(path.name, siblings)}"
             )
         inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
         if not inside:
             raise RunFolderError(
-                f"{path} holds no run: neither it nor a folder in it has one of {', '.join(_FILES)}; give the out_dir "
+                f"{path} holds no run: neither it nor a folder in it has one of {', '.join(_FILES)}. Give the out_dir "
                 "of a training run or a benchmark"
             )
         for folder in inside:
@@ -301,7 +301,7 @@ def _board_tables(file: Path) -> list[dict[str, Any]]:
 def _league_table(league: Any) -> dict[str, Any]:
     """Return the policy of a league and its opponents, the highest rating first."""
     if not isinstance(league, Mapping) or not isinstance(league.get("opponents"), list):
-        return _table("League", note="league.json holds no league table; another version may have written it")
+        return _table("League", note="league.json holds no league table. Another version may have written it")
     policy = {"name": league.get("policy"), "kind": "learns"} | {
         name: league[name] for name in ("rating", "rating_sigma") if name in league
     }

@@ -212,4 +212,4 @@ def _socket(port: int | None) -> socket.socket:
     except OSError as cause:
         if port is None:
             return socket.create_server(("127.0.0.1", 0), backlog=128)
-        raise ValueError(f"port {port} cannot be used ({cause.strerror}); choose another, or none") from cause
+        raise ValueError(f"port {port} cannot be used ({cause.strerror}). Choose another, or none") from cause

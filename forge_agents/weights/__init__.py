@@ -21,4 +21,4 @@ def __getattr__(name: str) -> Any:
         from forge_agents.weights import subscriber
 
         return getattr(subscriber, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. It has {', '.join(__all__)}")

@@ -33,7 +33,7 @@ class HostCopyRecord:
     pages: Mapping[int, _segments.SegmentHandle]
     """By rank."""
     entry: Entry | None = None
-    """Version that may be read; None while one is being pulled."""
+    """Version that may be read. None while one is being pulled."""
     retiring: Entry | None = None
     """As in `Index`."""
     parts: int = 0
@@ -56,7 +56,7 @@ class HostCopy(Records):
     async def tensors(
         self, client: Any, entry: Entry, layout: Layout, ranks: Sequence[int], store_lease: Lease
     ) -> Mapping[int, torch.Tensor] | None:
-        """Buffers of `ranks`, unchanged while `lease` is held; None if the version was overwritten in the meantime.
+        """Buffers of `ranks`, unchanged while `lease` is held, or None if the version was overwritten in the meantime.
 
         `store_lease` keeps the version in the store while it is pulled.
 
@@ -103,7 +103,7 @@ class HostCopy(Records):
         return record
 
     def _open(self, record: HostCopyRecord, layout: Layout, ranks: Sequence[int]) -> bool:
-        """Map the pages of all ranks; False if some are gone."""
+        """Map the pages of all ranks, or False if some are gone."""
         for rank in ranks:
             handle = record.pages.get(rank)
             if handle is None or handle.num_bytes != layout.rank_bytes[rank]:
@@ -160,7 +160,7 @@ class HostCopy(Records):
 
 
 def _lock(name: str) -> socket.socket | None:
-    """A lock that all processes of the host share by name; None if it is taken. It ends with its process."""
+    """A lock that all processes of the host share by name, or None if it is taken. It ends with its process."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(f"\0{name}")

@@ -55,9 +55,9 @@ class Index:
     entry: Entry | None = None
     """Version that may be read. None before the first and during a write."""
     retiring: Entry | None = None
-    """Version that is about to be overwritten. Readers that hold a lease finish reading it; no other may begin."""
+    """Version that is about to be overwritten. Readers that hold a lease finish reading it. No other may begin."""
     stamp: int = 0
-    """Increases with every write; odd while bytes change, also after a writer died."""
+    """Increases with every write. Odd while bytes change, also after a writer died."""
     write: Write | None = None
     """The write in progress, or one whose writer died."""
 

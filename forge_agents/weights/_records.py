@@ -19,7 +19,7 @@ RETRY_S, MAX_RETRY_S = 0.005, 0.1
 
 
 class Records:
-    """Access to the keys of one set of weights; every call has the store's heartbeat timeout as its deadline.
+    """Access to the keys of one set of weights. Every call has the store's heartbeat timeout as its deadline.
 
     `ref` is a `WeightStoreRef`, whose module imports this one.
     """
@@ -89,7 +89,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """A lease as the store holds it; also the progress report of a writer."""
+    """A lease as the store holds it, also the progress report of a writer."""
 
     owner: Process
     renewals: int

@@ -36,7 +36,7 @@ class SegmentGoneError(Exception):
 
 
 class Segment:
-    """Shared pages and the descriptor that offers them; closed with the last reference."""
+    """Shared pages and the descriptor that offers them. Closed with the last reference."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self._fd = fd
@@ -50,21 +50,21 @@ class Segment:
         return SegmentHandle(pid=os.getpid(), fd=self._fd, inode=self.inode, num_bytes=self.num_bytes)
 
     def tensor(self, start: int = 0, end: int | None = None) -> torch.Tensor:
-        """Flat uint8 view of the bytes from `start` to `end`; keeps the segment open."""
+        """Flat uint8 view of the bytes from `start` to `end` and keeps the segment open."""
         bytes_B = self._bytes_B[start:end]
         setattr(bytes_B, _ATTRIBUTE, self)
         return bytes_B
 
     def __reduce__(self) -> NoReturn:
         # the copy would close a descriptor of its own process that has the same number
-        raise TypeError("a segment cannot be copied or sent; send its handle, or tensor().detach()")
+        raise TypeError("a segment cannot be copied or sent. Send its handle, or tensor().detach()")
 
     def __del__(self) -> None:
         os.close(self._fd)
 
 
 def try_create(num_bytes: int) -> Segment | None:
-    """A new segment of `num_bytes` (at least 1); None if the machine lacks the memory.
+    """A new segment of `num_bytes` (at least 1), or None if the machine lacks the memory.
 
     The pages are reserved at once, because touching pages that do not exist would kill the process.
     """
@@ -89,7 +89,7 @@ _opened: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
 
 def part_of(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Elements `start` to `end` of a flat tensor, without a copy; keeps the segment of a segment's tensor."""
+    """Elements `start` to `end` of a flat tensor, without a copy and keeps the segment of a segment's tensor."""
     segment = segment_of(tensor)
     return tensor[start:end] if segment is None else segment.tensor(start, end)
 
@@ -116,6 +116,6 @@ def open_segment(handle: SegmentHandle, start: int = 0, end: int | None = None) 
 
 
 def segment_of(tensor: torch.Tensor) -> Segment | None:
-    """The segment of exactly this tensor object, which came from `Segment.tensor`; None for private memory."""
+    """The segment of exactly this tensor object, which came from `Segment.tensor`, or None for private memory."""
     segment: Segment | None = getattr(tensor, _ATTRIBUTE, None)
     return segment

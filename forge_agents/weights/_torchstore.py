@@ -35,7 +35,7 @@ except ModuleNotFoundError as cause:
     if (cause.name or "").partition(".")[0] != "torchstore":
         raise
     raise MissingExtraError(
-        "weights travel through torchstore; run `forge-agents doctor --fix`, which installs it"
+        "weights travel through torchstore. Run `forge-agents doctor --fix`, which installs it"
     ) from cause
 
 _clients: dict[str, Any] = {}

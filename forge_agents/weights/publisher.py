@@ -27,7 +27,7 @@ StateDict: TypeAlias = Mapping[str, torch.Tensor] | Callable[[], Tensors]
 
 
 class Publisher(Records):
-    """Writes versions of one set of weights. Every rank has one; all call `publish` together.
+    """Writes versions of one set of weights. Every rank has one. All call `publish` together.
 
     The store keeps one version. Its memory is reused, because touching fresh pages costs more than the copy. Readers
     wait while a version is written, and a writer waits for readers as long as they make progress. If a writer dies, its
@@ -41,7 +41,7 @@ class Publisher(Records):
 
     Args:
         weights_name: Name that subscribers use as well.
-        dtype: Type that floating-point tensors are cast to; None means bfloat16. Other tensors keep their type.
+        dtype: Type that floating-point tensors are cast to. None means bfloat16. Other tensors keep their type.
         thread: Executor for packing and for collectives: the thread that computes the tensors, because its current
             device is theirs. None uses the caller's.
     """
@@ -56,7 +56,7 @@ class Publisher(Records):
     ) -> None:
         super().__init__(ref, weights_name)
         if not weights_name:
-            raise ValueError("weights_name is empty; give the policy's name")
+            raise ValueError("weights_name is empty. Give the policy's name")
         self._dtype = dtype or torch.bfloat16
         self._buffer_B = torch.empty(0, dtype=torch.uint8)
         self._id = uuid.uuid4().hex
@@ -72,7 +72,7 @@ class Publisher(Records):
         Args:
             version: Not negative. An existing version is replaced.
             state_dict: Tensors by Hugging Face name, on any device. DTensors are gathered, in which all ranks take
-                part; plain tensors are taken to be equal on all ranks. Alternatively, a function that yields names and
+                part. Plain tensors are taken to be equal on all ranks. Alternatively, a function that yields names and
                 tensors, which may be created one at a time. It must yield the same names and shapes on every call and
                 rank, and is called twice for the first version.
 
@@ -86,7 +86,7 @@ class Publisher(Records):
             ForgeError: Another publisher began to write these weights in the meantime.
         """
         if version < 0:
-            raise ValueError(f"version={version} of weights {self.weights_name!r}; versions count from 0")
+            raise ValueError(f"version={version} of weights {self.weights_name!r}. Versions count from 0")
         start = time.perf_counter()
         distributed = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
@@ -130,7 +130,7 @@ class Publisher(Records):
         """Remove the last version from the index before the first of its bytes changes.
 
         Reader and writer each announce themselves before they look at the other's announcement: a reader takes its
-        lease and then reads the index; a writer replaces the index and then lists the leases. So at least one of them
+        lease and then reads the index. A writer replaces the index and then lists the leases. So at least one of them
         sees the other, and no reader begins on bytes that change.
         """
         num_parts = sum(len(layout.parts(each)) for each in range(world))
@@ -163,7 +163,7 @@ class Publisher(Records):
             other = "another publisher" if now.write is None else f"process {now.write.writer.pid}"
             raise ForgeError(
                 f"weights {self.weights_name!r} have two publishers: {other} began to write before process "
-                f"{self._process.pid} had finished version {index.write.version}, which does not exist; give each "
+                f"{self._process.pid} had finished version {index.write.version}, which does not exist. Give each "
                 "publisher its own weights_name"
             )
         await self._put(client, "index", index.commit())
@@ -187,7 +187,7 @@ class Publisher(Records):
                     before = "did not exist" if piece is None else f"had the shape {list(piece.shape)}"
                     raise ValueError(
                         f"tensor {name!r} of weights {self.weights_name!r} has the shape {list(tensor.shape)}, but "
-                        f"{before} in the previous version; publish the same tensors each time"
+                        f"{before} in the previous version. Publish the same tensors each time"
                     )
                 whole: torch.Tensor = tensor
                 if isinstance(tensor, DTensor):  # cast the shard first: half the bytes to gather
@@ -199,7 +199,7 @@ class Publisher(Records):
         if missing:
             names = ", ".join(list(missing)[:3])
             raise ValueError(
-                f"weights {self.weights_name!r} lack {names}, which the previous version had; publish the same tensors "
+                f"weights {self.weights_name!r} lack {names}, which the previous version had. Publish the same tensors "
                 "each time"
             )
 
@@ -216,7 +216,7 @@ class Publisher(Records):
         self._progress += 1
 
     async def _on_all_ranks(self, work: Awaitable[T], world: int, num_waits: int = 1) -> T:
-        """Do this rank's `work`; if it fails on any rank, raise on all, so that none waits in a later collective.
+        """Do this rank's `work`. If it fails on any rank, raise on all, so that none waits in a later collective.
 
         The work of one rank may wait for the store `num_waits` times.
         """

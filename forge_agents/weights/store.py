@@ -46,13 +46,13 @@ class WeightStoreRef:
     def publisher(
         self, weights_name: str, *, dtype: torch.dtype | None = None, thread: Executor | None = None
     ) -> Publisher:
-        """A publisher of the weights called `weights_name`; see `Publisher`."""
+        """A publisher of the weights called `weights_name`. See `Publisher`."""
         from forge_agents.weights.publisher import Publisher
 
         return Publisher(self, weights_name, dtype=dtype, thread=thread)
 
     def subscriber(self, weights_name: str) -> Subscriber:
-        """A subscriber to the weights called `weights_name`; see `Subscriber`."""
+        """A subscriber to the weights called `weights_name`. See `Subscriber`."""
         from forge_agents.weights.subscriber import Subscriber
 
         return Subscriber(self, weights_name)

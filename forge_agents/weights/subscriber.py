@@ -41,7 +41,7 @@ class LoadedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors; 0 if the caller has the version."""
+        """Bytes of all tensors, or 0 if the caller has the version."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class LoadedWeights:
 
 
 class Subscriber(Records):
-    """Reads versions of one set of weights; one per process and set of weights.
+    """Reads versions of one set of weights, one per process and set of weights.
 
     Tensors lie in memory that the processes of this host share: the writer's pages if the writer is here, otherwise
     those of the process that pulled the version for the whole host. A lease keeps the next write away from them. If
@@ -86,14 +86,14 @@ class Subscriber(Records):
     async def load(
         self, version: int | None = None, *, current: Callable[[], int | None] = lambda: None
     ) -> AsyncIterator[LoadedWeights]:
-        """Read one version inside the block, without a copy; one block at a time.
+        """Read one version inside the block, without a copy, one block at a time.
 
         Args:
-            version: Version to read; None for the latest.
-            current: Returns the version that the caller has when its turn comes; that version is not read again.
+            version: Version to read, or None for the latest.
+            current: Returns the version that the caller has when its turn comes. That version is not read again.
 
         Raises:
-            UnknownIdError: There are no such weights or no such version; the message lists those that exist.
+            UnknownIdError: There are no such weights or no such version. The message lists those that exist.
             StallError: No version stayed unchanged long enough to be read, or the store, the writer, or the process
                 that pulls the version for this host makes no progress.
             ActorDiedError: The store's process ended.
@@ -142,12 +142,12 @@ class Subscriber(Records):
             if time.monotonic() > deadline and attempts >= _MIN_ATTEMPTS:
                 raise StallError(
                     f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
-                    f"{attempts} attempts and {self._timeout_s:g} s; publish less often"
+                    f"{attempts} attempts and {self._timeout_s:g} s. Publish less often"
                 )
             await self._request.renew(client)
 
     async def _find(self, client: Any, version: int | None) -> Entry:
-        """The entry of a version or the latest; waits for a write in progress as long as it makes progress."""
+        """The entry of a version or the latest. Waits for a write in progress as long as it makes progress."""
         stamp, progress, since, pause_s = -1, None, 0.0, RETRY_S
         while True:
             index = await self._index(client)
@@ -157,9 +157,9 @@ class Subscriber(Records):
             if write is None or version not in (None, write.version):
                 exists = "none" if index.entry is None else index.entry.version
                 raise UnknownIdError(
-                    f"weights {self.weights_name!r} have no version {'yet' if version is None else version}; existing "
+                    f"weights {self.weights_name!r} have no version {'yet' if version is None else version}. Existing "
                     f"versions: {exists}{f', and {write.version} is being written' if write else ''}. Older ones are "
-                    "freed; publish first, or ask for the latest with None"
+                    "freed. Publish first, or ask for the latest with None"
                 )
             latest_progress = await self._get(client, "progress") if await self._has(client, "progress") else None
             if index.stamp != stamp:
@@ -179,7 +179,7 @@ class Subscriber(Records):
             reason = "ended before it finished" if ended else f"has made no progress for {seconds:.0f} s"
             raise StallError(
                 f"weights {self.weights_name!r} have no complete version: process {write.writer.pid}, which was "
-                f"writing version {write.version}, {reason}; they exist again once it or its successor has published",
+                f"writing version {write.version}, {reason}. They exist again once it or its successor has published",
                 f"writer of {self.weights_name}",
             )
 
@@ -192,7 +192,7 @@ class Subscriber(Records):
             names = sorted(key.removesuffix(".index") for key in keys if key.endswith(".index"))
             if self.weights_name not in names:
                 raise UnknownIdError(
-                    f"no weights {self.weights_name!r} have been published; published: {', '.join(names) or 'none'}."
+                    f"no weights {self.weights_name!r} have been published. Published: {', '.join(names) or 'none'}."
                     f"{did_you_mean(self.weights_name, names)}"
                 ) from None
             index = await self._get(client, "index")  # written in the meantime
@@ -201,7 +201,7 @@ class Subscriber(Records):
     async def _map(
         self, client: Any, entry: Entry
     ) -> tuple[Mapping[str, torch.Tensor], Callable[[], Coroutine[Any, Any, bool]]] | None:
-        """Map the pages of an entry. Returns tensors over them and a check that they are intact; None if they vanished.
+        """Map the pages of an entry. Returns tensors over them and a check that they are intact, None if they vanished.
 
         Pages that this process cannot share with the writer are pulled by one process of the host for all.
         """

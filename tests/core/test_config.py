@@ -82,8 +82,8 @@ def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsy
         ({"steps": 2.5}, "steps is 2.5; expected a whole number."),
         ({"trainer": {"learner": {"lr": "high"}}}, "trainer.learner.lr is high; expected a number or null."),
         ({"trainer": {"preflight": "maybe"}}, "trainer.preflight is maybe; expected true or false."),
-        ({"policies": {"team": "m"}}, "policies.team is the text 'm'; expected a mapping of settings."),
-        ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8; expected a mapping of settings or"),
+        ({"policies": {"team": "m"}}, "policies.team is the text 'm'. Expected a mapping of settings."),
+        ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8. Expected a mapping of settings or"),
         ({"policy_mapping": ["team"]}, "policy_mapping is ['team']; expected a text or a mapping."),
     ],
 )

@@ -45,7 +45,7 @@ def test_values_of_other_types_are_refused(kind):
         for value in (True, float("nan"), [0.5]) if hint in NUMBERS else ():
             check_refused(kind, name, value, (TypeError, ValueError), f"^{name}=.* must be a")
         if hint in NUMBERS:
-            check_refused(kind, name, "1e-5", TypeError, f"^{name}='1e-5' is a text; give a number")
+            check_refused(kind, name, "1e-5", TypeError, f"^{name}='1e-5' is a text. Give a number")
         if hint in (int, int | None):
             check_refused(kind, name, 2.5, ValueError, f"^{name}=2.5 must be a whole number")
         if hint in (int, float, bool, str):

@@ -169,8 +169,8 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
 @pytest.mark.parametrize(
     ("name", "module", "told"),
     [
-        ("NotReadyError", "forge_trainers.rl.lifecycle", "nothing has been trained yet; call fit first"),
-        ("RuntimeError", "forge_agents.envs.env", "…: no episode is running; call reset() before step()"),
+        ("NotReadyError", "forge_trainers.rl.lifecycle", "nothing has been trained yet. Call fit first"),
+        ("RuntimeError", "forge_agents.envs.env", "…: no episode is running. Call reset() before step()"),
         ("NotImplementedError", "forge_agents.envs.env", "… must define instructions(self, agent)"),
         ("FloatingPointError", "forge_trainers.learner.core", "the loss is … and the gradient norm"),
         ("BreachError", "forge_agents.envs.conformance.checks", "seed …: no end after … steps"),

@@ -82,7 +82,7 @@ def test_a_person_watches_the_demo(tiny_llama, tmp_path):
         child.expect("mean reward on held-out seeds")
         child.expect("trained .* did not learn")
         child.expect(r"the first step of training was done .*\d.* s after the demo began")
-        child.expect("the team did NOT learn as it should; see the table")
+        child.expect("the team did NOT learn as it should. See the table")
         child.expect(pexpect.EOF)
         child.wait()
         assert child.exitstatus == 1

@@ -178,7 +178,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="write the table of all results in --out there")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.sessions if name not in SESSIONS]:
-        parser.error(f"no session {unknown[0]!r}; known are {', '.join(SESSIONS)}")
+        parser.error(f"no session {unknown[0]!r}. Known are {', '.join(SESSIONS)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.sessions or SESSIONS:
         result = arguments.out / f"{name}.json"

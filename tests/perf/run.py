@@ -37,7 +37,7 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted = arguments.measures or list(MODULES)
     if unknown := [name for name in wanted if name not in MODULES]:
-        parser.error(f"no measure {unknown[0]!r}; known are {', '.join(MODULES)}")
+        parser.error(f"no measure {unknown[0]!r}. Known are {', '.join(MODULES)}")
     from forge_agents.models import resolve as models
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a measure's processes are ended as well

@@ -167,7 +167,7 @@ def sample_all(child: subprocess.Popen[bytes], mark: str, options: argparse.Name
         while child.poll() is None:
             time.sleep(0.2)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"step {due} is late; see {options.out / 'log'}")
+                raise TimeoutError(f"step {due} is late. See {options.out / 'log'}")
             if (step := metrics.count()) < due:
                 continue
             watching = watching or stack.enter_context(viewer(options.out / "run", mark))

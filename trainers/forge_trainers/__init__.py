@@ -2,7 +2,7 @@
 
 The parts of a training loop, in its order: `TaskSampler` draws seeds and collects groups, `score` adds rewards,
 `credit_groups` computes advantages and samples (for one trajectory: `fa.Credit` and `samples_from`), `pack` makes a
-batch, and `Learner.train_step` and `Learner.publish` do the rest. ``examples/rl_loop.py`` is such a loop;
+batch, and `Learner.train_step` and `Learner.publish` do the rest. ``examples/rl_loop.py`` is such a loop.
 `fa.GRPOTrainer` adds everything that a long run needs.
 """
 

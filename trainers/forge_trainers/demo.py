@@ -81,7 +81,7 @@ def demo(config: DemoConfig | None = None) -> bool:
     config = config or DemoConfig()
     console, began = Console(), time.perf_counter()
     folder = user_path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))
-    console.print(f"Two agents of {ENV_ID}, both played by {config.model}; all files are in {folder}")
+    console.print(f"Two agents of {ENV_ID}, both played by {config.model}. All files are in {folder}")
     control = None
     try:
         first = GRPOTrainer(
@@ -96,7 +96,7 @@ def demo(config: DemoConfig | None = None) -> bool:
                     control = _run(second, config, began, steps=config.control_steps, before=trained.before)
                     _save(control, folder / "control", "control", config.seed)
     except KeyboardInterrupt:
-        raise interrupted(f"stopped; {folder} has the episodes so far; another demo starts anew") from None
+        raise interrupted(f"stopped; {folder} has the episodes so far, and the next demo starts anew") from None
     console.print(_table(trained, control))
     picture = _plot(folder, trained, control)
     if trained.first_step_s is not None:
@@ -105,12 +105,12 @@ def demo(config: DemoConfig | None = None) -> bool:
     console.print(
         f"plot   {picture}\nmodel  {folder / 'trained' / 'export'}\nread   {folder / 'trained' / 'episodes.jsonl'}"
     )
-    console.print("the team learned" if good else "the team did NOT learn as it should; see the table", style="bold")
+    console.print("the team learned" if good else "the team did NOT learn as it should. See the table", style="bold")
     return good
 
 
 def settings(config: DemoConfig, lr: float | None = None) -> GRPOConfig:
-    """The demo's training settings; `lr` overrides the learning rate."""
+    """The demo's training settings. `lr` overrides the learning rate."""
     learner = LearnerConfig(lr=2e-5, warmup_steps=2)
     return GRPOConfig(
         seed=config.seed,

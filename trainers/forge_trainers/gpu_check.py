@@ -114,7 +114,7 @@ def placement_of(layout: Layout, model: str, gpus: Sequence[int]) -> Placement:
 def expected_bytes(placement: Placement) -> dict[str, int]:
     """Return the expected values of the measured quantities.
 
-    For a rank of the learner and of an engine these are tensors, which torch counts; for the fullest GPU of an engine,
+    For a rank of the learner and of an engine these are tensors, which torch counts. For the fullest GPU of an engine,
     all memory. Engines are left out if the memory of the GPUs is unknown.
     """
     processes = placement.processes
@@ -179,10 +179,10 @@ def gpu_check(
     """
     visible = visible_gpus()
     if not visible:
-        raise HostError("this machine has no visible GPU; `forge-agents simulate CONFIG --gpus N --model M` needs none")
+        raise HostError("this machine has no visible GPU. `forge-agents simulate CONFIG --gpus N --model M` needs none")
     count = len(visible) if gpus is None else gpus
     if not 1 <= count <= len(visible):
-        raise HostError(f"gpus={count}, and {len(visible)} are visible; give 1 to {len(visible)}, or leave it out")
+        raise HostError(f"gpus={count}, and {len(visible)} are visible. Give 1 to {len(visible)}, or leave it out")
     folder, console = user_path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
     path = resolve(model)
     size, rows = ModelSize.of(path), list[dict[str, Any]]()

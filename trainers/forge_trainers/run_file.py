@@ -106,17 +106,17 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not self.policies:
             raise ValueError(
-                "policies is empty; name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}"
+                "policies is empty. Name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}"
             )
         if isinstance(self.env, list):
             if not self.env or len(set(self.env)) < len(self.env):
-                raise ValueError(f"env lists {', '.join(self.env) or 'nothing'}; name one id or more, each once")
+                raise ValueError(f"env lists {', '.join(self.env) or 'nothing'}. Name one id or more, each once")
             object.__setattr__(self, "env", dict.fromkeys(self.env, 1.0))
         named = self._named()
         servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}
         both = named.keys() & servers.keys()
         if both:
-            raise ValueError(f"{min(both)!r} names a policy and an endpoint; give each its own name")
+            raise ValueError(f"{min(both)!r} names a policy and an endpoint. Give each its own name")
         object.__setattr__(self, "policies", named)
         object.__setattr__(self, "endpoints", servers)
         if not self.policy_mapping:
@@ -145,7 +145,7 @@ class RunConfig:
             if policy.named and policy.name != name:
                 raise ValueError(
                     f"policies.{name}.name={policy.name!r} has no effect, because a policy of a run is called by its "
-                    f"key; leave name out, or rename the key {name!r}"
+                    f"key. Leave name out, or rename the key {name!r}"
                 )
         named = {
             name: policy.declared(name) if isinstance(policy, RunPolicy) else replace(policy, name=name)
@@ -284,7 +284,7 @@ class RunConfig:
             oracle_of(registry.spec(env_id), env_id)
 
     def _imitated_agents(self, name: str, plan: WarmStart) -> tuple[str, ...]:
-        """Agents that policy `name` imitates. Of games of the run's environment, those that it plays; else all."""
+        """Agents that policy `name` imitates: those that it plays in the run's environment, else all."""
         if plan.games is None or isinstance(self.policy_mapping, str):
             return ()
         if registry.spec(plan.data).name not in [registry.spec(env_id).name for env_id in self._env_ids]:

@@ -51,9 +51,9 @@ class GymnasiumText(TurnEnv):
         self._env: Any = _make(game, options)
         action, observation = self._env.action_space, self._env.observation_space
         if not isinstance(action, gymnasium.spaces.Discrete | gymnasium.spaces.Text):
-            raise ArgumentError(f"{game} has the action space {action}, not Discrete or Text; use fa.wrap")
+            raise ArgumentError(f"{game} has the action space {action}, not Discrete or Text. Use fa.wrap")
         if self._env.render_mode != "ansi" and not _is_writable(observation):
-            raise ArgumentError(f"{game} has observations in {observation} and no render mode 'ansi'; use fa.wrap")
+            raise ArgumentError(f"{game} has observations in {observation} and no render mode 'ansi'. Use fa.wrap")
         count, names = int(getattr(action, "n", 0)), ACTION_NAMES.get(re.sub(r"-v\d+$", "", game), ())
         numbers = tuple(str(number + int(getattr(action, "start", 0))) for number in range(count))
         self._names = names if len(names) == count else numbers
@@ -128,7 +128,7 @@ TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-
 
 
 def list_ids(name: str | None) -> str | None:
-    """Register ``gymnasium/Id-vN``; see `forge_agents.envs.registry.ListIds`."""
+    """Register ``gymnasium/Id-vN``. See `forge_agents.envs.registry.ListIds`."""
     entries = {
         env_id: entry("gymnasium:GymnasiumText", "gymnasium", "1p", max_turns=200, game=env_id)
         for env_id in (TEXT_ENVS if name is None else (name,))

@@ -23,7 +23,7 @@ class OpenEnv(TurnEnv):
     credentials in the URL.
 
     The observation is the server's, without ``done``, ``reward`` and ``metadata``: a single text field as text, else
-    JSON. An action is sent as ``{action_field: text}``. Without `action_field` the text must be a JSON object; other
+    JSON. An action is sent as ``{action_field: text}``. Without `action_field` the text must be a JSON object. Other
     texts end the episode with `illegal_reward` and ``"illegal"`` in the info. Errors of the server or connection and
     timeouts end the episode with `illegal_reward` and ``"error"`` in the info. At reset they raise.
 
@@ -104,5 +104,5 @@ class OpenEnv(TurnEnv):
 
 
 def list_ids(name: str | None) -> str | None:
-    """Register ``openenv/Server-v0``, which needs a running server; see `forge_agents.envs.registry.ListIds`."""
+    """Register ``openenv/Server-v0``, which needs a running server. See `forge_agents.envs.registry.ListIds`."""
     return register_ids("openenv", name, {"Server-v0": entry("openenv:OpenEnv", "openenv", "1p")}, ("Server-v0",))

@@ -97,7 +97,7 @@ def classic(game: str, *, illegal_reward: float = -1.0, **options: Any) -> Class
     """
     name = re.sub(r"_v\d+$", "", game)
     if name not in RULES:
-        raise ValueError(f"there is no text interface for PettingZoo's {game!r}; known: {', '.join(sorted(RULES))}")
+        raise ValueError(f"there is no text interface for PettingZoo's {game!r}. Known: {', '.join(sorted(RULES))}")
     return ClassicGame(_raw_env(game, **options), RULES[name], illegal_reward=illegal_reward)
 
 
@@ -283,7 +283,7 @@ def _numbers(seen: Mapping[str, Any]) -> list[str]:
 
 
 def list_ids(name: str | None) -> str | None:
-    """Register ``pettingzoo/game-vN`` for the classic games; see `forge_agents.envs.registry.ListIds`."""
+    """Register ``pettingzoo/game-vN`` for the classic games. See `forge_agents.envs.registry.ListIds`."""
     entries, hidden = {}, set()
     for path in sorted((folder_of("pettingzoo") / "classic").glob("*_v*.py")):
         game, _, version = path.stem.rpartition("_v")

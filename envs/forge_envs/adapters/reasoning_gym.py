@@ -28,7 +28,7 @@ class ReasoningGym(TurnEnv):
     ``"outcome"`` (``"solved"`` at 1, ``"partial"`` above 0, else ``"failed"``) and ``"reasoning_gym"`` (generator,
     seed, level and settings, which reproduce the question).
 
-    Some scorers evaluate the answer as Python or sympy. They only receive literals and formulas; other answers score 0
+    Some scorers evaluate the answer as Python or sympy. They only receive literals and formulas. Other answers score 0
     with the reason under ``"refused"``. These scorers run in a process with memory and time limits. Exceptions and
     exceeded limits score 0, with a message under ``"error"``.
 
@@ -173,7 +173,7 @@ _CURRICULUM_LEVELS = 4
 
 
 def list_ids(name: str | None) -> str | None:
-    """Register ``reasoning-gym/generator-v0``; see `forge_agents.envs.registry.ListIds`."""
+    """Register ``reasoning-gym/generator-v0``. See `forge_agents.envs.registry.ListIds`."""
     entries = {
         f"{generator}-v0": entry(
             "reasoning_gym:ReasoningGym",

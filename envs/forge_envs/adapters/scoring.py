@@ -86,7 +86,7 @@ def _score_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float
 
 
 def refusal(answer: str, generator: str) -> str:
-    """Return why `answer` must not reach the scorer of `generator`; empty if it is harmless."""
+    """Return why `answer` must not reach the scorer of `generator`. Empty if it is harmless."""
     if len(answer) > MAX_CHARS:
         return f"longer than {MAX_CHARS} characters"
     if re.search(r"[eE][+-]?[\d_]{4,}", answer):
@@ -125,7 +125,7 @@ def _parse(text: str) -> ast.Expression:
 
 
 def _refuse_formula(answer: str, tree: ast.Expression, generator: str) -> str:
-    """Accept arithmetic with known functions, single-letter variables and small exponents; else return the reason."""
+    """Accept arithmetic with known functions, single-letter variables and small exponents, else return the reason."""
     if len(answer) > _MAX_FORMULA_CHARS:
         return f"longer than {_MAX_FORMULA_CHARS} characters"
     if re.search(r"[^\w \t+\-*/().,^]", answer, re.ASCII):  # sympy interprets other characters in its own way
@@ -145,7 +145,7 @@ def _refuse_formula(answer: str, tree: ast.Expression, generator: str) -> str:
 
 
 def _refuse_node(node: ast.AST) -> str:
-    """Return why one node of a formula is refused; empty if it is accepted."""
+    """Return why one node of a formula is refused. Empty if it is accepted."""
     match node:
         case ast.Constant(value=value):
             small = type(value) is not bool and isinstance(value, int | float) and abs(value) < 1e40
@@ -164,7 +164,7 @@ def _refuse_node(node: ast.AST) -> str:
 
 
 def _bound(node: ast.AST) -> float:
-    """Return an upper bound of an exponent's absolute value, with 1 for each variable; infinity if unknown."""
+    """Return an upper bound of an exponent's absolute value, with 1 for each variable, or infinity if unknown."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return float(abs(value)) if abs(value) < 1e40 else float("inf")

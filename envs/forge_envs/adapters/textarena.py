@@ -179,7 +179,7 @@ class TextArena(TurnEnv):
 
 
 def outcomes(score: dict[str, float], forfeits: list[str], *, max_reward: float = 1.0) -> dict[str, str]:
-    """Return the ``"outcome"`` of each agent; see `TextArena`.
+    """Return the ``"outcome"`` of each agent. See `TextArena`.
 
     Agents that did not forfeit are compared: the highest score wins, and equal scores win, draw or lose together by
     their sign. A game of one player is solved by `max_reward`.

@@ -56,7 +56,7 @@ _RENDERINGS = ("-raw", "-train")
 
 
 def list_ids(name: str | None) -> str | None:
-    """Register ``textarena/Game-variant-vN``; see `forge_agents.envs.registry.ListIds`.
+    """Register ``textarena/Game-variant-vN``. See `forge_agents.envs.registry.ListIds`.
 
     TextArena's spelling ``Game-vN-variant`` is also accepted.
     """

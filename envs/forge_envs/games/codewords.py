@@ -1,4 +1,4 @@
-"""Codewords: a spymaster's one-word clue leads a guesser to words on a board; after Codenames."""
+"""Codewords: a spymaster's one-word clue leads a guesser to words on a board, after Codenames."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Codewords(TurnEnv):
     team), ``trap`` (the team that uncovered one, or None), ``key`` (the owner of each word) and ``success``.
 
     Args:
-        teams: 1, with agents ``master`` and ``guesser``; or 2, with ``red_master``, ``red_guesser``, ``blue_master``
+        teams: 1, with agents ``master`` and ``guesser``, or 2, with ``red_master``, ``red_guesser``, ``blue_master``
             and ``blue_guesser``. Red begins.
-        groups: Number of kinds of a team's words, 1 to 4; with two teams at most 3.
+        groups: Number of kinds of a team's words, 1 to 4. With two teams at most 3.
         size: Number of words per kind, 1 to 5.
         others: Number of neutral words, 1 to 20.
         near: Number of neutral words of the same theme, but another kind, as a team's words.

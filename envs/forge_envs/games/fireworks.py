@@ -1,4 +1,4 @@
-"""Fireworks: players see all cards but their own and give few hints; after Hanabi."""
+"""Fireworks: players see all cards but their own and give few hints, after Hanabi."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Slot:
 
 
 class Fireworks(TurnEnv):
-    """Two to four players with a common score; after Bauza's Hanabi.
+    """Two to four players with a common score, after Bauza's Hanabi.
 
     Every card has a colour and a rank. Players see all cards except their own, and move in turn:
 
@@ -78,7 +78,7 @@ class Fireworks(TurnEnv):
         self._deck = [(c, r) for c in self._colours for r in self._ranks for _ in range(COPIES[r] if r < ranks else 1)]
         if num_players * hand > len(self._deck):
             raise ValueError(
-                f"{len(self._deck)} cards are too few for {num_players} hands of {hand}; set more colours or ranks"
+                f"{len(self._deck)} cards are too few for {num_players} hands of {hand}. Set more colours or ranks"
             )
         self._hand, self._max_hints, self._max_fuses = hand, hints, fuses
 

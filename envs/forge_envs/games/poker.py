@@ -53,7 +53,7 @@ class _Poker(TurnEnv):
 
 
 class KuhnPoker(_Poker):
-    """Two players, zero-sum; the rules of Kuhn, "A Simplified Two-Person Poker" (1950).
+    """Two players, zero-sum, with the rules of Kuhn, "A Simplified Two-Person Poker" (1950).
 
     Each player pays an ante of 1 chip and gets one of three cards. player_0 may check or bet 1 chip. Facing a bet, a
     player calls (pays 1 chip, the higher card wins the pot) or folds. After a check player_1 may also check (the higher
@@ -122,13 +122,13 @@ class KuhnPoker(_Poker):
 
 
 class LeducPoker(_Poker):
-    """Two players, zero-sum; the rules of Southey et al., "Bayes' Bluff" (arXiv:1207.1411).
+    """Two players, zero-sum, with the rules of Southey et al., "Bayes' Bluff" (arXiv:1207.1411).
 
     Each player pays an ante of 1 chip and gets one of six cards, two of each rank. In both rounds player_0 speaks
     first: call (pay what the other has paid more; nothing to pay is a check), raise (call and pay 2 chips more, 4 in
     the second round; at most two raises a round) or, facing a raise, fold. A round ends when a raise is called or both
-    check; then a public card is shown. After the second round a player whose card pairs with the public card wins, else
-    the higher card; equal ranks share the pot.
+    check, then a public card is shown. After the second round a player whose card pairs with the public card wins, else
+    the higher card. Equal ranks share the pot.
 
     Rewards are chips won, -13 to 13: the winner gets what the other has paid, and the other loses it. The value of the
     game for player_0 is -0.0856 chips.

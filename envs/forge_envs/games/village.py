@@ -1,4 +1,4 @@
-"""Village: hidden wolves, nightly victims, discussions and votes; after Werewolf."""
+"""Village: hidden wolves, nightly victims, discussions and votes, after Werewolf."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUESTIONS = {
 
 
 class Village(TurnEnv):
-    """Five to seven players with secret roles on two sides; after Davidoff's Mafia.
+    """Five to seven players with secret roles on two sides, after Davidoff's Mafia.
 
     The players are wolves and villagers, and one villager may be a seer and one a healer. At night each wolf names a
     victim (the last name counts), the seer learns whether a player is a wolf, and the healer protects another player

@@ -75,7 +75,7 @@ class Oracle(Script):
         return seen
 
     def way(self, start: Square, goals: AbstractSet[Square], blocked: AbstractSet[Square]) -> str:
-        """Return the first step of a shortest path to one of `goals`; empty if there is none."""
+        """Return the first step of a shortest path to one of `goals`. Empty if there is none."""
         queue, seen = deque([(start, "")]), {start, *blocked}
         while queue:
             square, first = queue.popleft()

@@ -56,7 +56,7 @@ class TreasureHunt(Script):
 
 
 def _first_step(rows: list[list[str]]) -> str:
-    """Return the first step of a shortest path from T to X that avoids rocks; east if X is unknown or out of reach."""
+    """Return the first step of a shortest path from T to X that avoids rocks. East if X is unknown or out of reach."""
     signs = {(r, c): sign for r, row in enumerate(rows) for c, sign in enumerate(row)}
     start = next(square for square, sign in signs.items() if sign == "T")
     queue, seen = deque([(start, "")]), {start}

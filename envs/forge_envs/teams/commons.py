@@ -21,7 +21,7 @@ _SUCCESS = 0.8
 
 
 class Commons(ParallelTurnEnv):
-    """Two to six players with a common lake; the dilemma of Hardin, "The Tragedy of the Commons" (1968).
+    """Two to six players with a common lake, the dilemma of Hardin, "The Tragedy of the Commons" (1968).
 
     The lake starts full. Its capacity differs between episodes. In each season all players act simultaneously and write
     how many fish they take, such as "take 12". The others read the text after the season, with the catches. If the
@@ -114,6 +114,6 @@ class Commons(ParallelTurnEnv):
 
 
 def parse_request(text: str) -> int | None:
-    """Return the number of fish that a text takes; None unless there is exactly one."""
+    """Return the number of fish that a text takes. None unless there is exactly one."""
     numbers = set(_TAKE.findall(text))
     return int(numbers.pop().replace(",", "")) if len(numbers) == 1 else None

@@ -22,7 +22,7 @@ _SIDE = {"pro": "yes", "con": "no"}
 
 
 class Debate(TurnEnv):
-    """Three agents; Irving et al., "AI safety via debate" (arXiv:1805.00899), on yes-no questions.
+    """Three agents. Irving et al., "AI safety via debate" (arXiv:1805.00899), on yes-no questions.
 
     ``pro`` argues for yes and ``con`` for no, ``pro`` first. Both read the evidence, so they know the answer. After
     `rounds` arguments of each, ``judge``, who reads only the question and the arguments, answers.
@@ -56,7 +56,7 @@ class Debate(TurnEnv):
         check_ranges(rounds=(rounds, 1, None), below=(below, 80, None))
         check_ranges(max_argument_chars=(max_argument_chars, 1, None))
         if questions is not None and not questions:
-            raise ValueError("questions is empty; pass a nonempty list, or None for prime numbers")
+            raise ValueError("questions is empty. Pass a nonempty list, or None for prime numbers")
         self._arguments, self._max_argument_chars = 2 * rounds, max_argument_chars
         self._questions = tuple((str(text), bool(truth), str(evidence)) for text, truth, evidence in questions or ())
         self._below = below

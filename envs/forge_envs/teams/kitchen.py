@@ -1,4 +1,4 @@
-"""Kitchen: two cooks on a small map make soups; after Overcooked."""
+"""Kitchen: two cooks on a small map make soups, after Overcooked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SIGNS = {"onion": "o", "dish": "d", "soup": "s"}
 
 
 class Kitchen(ParallelTurnEnv):
-    """Cooperative game of two cooks; after Overcooked as in Carroll et al. (arXiv:1910.05789).
+    """Cooperative game of two cooks, after Overcooked as in Carroll et al. (arXiv:1910.05789).
 
     Both see the whole map and move simultaneously, one step per round. A cook uses a thing by walking into it and holds
     at most one item. Onions ``O`` and dishes ``D`` are sources. The pot ``P`` takes onions until it has enough, cooks

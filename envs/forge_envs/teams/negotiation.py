@@ -31,7 +31,7 @@ _OTHER = re.compile(r"\b(?:you|your|partner|player_[01])\b", re.IGNORECASE)
 
 
 class Negotiation(TurnEnv):
-    """Two players with alternating offers; after Lewis et al., "Deal or No Deal?" (arXiv:1706.05125).
+    """Two players with alternating offers, after Lewis et al., "Deal or No Deal?" (arXiv:1706.05125).
 
     There are books, hats and balls, 1 to 4 of each and 5 to 9 in total. Each player has private integer values, by
     which all items together are worth 10 points. The players' values differ, and every kind is worth something to at
@@ -148,7 +148,7 @@ def pareto_frontier(items: Counts, first: Counts, second: Counts) -> set[tuple[i
 
 
 def read_offer(text: str, items: Sequence[int]) -> Counts | None:
-    """Return the items that a text takes for its author; None if it names a kind twice or more items than there are.
+    """Return the items that a text takes for its author, or None if it names a kind twice or more items than there are.
 
     Text about the other player, as in "you could take 1 hat", does not count.
     """

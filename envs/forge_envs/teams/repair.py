@@ -32,7 +32,7 @@ class Repair(ToolEnv):
     Every episode has a generated repository of modules with small functions, `faults` of which are faulty. ``planner``
     alone reads the manual, which describes each function, and a failing test, and writes a plan. ``editor`` reads the
     plan and edits lines of the modules by its tool. Any other text hands over to the tester. ``tester`` runs tests by
-    its tool; every fault breaks at least one of them. The word SHIP in its text ends the work. Any other text is a
+    its tool. Every fault breaks at least one of them. The word SHIP in its text ends the work. Any other text is a
     report to the editor, at most `revisions` times. Planner and editor can view all modules.
 
     All agents get 1 if all hidden tests pass at the end, else 0. Hidden tests cover all functions and differ from the
@@ -50,7 +50,7 @@ class Repair(ToolEnv):
         max_turns: Number of decisions, tool calls included, after which the episode is truncated. None uses 16, plus 12
             per module and fault.
         max_message_chars: Maximum length of plans and reports. Longer ones are cut.
-        allow_weaker: Whether to run modules if the sandbox cannot enforce all limits; see `forge_agents.sandbox`.
+        allow_weaker: Whether to run modules if the sandbox cannot enforce all limits. See `forge_agents.sandbox`.
 
     Raises:
         SandboxUnavailable: At reset, if this machine cannot run the modules as requested.
@@ -89,7 +89,7 @@ class Repair(ToolEnv):
             self._sandbox.require()
         except SandboxUnavailable as error:
             raise SandboxUnavailable(
-                f"{self} runs model-written code, which this machine cannot isolate; allow_weaker=True of the "
+                f"{self} runs model-written code, which this machine cannot isolate. allow_weaker=True of the "
                 f"environment is that of Sandbox: {error}"
             ) from None
         self.repository = draw(
@@ -212,7 +212,7 @@ class Repair(ToolEnv):
 
 
 def _fault(source: str) -> str:
-    """Return why a source is not valid Python; empty if it is."""
+    """Return why a source is not valid Python. Empty if it is."""
     try:
         ast.parse(source)
     except SyntaxError as error:

@@ -59,7 +59,7 @@ class Finding:
     where: str = ""
     """``file:line name`` of the code at fault, if known."""
     fix: str = ""
-    """Remedy; empty if the check passed."""
+    """Remedy. Empty if the check passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def check_env(
         TypeError: `env` is none of the three, or does not make a PettingZoo environment.
     """
     if episodes is not None and episodes < 1:
-        raise ValueError(f"episodes={episodes} checks nothing; set episodes >= 1")
+        raise ValueError(f"episodes={episodes} checks nothing. Set episodes >= 1")
     if level not in (None, *get_args(Level)) or not timeout_s > 0:
         levels = ", ".join(get_args(Level))
         raise ValueError(f"level={level!r} must be one of {levels}, and timeout_s={timeout_s} must be above 0")
@@ -189,7 +189,7 @@ def check_env(
     sample = build()  # an unknown id or wrong argument is an error of the caller, not a finding
     if not isinstance(sample, (AECEnv, ParallelEnv)):
         raise TypeError(
-            f"{name} made a {type(sample).__name__}, which is not a PettingZoo environment; convert Gymnasium "
+            f"{name} made a {type(sample).__name__}, which is not a PettingZoo environment. Convert Gymnasium "
             "environments by fa.wrap"
         )
     spec = sample.spec if isinstance(env, str) else EnvSpec(id="checked/Class-v0", entry_point=env, kwargs=kwargs)
@@ -200,7 +200,7 @@ def check_env(
     case = Case(build=build, create=lambda: turn_based(build()), spec=spec, seeds=seeds, **code)
     available = CHECKS[level]
     if unknown := [check for check in checks or () if check not in available]:
-        raise ValueError(f"no check {unknown[0]!r} at level {level!r}; the checks are {', '.join(available)}")
+        raise ValueError(f"no check {unknown[0]!r} at level {level!r}. The checks are {', '.join(available)}")
     selected = {name: check for name, check in available.items() if checks is None or name in checks}
     started = time.perf_counter()
     findings = _run_all(selected, case, timeout_s)
@@ -265,7 +265,7 @@ def _run(name: str, check: Check, case: Case) -> Finding:
     if in_library:
         fix = (
             f"this is code of {case.inside}: if an action caused it, reject the action in text_to_action (return None "
-            "or raise ValueError); otherwise fix it in a class derived from the game"
+            "or raise ValueError). Otherwise fix it in a class derived from the game"
         )
         finding = dataclasses.replace(finding, fix=fix)
     return dataclasses.replace(finding, where=where or ("" if case.inside else finding.where))
@@ -322,7 +322,7 @@ def _as_json(report: ConformanceReport) -> str:
 
 
 def _check(env_id: str, **settings: Any) -> ConformanceReport:
-    """Check an id. An environment that cannot be made gives a failed report; an unknown id raises."""
+    """Check an id. An environment that cannot be made gives a failed report. An unknown id raises."""
     started = time.perf_counter()
     try:
         with contextlib.redirect_stdout(sys.stderr):  # prints of the environment must not mix with the report

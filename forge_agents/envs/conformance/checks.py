@@ -51,11 +51,11 @@ class Case:
     create: Callable[[], AnyEnv]
     """Makes a fresh environment, converted to a turn-based one."""
     cls: type
-    """Class of the environment; for `wrap`, class of the wrapped game."""
+    """Class of the environment. For `wrap`, class of the wrapped game."""
     files: Collection[str] = ()
     """Source files of the user: of `cls`, or of the functions passed to `wrap`."""
     inside: str = ""
-    """Name and package of the game passed to `wrap`; empty if the environment is not wrapped."""
+    """Name and package of the game passed to `wrap`. Empty if the environment is not wrapped."""
     folder: str = ""
     """Folder of that package."""
     spec: EnvSpec
@@ -194,7 +194,7 @@ def observing(case: Case) -> None:
         if again != observation:
             raise BreachError(
                 f"seed {seed}: observing {agent!r} twice gives {observation[:60]!r}, then {again[:60]!r}",
-                "only read state in observe_text; change state in act",
+                "only read state in observe_text. Change state in act",
                 "observe_text",
             )
 
@@ -204,7 +204,7 @@ def rewards_and_infos(case: Case) -> None:
     acted, sums = "", dict[str, float]()
     for env, seed, (agent, _, reward, *_) in _steps(case):
         if acted and env.agents and (lost := find_lost_reward(env, acted, sums)):
-            raise BreachError(f"seed {seed}: {lost.partition('; ')[0]}", lost.partition("; ")[2], "act")
+            raise BreachError(f"seed {seed}: {lost.partition('. ')[0]}", lost.partition(". ")[2], "act")
         acted, sums = agent if agent in live(env) else "", dict(env._cumulative_rewards)
         if not math.isfinite(reward):
             raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards", "act")
@@ -264,21 +264,21 @@ def _check_survives(env: AnyEnv, agent: str, action: str, seed: int, index: int)
     except Exception as error:
         raise BreachError(
             f"{agent!r} answered {excerpt}: {type(error).__name__}: {error}",
-            "treat unintelligible text as an illegal move: return an Outcome instead of raising; in a program, let "
+            "treat unintelligible text as an illegal move: return an Outcome instead of raising. In a program, let "
             "reward= return a number for any result",
             "act",
         ) from error
     if spent > STEP_S:
         raise BreachError(
             f"{agent!r} answered {excerpt}: processing took {spent:.1f} s",
-            f"read at most the first max_action_chars characters, or use a regular expression of linear time; the "
+            f"read at most the first max_action_chars characters, or use a regular expression of linear time. The "
             f"limit is {STEP_S:g} s",
             "act",
         )
 
 
 _KEEP_STATE = "keep all state on the instance, and draw every random number from the rng that setup gets"
-_NO_GLOBALS = "draw from self.rng; all environments of the process share the global generators"
+_NO_GLOBALS = "draw from self.rng. All environments of the process share the global generators"
 
 
 def determinism(case: Case) -> None:
@@ -393,7 +393,7 @@ def _needs_fork(env: AnyEnv) -> bool:
 
 
 def _uncopyable(env: AnyEnv) -> str:
-    """Return name and class of the attribute that `copy.deepcopy` cannot copy; empty if unknown."""
+    """Return name and class of the attribute that `copy.deepcopy` cannot copy. Empty if unknown."""
     for name, value in vars(env.unwrapped).items():
         try:
             copy.deepcopy(value)
@@ -425,7 +425,7 @@ def _check_fork(env: AnyEnv, seed: int, steps: list[Step], start: int) -> None:
         snapshot = env.snapshot() if hasattr(type(env), "snapshot") else None
     except Exception as error:
         message = f"seed {seed}: copying{_uncopyable(env)}: {type(error).__name__}: {error}"
-        foreign = "; for a class of a library, store plain data of it, or omit it in a __deepcopy__"
+        foreign = ". For a class of a library, store plain data of it, or omit it in a __deepcopy__"
         raise BreachError(message, _COPYABLE + foreign, "setup") from error
 
     def compare(what: str, begin: int, continuation: Iterator[Step]) -> None:
@@ -463,7 +463,7 @@ def leak(case: Case) -> None:
 
 
 def _check_secrets(secrets: Any, agent: str) -> list[str]:
-    """Check that ``secrets(agent)`` returned a collection of texts; a string would count as single letters."""
+    """Check that ``secrets(agent)`` returned a collection of texts. A string would count as single letters."""
     texts: list[Any] = list(secrets) if isinstance(secrets, Iterable) and not isinstance(secrets, str) else [None]
     if not all(isinstance(text, str) and text for text in texts):
         fix = "return a list of nonempty texts, or an empty list if there is no secret"
@@ -592,7 +592,7 @@ CHECKS: dict[str, dict[str, Check]] = {
 """Checks by level, in the order in which they run."""
 
 _SEED_THE_GAME = (
-    "obs_to_text must not draw random numbers or count its calls; if it does not, the wrapped game uses other "
+    "obs_to_text must not draw random numbers or count its calls. If it does not, the wrapped game uses other "
     "randomness than the seed: derive a class from it whose reset(seed) seeds that"
 )
 REJECT_TEXT = "for a text that is no action, let text_to_action return None or raise ValueError, LookupError or "

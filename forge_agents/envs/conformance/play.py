@@ -110,7 +110,7 @@ def play(
         over = terminated or truncated
         if not over and not isinstance(observation, str):
             message = f"the observation of {agent!r} is {type(observation).__name__}, not text"
-            raise BreachError(message, "return a string; fa.wrap adapts array games to text", "observe_text")
+            raise BreachError(message, "return a string. fa.wrap adapts array games to text", "observe_text")
         rng = random.Random(f"{seed}/{count}")
         action = None if over else _choose(env, agent, observation, info, rng)
         yield agent, str(observation), float(reward), terminated, truncated, repr(sorted(info.items())), str(action)
@@ -120,7 +120,7 @@ def play(
 
 
 def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
-    """Return a legal action or words from the texts of the environment; sometimes an odd text."""
+    """Return a legal action or words from the texts of the environment, and sometimes an odd text."""
     kind = rng.random()
     legal = info.get("legal_actions")
     if legal and kind < 0.7:
@@ -169,7 +169,7 @@ def same(what: str, left: list[Step], right: list[Step], fix: str) -> None:
 
 
 def line_of_method(cls: type, method: str) -> str:
-    """Return ``file:line Class.method`` of a method or of its PettingZoo counterpart; empty if unknown."""
+    """Return ``file:line Class.method`` of a method or of its PettingZoo counterpart. Empty if unknown."""
     for name in (method, f"{method}_all", _ALIASES.get(method, method)):
         for owner in cls.__mro__:
             if name in vars(owner) and not _is_library(owner):
@@ -248,7 +248,7 @@ def _importable(build: Any) -> str:
     except (ImportError, ValueError):
         module_spec = None
     if module_spec is None or module_spec.origin != getattr(sys.modules[module], "__file__", None):
-        raise NotApplicableError(f"another process cannot import {name} of {module}; move it to a module of its own")
+        raise NotApplicableError(f"another process cannot import {name} of {module}. Move it to a module of its own")
     return f"{module}:{name}"
 
 

@@ -18,7 +18,7 @@ from forge_agents.runtime._monarch import Actor, endpoint, invoke_main
 PROGRAM = "from forge_agents.envs.workers.actor import main; main()"
 
 _calls: queue.SimpleQueue[tuple[Environments, str, tuple[Any, ...], Future[bytes]] | None] = queue.SimpleQueue()
-"""Calls for the main thread; None ends the process."""
+"""Calls for the main thread. None ends the process."""
 
 
 class EnvActor(Actor):

@@ -1,6 +1,6 @@
 """Environments in worker processes, and the pool of workers.
 
-A worker contains crashes and hangs. It is no security boundary, because it has all rights of this process; run hostile
+A worker contains crashes and hangs. It is no security boundary, because it has all rights of this process. Run hostile
 code in the sandbox.
 """
 
@@ -93,9 +93,9 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._take(self._ask("reset", self._slot, seed, None if options is None else dict(options)))
 
     def step(self, action: Any) -> None:
-        """Apply an action; None for a terminated or truncated agent."""
+        """Apply an action, or None for a terminated or truncated agent."""
         if self._slot < 0:
-            raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
+            raise RuntimeError(f"{self}: no episode is running. Call reset() before step()")
         self._take(self._ask("step", self._slot, action))
 
     def observe(self, agent: str) -> Any:
@@ -218,13 +218,13 @@ def _packed(spec: EnvSpec) -> bytes:
     if target.startswith("__main__:") or "<" in target:
         raise ForgeError(
             f"{spec.id} runs in worker processes (isolation='process', or hosts for envs in the mesh), which cannot "
-            f"import {target}; move the environment to a module and register 'package.module:Class'"
+            f"import {target}. Move the environment to a module and register 'package.module:Class'"
         )
     try:
         return pickle.dumps(replace(spec, entry_point=target, oracle=None))  # oracles play in this process
     except (pickle.PicklingError, AttributeError, TypeError) as cause:
         raise ForgeError(
-            f"{spec.id} runs in worker processes, and one of its arguments cannot be sent there ({cause}); pass only "
+            f"{spec.id} runs in worker processes, and one of its arguments cannot be sent there ({cause}). Pass only "
             "module-level functions, and no open files or connections"
         ) from None
 
@@ -374,7 +374,7 @@ class Worker:
                         raise ActorDiedError(f"{self.name} died during {what}: {reason}", self.name) from None
                 elif waited >= timeout_s:
                     raise WorkerHungError(
-                        f"{what} took longer than {timeout_s:g} s, so its worker process was killed; fix the "
+                        f"{what} took longer than {timeout_s:g} s, so its worker process was killed. Fix the "
                         "environment, or register it with a larger step_timeout_s"
                     ) from None
             except Exception as error:  # noqa: BLE001  # Monarch raises several types
@@ -487,7 +487,7 @@ class Pool:
         if time.monotonic() - last_activity > patience_s and future.cancel():
             raise StallError(
                 f"{borrower} waited {patience_s:g} s for a worker process while none of {self.max_workers} was used or "
-                "returned; close environments that are no longer needed, or call "
+                "returned. Close environments that are no longer needed, or call "
                 "forge_agents.envs.workers.env.use(max_workers=...)"
             )
 

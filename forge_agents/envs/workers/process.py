@@ -101,7 +101,7 @@ def _unpack(packed_spec: bytes) -> AnyEnv:
 
 
 def describe_here() -> None:
-    """Read a packed spec from standard input and write its description to standard output; a process's main program."""
+    """Read a packed spec from standard input and write its description to standard output. A process's main program."""
     # Prints of environments must not mix with the answer, and processes they start must not hold its pipe open.
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)

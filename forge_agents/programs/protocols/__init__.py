@@ -1,6 +1,6 @@
 """APIs that programs use: OpenAI's chat completions and responses, Anthropic's messages.
 
-Each API has an adapter with one `Protocol`; `common` has what they share. A stream contains the whole answer at once,
+Each API has an adapter with one `Protocol`. `common` has what they share. A stream contains the whole answer at once,
 because a turn is one decision.
 """
 

@@ -20,7 +20,7 @@ def _read(body: Any) -> ChatRequest:
     body = common.as_object(body)
     if common.get_object(body, "thread").get("type") == "continue":  # the request contains only the new messages
         raise RefusedError(
-            "thread of type 'continue' is not supported here; send the whole conversation without thread",
+            "thread of type 'continue' is not supported here. Send the whole conversation without thread",
             code=THREAD_UNSUPPORTED,
         )
     choice = common.get_object(body, "tool_choice")
@@ -47,7 +47,7 @@ def _read_messages(body: Json) -> Iterator[ChatMessage]:
             yield from message
     if messages and messages[-1].get("role") == "assistant":
         warnings.warn(
-            "the last message of a request is the model's own; models here do not continue it, but answer with a new "
+            "the last message of a request is the model's own. Models here do not continue it, but answer with a new "
             "message",
             RuntimeWarning,
             stacklevel=2,

@@ -26,9 +26,9 @@ def _read(body: Any) -> ChatRequest:
         body, "functions", "function_call", "audio", "prediction", "web_search_options", "continue_final_message"
     )
     if body.get("n") not in (None, 1):
-        raise RefusedError(f"n={abbreviate(body['n'])}: a call has one answer; call again for another")
+        raise RefusedError(f"n={abbreviate(body['n'])}: a call has one answer. Call again for another")
     if body.get("top_logprobs"):
-        raise RefusedError("top_logprobs is not supported here; logprobs=true returns those of the sampled tokens")
+        raise RefusedError("top_logprobs is not supported here. logprobs=true returns those of the sampled tokens")
     return common.read_request(
         body,
         lambda body: [
@@ -54,9 +54,9 @@ def read_message(message: Any, where: str) -> list[ChatMessage]:
     message = common.as_object(message, where)
     role = common.get_role(message.get("role"), where, "system", "developer", "user", "assistant", "tool")
     if message.get("function_call"):  # the API before tool_calls; ignoring it would change the conversation
-        raise RefusedError(f"{where}: function_call is not supported here; send tool_calls, and results as tool")
+        raise RefusedError(f"{where}: function_call is not supported here. Send tool_calls, and results as tool")
     if role != "assistant" and message.get("tool_calls"):
-        raise RefusedError(f"{where}: tool_calls in a message of the role {role}; only assistant may have them")
+        raise RefusedError(f"{where}: tool_calls in a message of the role {role}. Only assistant may have them")
     common.warn_of_unknown(message, _MESSAGE_FIELDS, " in a message")
     calls = []
     for call in common.get_list(message, "tool_calls"):
@@ -77,12 +77,12 @@ def _with_name(text: str, name: Any, role: str, where: str) -> str:
     """
     if not isinstance(name, str | None) or len(name or "") > common.MAX_NAME_CHARS:
         limit = f"a text of at most {common.MAX_NAME_CHARS} characters"
-        raise RefusedError(f"{where}: name is {abbreviate(name)}; send {limit}")
+        raise RefusedError(f"{where}: name is {abbreviate(name)}. Send {limit}")
     if not name or role in ("tool", name):
         return text
     if role == "assistant":
         warnings.warn(
-            "a program names the author of an assistant message; the name is not shown to models, because the message "
+            "a program names the author of an assistant message. The name is not shown to models, because the message "
             "may be their own",
             RuntimeWarning,
             stacklevel=2,

@@ -81,7 +81,7 @@ def read_request(
         **fields: Other fields of `ChatRequest`.
     """
     if not isinstance(model := body.get("model"), str) or len(model) > MAX_NAME_CHARS:
-        raise RefusedError(f"model is {abbreviate(model)}; name an agent")
+        raise RefusedError(f"model is {abbreviate(model)}. Name an agent")
     tools = [(_parse_tool(read_tool, tool), tool.get("type")) for tool in get_list(body, "tools")]
     omitted = [kind for tool, kind in tools if tool is None]
     if parallel is None:
@@ -92,7 +92,7 @@ def read_request(
     warn_of_unknown(body, _KNOWN_FIELDS)
     messages = tuple(order_results(read_messages(body)))
     if not messages:
-        raise RefusedError("there is no message; send at least one")
+        raise RefusedError("there is no message. Send at least one")
     return ChatRequest(
         model=model,
         messages=messages,
@@ -132,7 +132,7 @@ def warn_of_unknown(value: Json, known: frozenset[str], where: str = "") -> None
 def as_object(value: Any, where: str = "the body") -> Json:
     """Return a JSON object."""
     if not isinstance(value, Mapping):
-        raise RefusedError(f"{where} is a JSON {type(value).__name__}; send an object")
+        raise RefusedError(f"{where} is a JSON {type(value).__name__}. Send an object")
     return value
 
 
@@ -145,7 +145,7 @@ def get_list(body: Json, name: str) -> list[Any]:
     """Return a list, empty if it is missing."""
     value = body.get(name) or []
     if not isinstance(value, list):
-        raise RefusedError(f"{name} is a JSON {type(value).__name__}; send a list")
+        raise RefusedError(f"{name} is a JSON {type(value).__name__}. Send a list")
     return value
 
 
@@ -153,7 +153,7 @@ def reject_fields(body: Json, *names: str) -> None:
     """Raise RefusedError for fields that change the meaning of a request and are not supported."""
     for name in names:
         if body.get(name):
-            raise RefusedError(f"{name} is not supported here; leave it out")
+            raise RefusedError(f"{name} is not supported here. Leave it out")
 
 
 def get_limit(body: Json, *names: str) -> int | None:
@@ -161,7 +161,7 @@ def get_limit(body: Json, *names: str) -> int | None:
     for name in names:
         if (limit := _number(body.get(name))) is not None:
             if type(limit) is not int or limit < 1:
-                raise RefusedError(f"{name}={abbreviate(limit)}; send a whole number, at least 1")
+                raise RefusedError(f"{name}={abbreviate(limit)}. Send a whole number, at least 1")
             return limit
     return None
 
@@ -173,7 +173,7 @@ def get_flag(body: Json, name: str) -> bool | None:
     if value is None:
         return None
     if flag not in (True, False):
-        raise RefusedError(f"{name}={abbreviate(value)}; send true or false")
+        raise RefusedError(f"{name}={abbreviate(value)}. Send true or false")
     return bool(flag)
 
 
@@ -181,7 +181,7 @@ def get_stop(stop: Any) -> tuple[str, ...]:
     """Return stop texts: one text, a list of texts, or None."""
     texts = [] if stop is None else stop if isinstance(stop, list) else [stop]
     if not all(isinstance(text, str) and text for text in texts):
-        raise RefusedError(f"stop={abbreviate(stop)}; send a text, or a list of texts")
+        raise RefusedError(f"stop={abbreviate(stop)}. Send a text, or a list of texts")
     return tuple(map(writable, texts))
 
 
@@ -192,10 +192,10 @@ def _get_sampling(body: Json) -> dict[str, Any]:
     for name, value in sampling.items():
         if isinstance(value, bool) or not isinstance(value, dict if name == "logit_bias" else int | float):
             kind = "an object" if name == "logit_bias" else "a number"
-            raise RefusedError(f"{name}={abbreviate(value)}; send {kind}")
+            raise RefusedError(f"{name}={abbreviate(value)}. Send {kind}")
     for name in sampling.keys() & {"top_k", "seed"}:
         if isinstance(value := sampling[name], float):
-            raise RefusedError(f"{name}={abbreviate(value)}; send a whole number")
+            raise RefusedError(f"{name}={abbreviate(value)}. Send a whole number")
     if sampling.get("top_k") == -1:  # vLLM's and others' value for all tokens
         sampling["top_k"] = 0
     return sampling
@@ -215,14 +215,14 @@ def text_of(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         return writable(content or "")
     if not isinstance(content, list):
-        raise RefusedError(f"{where}: content is a JSON {type(content).__name__}; send text")
+        raise RefusedError(f"{where}: content is a JSON {type(content).__name__}. Send text")
     texts = []
     for item in content:
         part = {"text": item} if isinstance(item, str) else as_object(item, f"{where}: a part")
         text = part.get("refusal") if part.get("type") == "refusal" else part.get("text")
         if part.get("type") not in _TEXT_TYPES or not isinstance(text, str):
             kind = abbreviate(part.get("type"))
-            raise RefusedError(f"{where}: a part of type {kind}; the models here read text only")
+            raise RefusedError(f"{where}: a part of type {kind}. The models here read text only")
         texts.append(text)
     return writable("\n".join(texts))
 
@@ -259,5 +259,5 @@ def function_call(call_id: Any, name: Any, arguments: Any, where: str) -> Functi
 def get_role(role: Any, where: str, *allowed: str) -> str:
     """Return a role. "developer" is the system prompt of newer APIs."""
     if role not in allowed:
-        raise RefusedError(f"{where}: role {abbreviate(role)}; send one of {', '.join(allowed)}")
+        raise RefusedError(f"{where}: role {abbreviate(role)}. Send one of {', '.join(allowed)}")
     return "system" if role == "developer" else str(role)

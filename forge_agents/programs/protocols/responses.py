@@ -70,7 +70,7 @@ def _read_item(item: Json, kind: Any, where: str) -> ChatMessage:
     if kind == "message":
         role = common.get_role(item.get("role"), where, "system", "developer", "user", "assistant")
         return ChatMessage(role=role, text=common.text_of(item.get("content"), where))
-    raise RefusedError(f"{where}: an item of type {abbreviate(kind)} is not supported here; leave it out")
+    raise RefusedError(f"{where}: an item of type {abbreviate(kind)} is not supported here. Leave it out")
 
 
 def _write(request: ChatRequest, response: ChatResponse, created: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A zero-sum game: each agent has a number; raising doubles the stake, showing ends the game."""
+"""A zero-sum game: each agent has a number. Raising doubles the stake, showing ends the game."""
 
 import forge_agents as fa
 

@@ -242,7 +242,7 @@ def test_short_names_are_the_differing_ends():
     assert short_names([]) == {}
     with pytest.raises(ValueError, match="once, got random, random"):
         short_names(["random", "random"])
-    with pytest.raises(ValueError, match=r"cannot be told apart by name, got a.b, a-b; use --players.NAME"):
+    with pytest.raises(ValueError, match=r"cannot be told apart by name, got a.b, a-b. Use --players.NAME"):
         short_names(["a.b", "a-b"])
     with pytest.raises(ValueError, match=r"would be called 'a', .*--players.NAME x/a"):
         BenchConfig(players={"a": "random"}, cross_play=["x/a"]).entrants()

@@ -388,7 +388,7 @@ def test_sides_work_in_processes_and_exclude_role_shuffle():
 
 @fa.register("bench/Pairs-v0", max_turns=4, tags=("4p", "mixed-motive"))
 class Pairs(fa.TurnEnv):
-    """Two pairs; each agent's good word pays its pair 1, each bad one costs it 1."""
+    """Two pairs. Each agent's good word pays its pair 1, each bad one costs it 1."""
 
     possible_agents = ["a", "b", "c", "d"]
     sides = [["a", "b"], ["c", "d"]]

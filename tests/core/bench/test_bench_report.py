@@ -31,7 +31,7 @@ def report(tmp_path_factory):
 
 
 def change(report, *place, value):
-    """Return the report's JSON with another value at one place; None removes it."""
+    """Return the report's JSON with another value at one place. None removes it."""
     facts = json.loads(json.dumps(report.as_json()))
     inner = facts
     for name in place[:-1]:
@@ -116,7 +116,7 @@ def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value, me
     [
         ('{"a":' * 100_000, "is not a complete JSON file"),
         ('{"kind": "forge-agents benchmark", "format": ' + "[" * 200 + "]" * 200 + "}", "nested more than 100 deep"),
-        ("", "is empty; a report is written by `forge-agents bench --json FILE`"),
+        ("", "is empty. A report is written by `forge-agents bench --json FILE`"),
         ('{"kind": "forge-agents bench', "truncated"),
         ("[1, 2]", "no benchmark report"),
         ('{"kind": "forge-agents benchmark", "format": 99}', "format 99, .* reads 2 and 3"),

@@ -187,7 +187,7 @@ def test_unsupported_strategies_are_refused(pennies, renderer, strategy):
 @pytest.mark.parametrize("setting", [{"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}])
 def test_exact_probabilities_exclude_penalties(kuhn, renderer, strategy, setting):
     policy = fa.Policy("some-model", name="hero", sampling=fa.Sampling(**setting))
-    with pytest.raises(ForgeError, match=f"{next(iter(setting))} of policy 'hero' depend on .*; set samples="):
+    with pytest.raises(ForgeError, match=f"{next(iter(setting))} of policy 'hero' depend on .*. Set samples="):
         strategy(kuhn, Engine(renderer, equilibrium), policy)
     assert strategy(kuhn, Engine(renderer, equilibrium), policy, samples=1).table
     sharp = fa.Policy("some-model", sampling=fa.Sampling(temperature=0.5, top_k=5, max_tokens=16))

@@ -96,8 +96,8 @@ def write_below_a_file():
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (save_before_training, "nothing is running yet; call fit or evaluate first"),
-        (serve_a_folder_without_a_model, "model='nowhere' is no folder with a config.json; give the folder of"),
+        (save_before_training, "nothing is running yet. Call fit or evaluate first"),
+        (serve_a_folder_without_a_model, "model='nowhere' is no folder with a config.json. Give the folder of"),
         (read_tools_without_the_package, "MCP tools need the package mcp; pip install"),
         (write_below_a_file, f"{Path(__file__, 'page.html')}: Not a directory"),
     ],

@@ -143,7 +143,7 @@ def test_credit_is_imported_like_reward_and_loss(run, tmp_path, monkeypatch, ref
     assert run(RUN, "--trainer.credit", "yaml_credit:rule").trainer.credit == fa.Credit(scale="none")
     assert run(f"{RUN}trainer: {{credit: {{scale: none}}}}\n").trainer.credit == fa.Credit(scale="none")
     assert "Did you mean 'Halved'?" in refused(f"{RUN}trainer: {{credit: yaml_credit:Halvd}}\n")
-    assert "is int; name a forge_agents.Credit" in refused(f"{RUN}trainer: {{credit: yaml_credit:odd}}\n")
+    assert "is int. Name a forge_agents.Credit" in refused(f"{RUN}trainer: {{credit: yaml_credit:odd}}\n")
     assert "cannot be imported" in refused(f"{RUN}trainer: {{credit: nowhere_at_all:x}}\n")
 
 

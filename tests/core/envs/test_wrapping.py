@@ -190,11 +190,11 @@ def test_wrapped_environments_register_like_any_other(own_registry):
 def test_wrap_rejects_other_objects_and_hints_to_call_a_class():
     with pytest.raises(TypeError, match="AECEnv or ParallelEnv, or a Gymnasium Env, got dict$"):
         fa.wrap({}, obs_to_text=str, text_to_action=str)
-    with pytest.raises(TypeError, match=r"got type; call it, or its env\(\)"):
+    with pytest.raises(TypeError, match=r"got type. Call it, or its env\(\)"):
         fa.wrap(Pennies, obs_to_text=str, text_to_action=str)
     numbered = Pennies()
     numbered.possible_agents = [0, 1]
-    with pytest.raises(TypeError, match="has an agent 0 of type int; agents must be strings"):
+    with pytest.raises(TypeError, match="has an agent 0 of type int. Agents must be strings"):
         fa.wrap(numbered, obs_to_text=str, text_to_action=str)
 
 

@@ -191,7 +191,7 @@ def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
     file.write_text(json.dumps({**json.loads(line), "format": 9}) + "\n")
     with pytest.raises(RunFolderError, match="format 9, but this version"):
         fa.load_episodes(tmp_path).episode(0)
-    with pytest.raises(RunFolderError, match=r"duell holds no episodes.jsonl; give the out_dir.*Did you mean 'duel'"):
+    with pytest.raises(RunFolderError, match=r"duell holds no episodes.jsonl. Give the out_dir.*Did you mean 'duel'"):
         fa.load_episodes(run.parent / "duell")
     file.unlink()
     file.symlink_to(run / "episodes.jsonl")

@@ -162,7 +162,7 @@ def test_a_model_with_a_link_out_of_its_folder_is_refused(folder, tmp_path, name
     entry.unlink(missing_ok=True)
     entry.symlink_to(tmp_path / "private")
     for load in (models.resolve, models.check_contained_files):
-        with pytest.raises(ModelNotFoundError, match=f"{entry.name} is a link out of the model's folder; put a copy"):
+        with pytest.raises(ModelNotFoundError, match=f"{entry.name} is a link out of the model's folder. Put a copy"):
             load(folder)
     entry.unlink()
     os.mkfifo(entry)
@@ -196,7 +196,7 @@ def test_every_place_that_loads_a_model_refuses_its_code():
 
 def test_weights_in_another_format_say_so(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelNotFoundError, match=r"pytorch_model\.bin; convert it"):
+    with pytest.raises(ModelNotFoundError, match=r"pytorch_model\.bin. Convert it"):
         models.resolve(folder)
 
 

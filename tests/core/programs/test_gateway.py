@@ -185,10 +185,10 @@ def test_parallel_results_are_in_the_order_of_the_calls(path):
 
     assert read("b", "c", "a") == read("a", "b", "c") == ["a", "b", "c"]
     for order, says in (
-        (("c", "b"), "no result of the tool call add ('a'); send one result for each call"),
+        (("c", "b"), "no result of the tool call add ('a'). Send one result for each call"),
         (("c",), "no result of the tool call add ('a'), add ('b')"),
         (("b", "x", "a"), "no result of the tool call add ('c')"),
-        (("a", "b", "c", "b"), "a second result of the tool call 'b'; the calls of the answer before it are 'a', 'b'"),
+        (("a", "b", "c", "b"), "a second result of the tool call 'b'. The calls of the answer before it are 'a', 'b'"),
         (("a", "b", "c", "x"), "a result of an unknown tool call, 'x'"),
     ):
         with pytest.raises(RefusedError, match=re.escape(says)):
@@ -207,7 +207,7 @@ def test_results_must_match_the_calls_by_id_or_position():
     for messages, says in (
         ([user, called, user], r"no result of the tool call a \('a'\), b \('b'\)"),
         ([user, called, unnamed[0]], r"no result of the tool call a"),
-        ([user, lone], "unknown tool call, 'a'; the calls of the answer before it are none"),
+        ([user, lone], "unknown tool call, 'a'. The calls of the answer before it are none"),
         ([called, lone, {**lone, "tool_call_id": "b"}, user, lone], "unknown tool call, 'a'"),
         ([called, {"role": "assistant", "content": "-"}], "no result"),
     ):
@@ -228,19 +228,19 @@ def test_results_must_match_the_calls_by_id_or_position():
         ({"top_logprobs": 3}, 400, "top_logprobs"),
         ({"model": "m" * 9999}, 400, "mmm...mmm"),
         ({"n": "9" * 9999}, 400, "999...999"),
-        ({"stop": 5}, 400, "stop=5; send a text"),
-        ({"stream": "no"}, 400, "stream='no'; send true or false"),
-        ({"stream": 2}, 400, "stream=2; send true or false"),
-        ({"logprobs": []}, 400, "logprobs=[]; send true or false"),
-        ({"parallel_tool_calls": "never"}, 400, "parallel_tool_calls='never'; send true or false"),
-        ({"stream_options": {"include_usage": "-"}}, 400, "include_usage='-'; send true or false"),
-        ({"stop": {"a": 1}}, 400, "stop={'a': 1}; send a text"),
+        ({"stop": 5}, 400, "stop=5. Send a text"),
+        ({"stream": "no"}, 400, "stream='no'. Send true or false"),
+        ({"stream": 2}, 400, "stream=2. Send true or false"),
+        ({"logprobs": []}, 400, "logprobs=[]. Send true or false"),
+        ({"parallel_tool_calls": "never"}, 400, "parallel_tool_calls='never'. Send true or false"),
+        ({"stream_options": {"include_usage": "-"}}, 400, "include_usage='-'. Send true or false"),
+        ({"stop": {"a": 1}}, 400, "stop={'a': 1}. Send a text"),
         ({"temperature": "hot"}, 400, "temperature='hot'; send a number"),
         ({"temperature": True}, 400, "temperature=True; send a number"),
-        ({"logit_bias": [5]}, 400, "logit_bias=[5]; send an object"),
+        ({"logit_bias": [5]}, 400, "logit_bias=[5]. Send an object"),
         ({"tool_choice": {"type": "function", "function": "add"}}, 400, "tool_choice={'function': 'add'"),
-        ({"tool_choice": "add"}, 400, "tool_choice='add'; send auto"),
-        ({"tool_choice": {"type": "function"}}, 400, "tool_choice={'type': 'function'}; send auto"),
+        ({"tool_choice": "add"}, 400, "tool_choice='add'. Send auto"),
+        ({"tool_choice": {"type": "function"}}, 400, "tool_choice={'type': 'function'}. Send auto"),
         ({"response_format": "json"}, 400, "response_format of type 'json'"),
         ({"response_format": {"type": "json_schema", "json_schema": "x"}}, 400, "has no schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, 400, "has no schema"),
@@ -428,7 +428,7 @@ def test_connections_of_an_isolated_command_are_bounded(session, monkeypatch):
         except OSError:
             status = 0
         assert status == (200 if number < 3 else 0), number
-    assert session.errors == ["3 connections are open already; close some"]
+    assert session.errors == ["3 connections are open already. Close some"]
     for connection in held:
         connection.close()
 
@@ -715,7 +715,7 @@ def test_message_parts_are_read_as_text(protocol, message, read):
     ],
 )
 def test_message_parts_other_than_text_are_rejected(protocol, part):
-    with pytest.raises(RefusedError, match=f"a part of type '{part['type']}'; the models here read text only"):
+    with pytest.raises(RefusedError, match=f"a part of type '{part['type']}'. The models here read text only"):
         protocol.read(asked([part]))
 
 

@@ -267,18 +267,18 @@ def test_requests_are_selected_by_model_and_paired_by_score(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"request": {"prompt": "hi"}, "response": "2"}, "the request has the keys 'prompt'; expected messages"),
-        ({"request": 7, "response": "2"}, "the request is '7'; expected an object with messages"),
+        ({"request": {"prompt": "hi"}, "response": "2"}, "the request has the keys 'prompt'. Expected messages"),
+        ({"request": 7, "response": "2"}, "the request is '7'. Expected an object with messages"),
         ({"request": OPENAI, "response": {"choices": [{"delta": {}}]}}, "a part of a stream"),
         ({"request": OPENAI, "response": {"choices": [{"text": "2"}]}}, "has no message"),
         ({"request": OPENAI, "response": "data: {}"}, "is a text that is not JSON"),
         ({"request": OPENAI, "response": [COMPLETION]}, "the response is a list, as streams are logged"),
-        ({"request": OPENAI, "response": {"text": "2"}}, "the response has the keys 'text'; expected choices"),
+        ({"request": OPENAI, "response": {"text": "2"}}, "the response has the keys 'text'. Expected choices"),
         ({"request": {**RESPONSES, "previous_response_id": "x"}, "response": OUTPUT}, "previous_response_id"),
         ({"request": OPENAI, "response": ""}, "the answer is empty"),
         ({"request": {**OPENAI, "functions": [ADD]}, "response": "2"}, "the request has functions, which is not"),
         ({"request": {"messages": [{**user("x"), "images": ["y"]}]}, "response": "2"}, "has the key 'images'"),
-        ({"response": COMPLETION, "custom_id": "x"}, "a request with its response; the keys are"),
+        ({"response": COMPLETION, "custom_id": "x"}, "a request with its response. The keys are"),
     ],
 )
 def test_unreadable_log_is_reported_with_its_line(tmp_path, row, message):
@@ -352,7 +352,7 @@ def test_answers_marked_as_unlearned_are_not_learned(tmp_path, key):
     rows, left, _ = imported(tmp_path, row, {"messages": TWO})
     assert left == {"marked as not to be learned": 1}
     rows, _, (heard,) = imported(tmp_path, {"prompt": "one", "completion": [said("1", **{key: 0})]}, {"messages": ONE})
-    assert learned(rows) == ["1"] and "marked as not to be learned; write it as messages" in heard
+    assert learned(rows) == ["1"] and "marked as not to be learned. Write it as messages" in heard
 
 
 def test_keys_that_may_change_learning_are_rejected(tmp_path):

@@ -145,12 +145,12 @@ def test_sampling_settings_apply_and_limits_only_shrink(renderer, serve):
     for wrong, says in (
         ({"temperature": 9}, "temperature=9 is outside"),
         ({"temperature": "hot"}, "temperature='hot'; send a number"),
-        ({"temperature": 10**400}, "is too large; leave it out"),
-        ({"top_k": 10**400}, "is too large; leave it out"),
+        ({"temperature": 10**400}, "is too large. Leave it out"),
+        ({"top_k": 10**400}, "is too large. Leave it out"),
         ({"temperature": [1]}, "temperature=[1]; send a number"),
         ({"logit_bias": {"5": 1}}, "logit_bias is not supported here"),
-        ({"top_k": 2.5}, "top_k=2.5; send a whole number"),
-        ({"seed": 0.5}, "seed=0.5; send a whole number"),
+        ({"top_k": 2.5}, "top_k=2.5. Send a whole number"),
+        ({"seed": 0.5}, "seed=0.5. Send a whole number"),
     ):
         status, body = request(session, body=asked(**wrong))
         assert status == 400 and says in body["error"]["message"], body

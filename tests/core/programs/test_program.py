@@ -141,7 +141,7 @@ def test_program_gets_a_copy_of_its_task_without_reserved_infos():
 @pytest.mark.parametrize(
     ("reward", "told"),
     [
-        (lambda task, result: None, "returned None; return a number"),
+        (lambda task, result: None, "returned None. Return a number"),
         (lambda task, result: {}["anwser"], r"failed with KeyError: 'anwser' \(.*test_program.py:\d+\)"),
     ],
 )
@@ -349,7 +349,7 @@ def test_command_with_relative_paths_gets_advice(tmp_path, monkeypatch):
         ({"reward": "exact"}, "reward='exact' is not a function"),
         ({"reward": lambda result: 1.0}, "reward <lambda> must take (task, result)"),
         ({"tasks": lambda: 3}, "tasks <lambda> must take (rng)"),
-        ({"reward": crew}, "reward= is async; give a function"),
+        ({"reward": crew}, "reward= is async. Give a function"),
         ({"timeout_s": "60"}, "timeout_s='60' is not a number"),
         ({"max_sampled_tokens": "9"}, "max_sampled_tokens='9' is not a number"),
     ],
@@ -396,7 +396,7 @@ def test_verifiers_read_fields_of_tasks_and_results():
     [
         (lambda task, client: "nothing", "ended before it asked any model: it returned 'nothing'"),
         (lambda task, client: 1 / 0, "ended before it asked any model: it raised ZeroDivisionError"),
-        (lambda task, client: crew(str(task), client), "function that returned a coroutine; write it as async"),
+        (lambda task, client: crew(str(task), client), "function that returned a coroutine. Write it as async"),
         (lambda task, client: client.chat.completions.create(**say("gpt-5", "-")), "this episode has no model 'gpt-5'"),
         ("sh -c 'echo thanks; echo no key >&2; exit 3'", "it exited with 3, and it printed last 'no key'"),
     ],
@@ -739,7 +739,7 @@ def test_command_finds_its_files_and_invalid_files_are_named():
     command = [sys.executable, "-c", script]
     episode = played(command, tasks=[{"question": "?"}], files=lambda task: {"a/b.bin": b"\xff"})
     assert "b'\\xff'" in result_of(episode)["stdout"]
-    for wrong, said in (({"a": "b"}, "returned {'a': 'b'}; return bytes by relative path"), ({"/a": b""}, "must be")):
+    for wrong, said in (({"a": "b"}, "returned {'a': 'b'}. Return bytes by relative path"), ({"/a": b""}, "must be")):
         with pytest.raises((ForgeError, ValueError), match=re.escape(said)):
             fa.Program(command, files=lambda task, wrong=wrong: wrong).reset(seed=0)
     with pytest.raises(TypeError, match="a function has no folder"):
@@ -806,7 +806,7 @@ def test_ignored_sampling_settings_are_warned_about():
         ((lambda task: 1,), TypeError, "must take"),
         ((3,), TypeError, "a function"),
         (("",), ValueError, "empty command line"),
-        (("python a.py && python b.py",), ValueError, r"but && is for one; give \["),
+        (("python a.py && python b.py",), ValueError, r"but && is for one. Give \["),
         (("python a.py 'a && b' >out.txt",), ValueError, r"but >out.txt is for one"),
         (("python a.py 2>&1 | tee out",), ValueError, "but 2>&1 is for one"),
         (("cd crew; python main.py",), ValueError, "but crew; is for one"),

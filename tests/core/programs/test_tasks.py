@@ -247,14 +247,14 @@ def test_invalid_tasks_are_rejected(tmp_path):
     for given, error, says in (
         (str(tmp_path / "bad.jsonl"), ValueError, r"bad.jsonl:2 is not JSON"),
         (str(tmp_path / "empty.jsonl"), ValueError, "tasks is empty"),
-        (str(tmp_path / "notes.txt"), ValueError, "not a file of tasks; give one that ends in .json, .jsonl"),
+        (str(tmp_path / "notes.txt"), ValueError, "not a file of tasks. Give one that ends in .json, .jsonl"),
         ("gone.jsonl", ValueError, "'gone.jsonl' does not exist; the current folder is"),
         ("/nowhere/gone.jsonl", ValueError, "does not exist; give the path of a file of tasks"),
         ([], ValueError, "tasks is empty"),
-        (7, TypeError, "tasks is a int; give a list"),
-        (None, TypeError, "tasks is a NoneType; give a list"),
-        ({1, 2}, TypeError, "tasks is a set; give a list"),
-        (iter([1]), TypeError, "tasks is a list_iterator; give a list"),
+        (7, TypeError, "tasks is a int. Give a list"),
+        (None, TypeError, "tasks is a NoneType. Give a list"),
+        ({1, 2}, TypeError, "tasks is a set. Give a list"),
+        (iter([1]), TypeError, "tasks is a list_iterator. Give a list"),
         ({"a": 1}, TypeError, "tasks is a dict with the keys a"),
         (lambda: 1, TypeError, "tasks .* must take"),
     ):
@@ -278,7 +278,7 @@ def test_only_evaluation_and_benchmark_seeds_are_held_out():
 def test_json_file_with_several_lists_is_rejected(tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps({"train": [1, 2], "test": [3]}))
-    with pytest.raises(TypeError, match="tasks is a dict with the keys train, test; give a list of tasks"):
+    with pytest.raises(TypeError, match="tasks is a dict with the keys train, test. Give a list of tasks"):
         Tasks(path)
     path.write_text(json.dumps({"question": "?", "answer": "!"}))
     assert Tasks(path).num_training == 1

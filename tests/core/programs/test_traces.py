@@ -271,7 +271,7 @@ ODD = [
     ("[" * 100_000, "it is not JSON"),
     ("7", "it is a JSON int"),
     ({"note": "-"}, "the keys are 'note'"),
-    ({"messages": 7}, "the messages are '7'; expected a list of objects"),
+    ({"messages": 7}, "the messages are '7'. Expected a list of objects"),
     ({"messages": [{"role": "narrator", "content": "-"}]}, "role 'narrator'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAID]}, "read text only"),
     ({"messages": [*ASKED, {"role": "assistant", "content": " "}]}, "messages[2]: the answer is empty"),
@@ -354,7 +354,7 @@ def test_command_writes_training_rows_and_escapes_output(tmp_path, capsys):
     assert f"{source}:3 is skipped" in said.err and "\x1b" not in said.err + said.out
     assert pairs_of(json.loads(out.read_text())["messages"])[-1] == ("assistant", "It is 2.")
     assert cli.main(["import", str(source), "--out", str(out)]) == 1
-    assert "exists; give another --out" in capsys.readouterr().err
+    assert "exists. Give another --out" in capsys.readouterr().err
     assert cli.main(["import", str(source), "--out", str(tmp_path / "x"), "--model", "solvr"]) == 1
     assert "Did you mean 'solver'?" in capsys.readouterr().err
     source.write_text("{\n" * 25)
@@ -431,4 +431,4 @@ def test_messages_in_events_are_read_once(tmp_path):
 def test_legacy_function_call_is_rejected(tmp_path):
     old = {"role": "assistant", "content": "I add.", "function_call": CALL["function"]}
     _, rows, heard = imported(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
-    assert len(rows) == 1 and "messages[2]: function_call is not supported here; send tool_calls" in heard[0]
+    assert len(rows) == 1 and "messages[2]: function_call is not supported here. Send tool_calls" in heard[0]

@@ -409,7 +409,7 @@ def test_reasoning_switch_reaches_the_template(tokenizer):
     assert auto == on and auto.endswith("assistant\n") and off.endswith("<think>\n\n</think>\n\n")
     assert Renderer(switched, thinking="off").extend((), (), "x")[-1:] == tuple(b"\n")
     for thinking in ("on", "off"):
-        with pytest.raises(ValueError, match="has no switch for it \\(enable_thinking or thinking\\); leave"):
+        with pytest.raises(ValueError, match="has no switch for it \\(enable_thinking or thinking\\). Leave"):
             Renderer(tokenizer, thinking=thinking)
 
 
@@ -418,7 +418,7 @@ def test_reasoning_switch_reaches_the_template(tokenizer):
     [("context", "end, window, summarize"), ("thinking", "auto, on, off"), ("keep_reasoning", "all, turn, none")],
 )
 def test_unknown_choices_are_refused(setting, choices):
-    with pytest.raises(ValueError, match=f"{setting}='maybe' is unknown; choose one of {choices}"):
+    with pytest.raises(ValueError, match=f"{setting}='maybe' is unknown. Choose one of {choices}"):
         fa.Policy("m", **{setting: "maybe"})
 
 

@@ -147,7 +147,7 @@ def test_errors_until_the_timeout_name_the_last_refusal(serve_chat, monkeypatch)
     with pytest.raises(StallError) as caught:
         ask(server.endpoint_with(retries=50, timeout_s=0.3))
     assert time.monotonic() - started < 30  # 50 tries that each wait longer would take minutes
-    said = f"stub at {server.url} gave no answer within 0.3 s; it last refused with status 503"
+    said = f"stub at {server.url} gave no answer within 0.3 s. It last refused with status 503"
     assert str(caught.value) == said
     episode = group(server.endpoint_with(retries=50, timeout_s=0.3)).episodes[0]
     assert (episode.error.kind, episode.error.message) == ("EndpointError", said)  # a stall of our own would raise
@@ -283,7 +283,7 @@ def test_too_long_conversation_truncates_the_episode(serve_chat, said):
 def test_limit_is_sent_under_the_name_that_the_server_accepts(serve_chat):
     def reply(request):
         if "max_tokens" in request:
-            return 400, {"error": {"message": "'max_tokens' is not supported; use 'max_completion_tokens'"}}
+            return 400, {"error": {"message": "'max_tokens' is not supported. Use 'max_completion_tokens'"}}
         return str(request["max_completion_tokens"])
 
     server = serve_chat(reply)
@@ -370,7 +370,7 @@ def test_missing_key_is_reported_before_an_episode(monkeypatch):
     monkeypatch.delenv("RIVAL_KEY", raising=False)
     endpoint = fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")
     with pytest.raises(
-        ValueError, match="'RIVAL_KEY' is not set; it must contain the key of m at http://127.0.0.1:1/v1"
+        ValueError, match="'RIVAL_KEY' is not set. It must contain the key of m at http://127.0.0.1:1/v1"
     ):
         policies_by_name(endpoint, ["a"])
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):

@@ -296,7 +296,7 @@ def test_template_that_omits_the_role_in_prompts_is_refused(tiny_llama):
 def test_tokenizer_without_an_end_is_refused(tiny_llama):
     tokenizer = with_template(tiny_llama, CHATML + ASKS)
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="has no end-of-sequence token; set eos_token"):
+    with pytest.raises(ValueError, match="has no end-of-sequence token. Set eos_token"):
         Renderer(tokenizer)
 
 

@@ -278,8 +278,8 @@ def test_accounts_reported_by_last_are_complete(kind):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (NeverAdds, r"'a' has a reward of 2 in `rewards`, but last\(\) reports 0; call self._accumulate_rewards\(\)"),
-        (AddsBefore, r"'a' has a reward of 2 in `rewards`, but last\(\) reports 0; call self._accumulate_rewards\(\)"),
+        (NeverAdds, r"'a' has a reward of 2 in `rewards`, but last\(\) reports 0. Call self._accumulate_rewards\(\)"),
+        (AddsBefore, r"'a' has a reward of 2 in `rewards`, but last\(\) reports 0. Call self._accumulate_rewards\(\)"),
         (NeverEmpties, r"'b' has a reward of 1 in `rewards`, but last\(\) reports -1 because it counts"),
     ],
 )

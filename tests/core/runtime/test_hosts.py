@@ -39,12 +39,12 @@ TLS = {"kind": "attach", "workers": {"engines": ("tls://n:1",)}}
         ({"kind": "process"}, "kind='process' of the mesh has no hosts"),
         ({"kind": "process", "hosts": {"spare": 2}}, "has no hosts"),
         ({"kind": "attach"}, r"no hosts; set e.g. workers: {engines: \[tcp://node1:26600\]}"),
-        ({"kind": "process", "hosts": {"engine": 1}}, r"names 'engine'; its roles are .*Did you mean 'engines'"),
-        ({"kind": "process", "hosts": {"engines": 0}}, "gives engines 0; give at least 1"),
+        ({"kind": "process", "hosts": {"engine": 1}}, r"names 'engine'. Its roles are .*Did you mean 'engines'"),
+        ({"kind": "process", "hosts": {"engines": 0}}, "gives engines 0. Give at least 1"),
         ({"hosts": {"engines": 2}}, "kind='local' of the mesh is this host alone"),
         ({"partition": "gpu"}, "partition of the mesh is for kind='slurm' and kind is 'local'"),
         ({"kind": "slurm", "hosts": {"engines": 1}, "namespace": "x"}, "namespace of the mesh is for kind='kubernet"),
-        ({"kind": "attach", "workers": {"engines": ("node1",)}}, "'node1'; write an address as 'tcp://node1:26600'"),
+        ({"kind": "attach", "workers": {"engines": ("node1",)}}, "'node1'. Write an address as 'tcp://node1:26600'"),
         ({"kind": "slurm", "hosts": {"engines": 1}, "address": "node0"}, "write an address as"),
         ({"cpus": {"engines": "3-1"}}, "cpus '3-1' of the mesh"),
         ({"gpus": {"envs": 1}}, "gpus of the mesh names 'envs'; its roles are learner"),
@@ -382,7 +382,7 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
     expected = {"learner": 2, "engines": 3} if settings.get("kind") == "local" else {"learner": 2, "engines": 5}
     layout = laid_out(has=4, **settings)
     layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=expected)
-    with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4; lower gpus"):
+    with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4. Lower gpus"):
         layout.check()
 
 

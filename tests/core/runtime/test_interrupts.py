@@ -93,7 +93,7 @@ def test_stopped_run_reports_the_saved_step(number, error):
         with pytest.raises(error) as ended:
             interrupt.stop_if_requested(3, Path("runs/x"))
     output = message[-1] if error is SystemExit else str(ended.value)
-    assert "after step 3, saved in runs/x; run it again" in output
+    assert "after step 3, saved in runs/x. Run it again" in output
     assert error is KeyboardInterrupt or ended.value.code == 143
 
 

@@ -79,7 +79,7 @@ def test_tp_must_divide_the_heads(tmp_path, heads, kv, tp, choices):
 )
 def test_unsupported_cpu_head_size_is_refused(tmp_path, sizes, refused):
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["8b"], **sizes}))
-    refusal = pytest.raises(ValueError, match=f"^hero has heads of {refused} channels, .* 256, 512 only; take a model")
+    refusal = pytest.raises(ValueError, match=f"^hero has heads of {refused} channels, .* 256, 512 only. Take a model")
     with refusal if refused else contextlib.nullcontext():
         memory.check_head_size(tmp_path, "hero")
 

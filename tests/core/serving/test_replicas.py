@@ -184,7 +184,7 @@ async def test_too_many_deaths_fail_all_waiting_requests(tmp_path):
         engine.die("killed")
     for answer in await asyncio.gather(*requested, return_exceptions=True):
         assert isinstance(answer, RespawnLimitError)
-        assert "2 processes died (hero-0, hero-1); a run restarts at most 1 processes" in str(answer)
+        assert "2 processes died (hero-0, hero-1). A run restarts at most 1 processes" in str(answer)
     with pytest.raises(RespawnLimitError):
         await hero.load_weights(1)
     rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]

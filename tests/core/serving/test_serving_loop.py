@@ -48,7 +48,7 @@ def test_amx_tiles_are_requested_before_bfloat16_attention(monkeypatch, tiles, g
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: bool(requested.append(1)) or granted)
     _vllm._permit_tiles("float32")
     if tiles and not granted:
-        with pytest.raises(RuntimeError, match=r"AMX.*SIGILL; take EngineConfig\(dtype=\"float32\"\)"):
+        with pytest.raises(RuntimeError, match=r"AMX.*SIGILL. Take EngineConfig\(dtype=\"float32\"\)"):
             _vllm._permit_tiles("bfloat16")
     else:
         _vllm._permit_tiles("bfloat16")

@@ -135,7 +135,7 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(server, run_folder):
 
 def test_view_command_reports_errors(tmp_path, run_folder, capsys):
     assert cli.main(["view", str(tmp_path / "nothing")]) == 1
-    assert "is not a folder; give the out_dir of a run" in capsys.readouterr().err
+    assert "is not a folder. Give the out_dir of a run" in capsys.readouterr().err
     (tmp_path / "train.yaml").write_text("")
     assert cli.main(["view", str(tmp_path / "train.yaml")]) == 1
     assert "Did you mean" not in capsys.readouterr().err

@@ -133,5 +133,5 @@ def test_a_sample_longer_than_a_microbatch_is_refused():
 
 
 def test_unpacked_samples_are_refused():
-    with pytest.raises(TypeError, match=r"a list is not a batch; build one with forge_trainers\.batch\.packing\.pack"):
+    with pytest.raises(TypeError, match=r"a list is not a batch. Build one with forge_trainers\.batch\.packing\.pack"):
         check_batch([sample()])

@@ -465,7 +465,7 @@ def test_policies_may_have_models_of_different_sizes(tmp_path):
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ({"solvr": "8b"}, r"the policy 'solvr'; the policies of the run are solver, hero-2\. Did you mean 'solver'\?"),
+        ({"solvr": "8b"}, r"the policy 'solvr'. The policies of the run are solver, hero-2\. Did you mean 'solver'\?"),
         ({"solver": "8b"}, r"policy hero-2: .*model-hero-2.* --model hero-2=8b, or model=\{'hero-2': '8b'\}"),
         ({"solver": "nowhere/9b", "hero-2": "8b"}, r"nowhere/9b.* Shapes that need no model: 0\.6b, 8b"),
     ],
@@ -554,7 +554,7 @@ def test_table_names_the_policies_of_processes(simulate, monkeypatch):
     [
         (["8b", "team=0.6b"], "--model 8b team=0.6b: give one model for all policies, or POLICY=MODEL"),
         (["team="], "give one model for all policies, or POLICY=MODEL"),
-        (["team=8b", "team=0.6b"], "--model gives team two models, 8b and 0.6b; give one"),
+        (["team=8b", "team=0.6b"], "--model gives team two models, 8b and 0.6b. Give one"),
     ],
 )
 def test_invalid_model_options_are_refused(simulate, words, message):

@@ -399,7 +399,7 @@ def test_token_functions_pass_gradcheck(name):
 
 @pytest.mark.parametrize("name", sorted(algorithms._OURS))
 def test_tokens_without_an_advantage_have_no_loss_and_no_gradient(name):
-    """The learner leaves such trajectories out; see `needed_samples`."""
+    """The learner leaves such trajectories out. See `needed_samples`."""
     torch.manual_seed(0)
     logprobs = torch.randn(7, dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 2.0], dtype=torch.float64)
@@ -557,7 +557,7 @@ def test_a_loss_needs_two_bounds_and_a_credit_that_is_one():
         register_loss("one", credit=Credit)(lambda inputs: inputs)
     with pytest.raises(TypeError, match=r"correction='truncate' of loss 'one' must be a Correction\(how="):
         register_loss("one", correction="truncate")(lambda inputs: inputs)
-    with pytest.raises(ValueError, match=r"how='truncat'; choose one of 'ratio', 'truncate'"):
+    with pytest.raises(ValueError, match=r"how='truncat'. Choose one of 'ratio', 'truncate'"):
         register_loss("one", correction=Correction(how="truncat"))(lambda inputs: inputs)
 
 

@@ -145,7 +145,7 @@ def test_texts_without_a_prompt_are_refused(dpo):
 
 
 def marked(key, *values):
-    """Three questions and answers, of which the answers carry these values of a key; None for none."""
+    """Three questions and answers, of which the answers carry these values of a key, or None."""
     messages = []
     for number, value in enumerate(values):
         answer = {"role": "assistant", "content": f"answer {number}"}
@@ -197,7 +197,7 @@ def test_an_answer_of_a_pair_that_is_not_learned_is_not_compared(dpo):
 @pytest.mark.parametrize("value", [0.5, "0", [0, 1], {"a": 1}, 2, -1, float("nan")])
 def test_a_mark_that_is_neither_0_nor_1_is_refused(sft, value):
     for row in ({"messages": marked("loss", value)}, {"messages": chat("uone", "atwo"), "loss": value}):
-        with pytest.raises(ValueError, match="row 0.* has loss=.*; expected 0 or 1"):
+        with pytest.raises(ValueError, match="row 0.* has loss=.*. Expected 0 or 1"):
             sft(row)
 
 
@@ -368,7 +368,7 @@ def test_messages_of_developers_and_text_in_parts_are_read(sft):
     plain = chat("sBe brief.", "uColor of the sky?", "aBlue.")
     assert content(sft({"messages": messages})) == content(sft({"messages": plain}))
     image = {"messages": [{"role": "user", "content": [{"type": "image", "image": "x"}]}, *chat("aBlue.")]}
-    with pytest.raises(ValueError, match=r"row 0, messages\[0\]: a part of type 'image'; the models here read text"):
+    with pytest.raises(ValueError, match=r"row 0, messages\[0\]: a part of type 'image'. The models here read text"):
         sft(image)
 
 

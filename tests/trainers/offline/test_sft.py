@@ -292,7 +292,7 @@ warm_start:
 
 @pytest.fixture
 def taught(monkeypatch):
-    """What `fit` was called with, by the policy's name; nothing is learned."""
+    """What `fit` was called with, by the policy's name. Nothing is learned."""
     found = {}
 
     def fit(self, dataset, **_):
@@ -366,5 +366,5 @@ def test_rate_that_cannot_move_the_weights_is_warned_of(tiny_models, tmp_path, c
 @pytest.mark.parametrize("settings", [{"num_iterations": 2}, {"num_minibatches": 2}])
 def test_several_optimizer_steps_per_batch_are_for_rollouts(settings):
     for kind in (fa.SFTConfig, fa.DPOConfig):
-        with pytest.raises(ValueError, match="are for batches of rollouts; here set epochs of fit, and batch_size"):
+        with pytest.raises(ValueError, match="are for batches of rollouts. Here set epochs of fit, and batch_size"):
             kind(learner=LearnerConfig(**settings))

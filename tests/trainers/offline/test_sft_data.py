@@ -130,7 +130,7 @@ def test_hugging_face_datasets_and_generators_are_read(read):
     rows = [chat("uone", "atwo"), chat("uthree", "afour")]
     result = datasets.Dataset.from_list(rows)
     assert [i.ids.tolist() for i in read(result).items] == [i.ids.tolist() for i in read(row for row in rows).items]
-    with pytest.raises(TypeError, match=r"keys train; pass one of its values, such as dataset\['train'\]"):
+    with pytest.raises(TypeError, match=r"keys train. Pass one of its values, such as dataset\['train'\]"):
         read(datasets.DatasetDict(train=result))
 
 
@@ -161,8 +161,8 @@ def test_files_with_a_byte_order_mark_or_in_utf_16_are_read(read, tmp_path):
     ("row", "message"),
     [
         (chat("uone"), "row 1 has no assistant message to learn; it has user"),
-        ({"mesages": []}, "row 1 has the keys mesages; expected 'messages'.* Did you mean 'messages'"),
-        ({"prompt": "one"}, "row 1 has the keys prompt; expected 'messages', or 'prompt' and 'completion'"),
+        ({"mesages": []}, "row 1 has the keys mesages. Expected 'messages'.* Did you mean 'messages'"),
+        ({"prompt": "one"}, "row 1 has the keys prompt. Expected 'messages', or 'prompt' and 'completion'"),
         (
             {"messages": [{"role": "user", "contnt": "x"}]},
             r"row 1, messages\[0\] has no 'content'.*Is 'contnt' meant",

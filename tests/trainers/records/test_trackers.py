@@ -82,7 +82,7 @@ def test_a_tracker_that_hangs_costs_its_curves_and_not_the_run(wandb, tmp_path, 
     with caplog.at_level(logging.WARNING):
         run.log(0, {"x": 0.0})
         run.log(1, {"x": 1.0})  # left out, and not waited for
-    assert caplog.text.count("wandb did not") == 1 and "take step 0 (no answer in 0.01 s; until there is" in caplog.text
+    assert caplog.text.count("wandb did not") == 1 and "take step 0 (no answer in 0.01 s. Until there is" in caplog.text
     answered.set()
     run._tracking.result(30)
     monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 30)

@@ -88,7 +88,7 @@ def test_an_id_names_the_environment_at_a_level():
             fa.make(wrong)
     with pytest.raises(UnknownIdError, match="registered without levels"):
         fa.make("forge/KuhnPoker-v0@1")
-    with pytest.raises(ValueError, match=r"'test/Other-v0@2' has a level; register 'test/Other-v0' with levels="):
+    with pytest.raises(ValueError, match=r"'test/Other-v0@2' has a level. Register 'test/Other-v0' with levels="):
         fa.register("test/Other-v0@2", entry_point=Dice)
 
 

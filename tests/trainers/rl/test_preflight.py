@@ -199,7 +199,7 @@ def test_missing_info_of_a_verifier_is_reported_with_available_info(tried):
     said = tried(reward=fa.Ensemble([fa.Rule(right), fa.Rule(lambda trajectory: 1.0, name="kind")]))
     where = f"right(completion, gold) at {__file__}:{right.__code__.co_firstlineno}"
     assert "reward right fails on 4 of 4 trajectories of random play: trajectory.info has no 'gold', " in said
-    assert f"which {where} takes; it has " in said
+    assert f"which {where} takes. It has " in said
 
 
 class Scorer:
@@ -334,7 +334,7 @@ class RewardsNobody(World):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (BreaksContract, "returned dict; return an Outcome"),
+        (BreaksContract, "returned dict. Return an Outcome"),
         (RewardsNobody, "has 'player_00'.*Did you mean 'player_0'"),
     ],
 )
@@ -498,7 +498,7 @@ def test_disk_without_room_for_checkpoints_is_refused_or_warned_of(tried, monkey
         monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: type("", (), {"free": int(free)}))
 
     has(one - 1)
-    with pytest.raises(RunFolderError, match="GB free; one checkpoint takes"):
+    with pytest.raises(RunFolderError, match="GB free. One checkpoint takes"):
         tried()
     has(one)
     assert "lower keep_checkpoints, or free some space" in tried()

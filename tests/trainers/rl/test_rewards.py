@@ -375,7 +375,7 @@ def test_invalid_reward_result_is_reported(returned):
     def praise(trajectories):
         return returned
 
-    with pytest.raises(ValueError, match="reward praise returned .*for 2 trajectories; return one number each"):
+    with pytest.raises(ValueError, match="reward praise returned .*for 2 trajectories. Return one number each"):
         scored([group((0, 0))], praise)
 
 

@@ -67,7 +67,7 @@ REFUSED = [
     (lambda a, b: 0.5, r"parameters of unknown meaning \(a, b\)"),
     (lambda *args, **kwargs: 0.5, r"parameters of unknown meaning"),
     (lambda trajectory, completions: 0.5, r"takes both one trajectory and all of them"),
-    (Numeric, r"the class Numeric is not a verifier; pass"),
+    (Numeric, r"the class Numeric is not a verifier. Pass"),
     ("rubric", r"str 'rubric' is not a verifier"),
 ]
 
@@ -84,7 +84,7 @@ def test_unclear_parameters_are_refused(function, message):
 def test_incomplete_verifier_is_not_wrapped_as_a_function(lacking):
     own = {"name": "slow", "family": None, "cost": "expensive", "score": lambda self, ts: np.ones(len(ts))}
     judge = type("Judge", (Composable,), {key: value for key, value in own.items() if key != lacking})()
-    with pytest.raises(ArgumentError, match=f"verifier Judge has no {lacking}; family may be None"):
+    with pytest.raises(ArgumentError, match=f"verifier Judge has no {lacking}. Family may be None"):
         Ensemble([judge])
 
 
@@ -191,7 +191,7 @@ def test_a_function_can_be_checked_and_what_fails_is_named():
 
 
 def test_batch_function_of_texts_must_return_one_number_each():
-    with pytest.raises(ValueError, match=r"received 2 of 3 trajectories.* returned \[1\.0\]; return a number each"):
+    with pytest.raises(ValueError, match=r"received 2 of 3 trajectories.* returned \[1\.0\]. Return a number each"):
         reward_of(lambda completions: [1.0])([*ROWS, NOBODY])
     with pytest.raises(ValueError, match="returned 0.5"):
         reward_of(lambda completions: 0.5)([*ROWS, NOBODY])

@@ -140,7 +140,7 @@ def test_undetermined_direction_warns_once_in_training(verifiers, options, warns
 
 
 def test_mistakes_in_priors_and_labels_name_their_source():
-    with pytest.raises(TypeError, match=r"the prior of 'judge0' is 0.8; pass a Prior, such as Prior.of"):
+    with pytest.raises(TypeError, match=r"the prior of 'judge0' is 0.8. Pass a Prior, such as Prior.of"):
         Ensemble(judges(), priors={"judge0": 0.8})
     for label, kind in ((lambda t: t.info["gold"], KeyError), (lambda t: "yes", ValueError)):
         with pytest.raises(kind) as raised:

@@ -1,7 +1,7 @@
 """Pairs of answers with the verdict a careful teacher gives: ``answer ≡ gold`` for equal ones, else ``answer ≢ gold``.
 
 Written before either implementation was run on them. Conventions where taste differs: a unit or a percent sign that one
-side leaves out is forgiven, two different ones are not; a list without brackets is a set of answers; brackets matter;
+side leaves out is forgiven, two different ones are not. A list without brackets is a set of answers; brackets matter;
 a decimal equals an exact value only to six digits.
 """
 

@@ -128,7 +128,7 @@ def lay_out(
         max_tokens: Maximum number of positions of a row, unless one sample has more.
         chunk_tokens: Maximum number of loss tokens per call of the head.
         share_prefixes: Whether a row lays out common prefixes of its samples once.
-        hidden_size: Hidden size of the model; weighs attention against linear layers.
+        hidden_size: Hidden size of the model. Weighs attention against linear layers.
         ranks: Number of data-parallel ranks.
         rank: The rank whose rows are returned.
         multiple_of: Rows are padded to a multiple of this.
@@ -178,7 +178,7 @@ def blocks_of(
     lengths, groups = (batch["samples"][key].tolist() for key in ("length", "group"))
     samples = range(len(lengths)) if samples is None else samples
     if (longest := max(lengths[i] for i in samples)) > max_tokens:
-        raise ValueError(f"a sample of {longest} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
+        raise ValueError(f"a sample of {longest} tokens does not fit max_tokens={max_tokens}. Raise max_tokens")
     prompts = _prompts(batch)
     # equal prompts become neighbours, whatever order the samples came in
     keys = [_sortable(prompt) for prompt in prompts]
@@ -307,16 +307,16 @@ def plan_rows(
     does not change the costs of the rows.
 
     Returns:
-        Indices of pieces by microbatch and rank; and the fraction of positions lost to waiting and to padding to
+        Indices of pieces by microbatch and rank, and the fraction of positions lost to waiting and to padding to
         `multiple_of`, in [0, 1), because the longest row of a microbatch determines its time.
 
     Raises:
         ValueError: There are no pieces, or one does not fit in a row.
     """
     if not lengths:
-        raise ValueError("no pieces to plan; the batch is empty")
+        raise ValueError("no pieces to plan. The batch is empty")
     if max(lengths) > max_tokens:
-        raise ValueError(f"a piece of {max(lengths)} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
+        raise ValueError(f"a piece of {max(lengths)} tokens does not fit max_tokens={max_tokens}. Raise max_tokens")
     of = [()] * len(lengths) if openings is None else openings
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], tuple(of[i]), i))
 

@@ -41,11 +41,11 @@ class Sample:
     """bool ``[L]``, True where the policy sampled the token. False for the first token, which has no
     prediction."""
     logprobs: np.ndarray
-    """float32 ``[L]``, the sampler's log-probability (natural logarithm) of each token; 0 where masked."""
+    """float32 ``[L]``, the sampler's log-probability (natural logarithm) of each token, or 0 where masked."""
     advantage: float | np.ndarray
     """Advantage: one number for the sample, or float32 ``[L]``."""
     versions: np.ndarray
-    """int64 ``[L]``, version of the weights that sampled each token; -1 where masked."""
+    """int64 ``[L]``, version of the weights that sampled each token, or -1 where masked."""
     group: int
     """Number of the group. Samples of one group may share the computation of a common prefix."""
     trajectory: int | None = None
@@ -57,26 +57,26 @@ class Sample:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) < 2:
-            raise ValueError(f"a sample of {len(self.token_ids)} tokens has nothing to predict; pass at least 2")
+            raise ValueError(f"a sample of {len(self.token_ids)} tokens has nothing to predict. Pass at least 2")
         for name, dtype in _COLUMNS.items():
             values = getattr(self, name)
             if values is None or (name == "advantage" and np.ndim(values) == 0):
                 continue
             if len(values) != len(self.token_ids):
                 raise ValueError(
-                    f"{name} has {len(values)} entries for {len(self.token_ids)} tokens; pass one per token"
+                    f"{name} has {len(values)} entries for {len(self.token_ids)} tokens. Pass one per token"
                 )
             object.__setattr__(self, name, np.asarray(values, dtype))
         if self.loss_mask[0]:
-            raise ValueError("the first token is in the loss, but no token precedes it; the prompt is empty")
+            raise ValueError("the first token is in the loss, but no token precedes it. The prompt is empty")
         if self.token_ids.min() < 0:
             raise ValueError(f"token id {self.token_ids.min()} is negative")
         for name in ("logprobs", "advantage"):
             values = np.atleast_1d(getattr(self, name))
             if (bad := ~np.isfinite(values)).any():
-                raise ValueError(f"{name}[{bad.argmax()}] is {values[bad][0]}; every value must be finite")
+                raise ValueError(f"{name}[{bad.argmax()}] is {values[bad][0]}. Every value must be finite")
         if self.logprobs.max() > _MAX_LOGPROB:
-            raise ValueError(f"logprob {self.logprobs.max()} is positive; pass natural-log probabilities")
+            raise ValueError(f"logprob {self.logprobs.max()} is positive. Pass natural-log probabilities")
 
     @property
     def advantages(self) -> np.ndarray:
@@ -114,7 +114,7 @@ def samples_from(
         number: Number of the trajectory in the batch. None makes every sample a trajectory of its own.
 
     Returns:
-        Samples in the order of their first turn; empty if no turn has response tokens.
+        Samples in the order of their first turn. Empty if no turn has response tokens.
 
     Raises:
         ValueError: Lengths differ, an advantage is not finite, or a response has no prompt.
@@ -122,7 +122,7 @@ def samples_from(
     if len(advantages_per_turn) != len(trajectory.turns):
         raise ValueError(
             f"{len(advantages_per_turn)} advantages for the {len(trajectory.turns)} turns of agent "
-            f"{trajectory.agent!r}; pass one per turn"
+            f"{trajectory.agent!r}. Pass one per turn"
         )
     streams: list[tuple[np.ndarray, list[tuple[int, int, Turn]]]] = []  # ids; number, start and source of each response
     newest: dict[int, int] = {}  # index of the current stream of each branch
@@ -182,7 +182,7 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
         EmptyBatchError: There are no samples, or no token is in the loss.
     """
     if not any(sample.loss_mask.any() for sample in samples):
-        raise EmptyBatchError(f"{len(samples)} samples without a token to learn from; the policy sampled nothing")
+        raise EmptyBatchError(f"{len(samples)} samples without a token to learn from. The policy sampled nothing")
     lengths_n = torch.tensor([len(sample.token_ids) for sample in samples])
     turns = [np.zeros(len(s.token_ids), np.int64) if s.turns is None else s.turns for s in samples]
     free = itertools.count(1 + max((s.trajectory for s in samples if s.trajectory is not None), default=-1))
@@ -251,15 +251,15 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
             tokens; a first token is in the loss; an id is out of range; or a sample has more than `max_length` tokens.
     """
     if isinstance(batch, Sequence):
-        raise TypeError(f"a {type(batch).__name__} is not a batch; build one with forge_trainers.batch.packing.pack")
+        raise TypeError(f"a {type(batch).__name__} is not a batch. Build one with forge_trainers.batch.packing.pack")
     for part, dtypes in (("tokens", _TOKEN_DTYPES), ("samples", _SAMPLE_DTYPES)):
         if batch.get(part) is None:
-            raise ValueError(f"the batch has no {part!r}; build it with forge_trainers.batch.packing.pack")
+            raise ValueError(f"the batch has no {part!r}. Build it with forge_trainers.batch.packing.pack")
         for name, dtype in dtypes.items():
             column = batch[part].get(name)
             if column is None or column.dtype != dtype or column.ndim != 1:
                 got = "missing" if column is None else f"{column.dtype} with shape {tuple(column.shape)}"
-                raise ValueError(f"batch[{part!r}, {name!r}] is {got}; expected a flat tensor of {dtype}")
+                raise ValueError(f"batch[{part!r}, {name!r}] is {got}. Expected a flat tensor of {dtype}")
     tokens, samples = batch["tokens"], batch["samples"]
     start_n, length_n = samples["start"], samples["length"]
     ends_n = length_n.cumsum(0)
@@ -272,18 +272,18 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
         bad = (~torch.isfinite(tokens[name])).nonzero()
         if bad.numel():
             at = int(bad[0])
-            raise ValueError(f"{name} of token {at} is {tokens[name][at].item()}; every value must be finite")
+            raise ValueError(f"{name} of token {at} is {tokens[name][at].item()}. Every value must be finite")
     if bool(tokens["loss_mask"][start_n].any()):
         raise ValueError("the first token of a sample is in the loss, but no token precedes it")
     highest = int(tokens["ids"].max())
     if int(tokens["ids"].min()) < 0 or (vocab_size is not None and highest >= vocab_size):
         raise ValueError(
-            f"token ids span {int(tokens['ids'].min())}..{highest}, but the model knows 0..{(vocab_size or 0) - 1}; "
+            f"token ids span {int(tokens['ids'].min())}..{highest}, but the model knows 0..{(vocab_size or 0) - 1}. "
             "sampler and learner use different models"
         )
     longest = int(length_n.max())
     if max_length is not None and longest > max_length:
         raise ValueError(
-            f"a sample has {longest} tokens, at most {max_length} fit; raise max_sample_tokens (up to the model's "
+            f"a sample has {longest} tokens, at most {max_length} fit. Raise max_sample_tokens (up to the model's "
             "context) or limit the episode"
         )

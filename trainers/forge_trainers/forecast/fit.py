@@ -49,11 +49,11 @@ class Fit:
     placement: Placement
     """Placement with these settings, or with `changes`."""
     changes: Mapping[str, Any]
-    """Settings that make the run fit, by configuration key; empty if it fits as it is."""
+    """Settings that make the run fit, by configuration key. Empty if it fits as it is."""
     problem: str
-    """Why it does not fit as it is; empty if it does."""
+    """Why it does not fit as it is. Empty if it does."""
     hosts: Mapping[str, Mapping[str, int]]
-    """Bytes of memory by host and content; see `forge_trainers.run.placement.host_bytes`."""
+    """Bytes of memory by host and content. See `forge_trainers.run.placement.host_bytes`."""
     policies: Mapping[str, Sequence[str]]
     """Policies of each learner and engine, by process name. Judges and models of the controller have none."""
 
@@ -123,7 +123,7 @@ def fit_gpus(
 
     Args:
         settings: Settings of the run.
-        model: A size, a well-known shape such as "8b", or a model as `Policy` takes it; or one per policy, where the
+        model: A size, a well-known shape such as "8b", or a model as `Policy` takes it, or one per policy, where the
             other policies have the models that they name.
         hardware: GPUs with their memory, at least one.
         policies: Policies of the run. None: one policy, or those that `model` names.
@@ -132,16 +132,16 @@ def fit_gpus(
         held: Models that the controller's process loads.
 
     Raises:
-        HostError: No known change makes the run fit; the message has the arithmetic of the run as it is.
+        HostError: No known change makes the run fit. The message has the arithmetic of the run as it is.
         ModelNotFoundError: A model is not found.
         ValueError: There is no GPU, `model` names no policy, or policies that share an engine have different models.
     """
     if hardware.gpus < 1:
-        raise ValueError(f"gpus={hardware.gpus}; a run needs at least 1 GPU to fit into")
+        raise ValueError(f"gpus={hardware.gpus}. A run needs at least 1 GPU to fit into")
     if policies is None:
         names = (*model,) if isinstance(model, Mapping) else ("policy",)
         if not names:
-            raise ValueError("model={} names no policy, and there are no policies; give a model, or policies")
+            raise ValueError("model={} names no policy, and there are no policies. Give a model, or policies")
         policies = {name: Policy(name, name=name) for name in names}
     sizes = _model_sizes(model, policies)
     current: dict[str, Any] = {
@@ -253,7 +253,7 @@ def _one_after_the_other(
         if role == "learner" and not any(ranks % n == 0 and ranks // n <= per_host for n in hosts):
             raise HostError(
                 f"{ranks} processes of one learner cannot be spread evenly over {gpus // per_host} hosts of {per_host} "
-                "GPUs; change learner_procs"
+                "GPUs. Change learner_procs"
             )
         one_host = role in ("engines", "judges")
         if one_host and ranks > per_host:
@@ -316,7 +316,7 @@ def _model_sizes(
         if name not in policies:
             hint = did_you_mean(name, policies)
             raise ValueError(
-                f"model names the policy {name!r}; the policies of the run are {', '.join(policies)}.{hint}"
+                f"model names the policy {name!r}. The policies of the run are {', '.join(policies)}.{hint}"
             )
     sizes: dict[str, _Model] = {}
     for name, policy in policies.items():
@@ -341,7 +341,7 @@ def _model_sizes(
 
 
 def _paths(policies: Mapping[str, Policy], sizes: Mapping[str, _Model]) -> dict[str, Path]:
-    """Return a stand-in for each model's folder; policies with equal paths can share an engine and a learner.
+    """Return a stand-in for each model's folder. Policies with equal paths can share an engine and a learner.
 
     Policies that name one model but are given several sizes get different paths.
     """

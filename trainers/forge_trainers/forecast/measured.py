@@ -61,7 +61,7 @@ class MeasuredRun:
     """Metrics of warm steps without an evaluation."""
     episodes: Sequence[EpisodeShape]
     outcomes: Sequence[Sequence[Hashable]] = ()
-    """Rewards of the episodes of whole groups; groups in which a reward abstained are left out."""
+    """Rewards of the episodes of whole groups. Groups in which a reward abstained are left out."""
 
     @property
     def step_s(self) -> float:
@@ -126,7 +126,7 @@ def _learner_key(name: str, policy: Mapping[str, Any]) -> str:
 def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip: int = 1) -> MeasuredRun:
     """Read a run folder with ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
 
-    Engines and learner shared `cores`; None: those of this machine, or none on GPUs. The first `skip` steps are left
+    Engines and learner shared `cores`. None: those of this machine, or none on GPUs. The first `skip` steps are left
     out, because memory is new and caches are cold in them.
 
     Raises:
@@ -137,16 +137,16 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
     files = {name: path / name for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl")}
     for file in files.values():
         if not file.is_file():
-            raise RunFolderError(f"{path} has no {file.name}; give the out_dir of a run of at least {skip + 2} steps")
+            raise RunFolderError(f"{path} has no {file.name}. Give the out_dir of a run of at least {skip + 2} steps")
     try:
         settings = safe_yaml.read(files["config.yaml"])
     except ValueError as cause:
-        raise RunFolderError(f"{cause}; give the out_dir of a run") from cause
+        raise RunFolderError(f"{cause}. Give the out_dir of a run") from cause
     warm = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] > skip]
     rows = [row for row in warm if "time/evaluate_s" not in row]  # evaluations slow a collection down
     if len(rows) < 2:
         excluded = f" without an evaluation (of {len(warm)})" if len(rows) < len(warm) else ""
-        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}{excluded}; at least 2 are needed")
+        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}{excluded}. At least 2 are needed")
     on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
     shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
     with _same_version(files["config.yaml"]):
@@ -163,7 +163,7 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
         shapes = [shape for group in groups.values() for shape in _shapes(group)]
         rewards = [[tuple(sorted(row["rewards"].items())) for row in group] for group in groups.values()]
     if not shapes:
-        raise RunFolderError(f"{path} has no episodes; set keep_episodes above 0")
+        raise RunFolderError(f"{path} has no episodes. Set keep_episodes above 0")
     whole = [group for group in rewards if len(group) == plan.group_size > 1]
     return MeasuredRun(
         folder=path,
@@ -202,7 +202,7 @@ def _shapes(group: Sequence[Mapping[str, Any]]) -> list[EpisodeShape]:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix; all sequences that sort between the two share it."""
+    """Return the length of the common prefix. All sequences that sort between the two share it."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -246,7 +246,7 @@ class Measured:
     stages: StageTimes
     workload: Workload
     run: MeasuredRun
-    """A synchronous run; environments, devices and ranks are the same in all."""
+    """A synchronous run. Environments, devices and ranks are the same in all."""
 
 
 def measure(runs: Sequence[MeasuredRun]) -> Measured:
@@ -268,7 +268,7 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
         ("values of engine.tp", {str(run.plan.engine_ranks) for run in runs}),
     ):
         if len(values) > 1:
-            raise ValueError(f"measured runs have different {name}: {'; '.join(sorted(values))}; measure them apart")
+            raise ValueError(f"measured runs have different {name}: {'; '.join(sorted(values))}. Measure them apart")
     workload = _workload(runs)
     engine = _fit_engine(synchronous, workload)
     fixed_s, passes = _fit_learner(synchronous)
@@ -354,13 +354,13 @@ def _fit_learner(runs: Sequence[MeasuredRun]) -> tuple[float, tuple[float, ...]]
             fixed.append(row["time/learn_s"] - passes_s)
     if not rows:
         raise ValueError(
-            "no measured step trained anything; see groups/zero_variance and groups/failed in metrics.jsonl"
+            "no measured step trained anything. See groups/zero_variance and groups/failed in metrics.jsonl"
         )
     return float(np.mean(fixed)), _fit(rows, _PRIOR_LEARNER)
 
 
 def _fit_score(runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
-    """Fit the seconds of a call and of a trajectory; steps with resampled groups are left out."""
+    """Fit the seconds of a call and of a trajectory. Steps with resampled groups are left out."""
     rows: list[tuple[tuple[float, ...], float]] = []
     for run in runs:
         agents = float(np.mean([episode.agents for episode in run.episodes]))

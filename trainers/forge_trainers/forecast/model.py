@@ -82,7 +82,7 @@ class Plan:
     max_resamples: int = 0
     max_tokens_per_microbatch: int = 2048
     learners: int = 1
-    """Learners; adapters of one model share one."""
+    """Learners. Adapters of one model share one."""
     learner_ranks: int = 1
     """Processes of each learner."""
     learner_speed: float = 1.0
@@ -90,7 +90,7 @@ class Plan:
     iterations: int = 1
     """Passes over each batch."""
     cores: float = math.inf
-    """CPU cores that engines and learner share; infinite on GPUs."""
+    """CPU cores that engines and learner share. Infinite on GPUs."""
     engine_threads: float = math.inf
     """Cores that one replica may use."""
 

@@ -102,7 +102,7 @@ class Hardware:
     gpus: int = 0
     """Number of GPUs. 0 (default): the measured machine."""
     gpus_per_host: int = 8
-    """GPUs of each host; the ranks of one engine are on one host."""
+    """GPUs of each host. The ranks of one engine are on one host."""
     learner_gpus: int = 0
     """GPUs of the learner. 0 (default): the fastest split."""
     learner_scaling: float = 0.9
@@ -110,7 +110,7 @@ class Hardware:
     price_per_gpu_hour: float = 0.0
     """Price in any currency."""
     cores: float | None = None
-    """CPU cores that engines and learner share. None: those of this machine if the runs were measured on CPU; with GPUs
+    """CPU cores that engines and learner share. None: those of this machine if the runs were measured on CPU. With GPUs
     none are shared."""
     gpu_gb: float = 80.0
     """Memory of each GPU in GB (1e9 bytes), for the question whether a run fits."""
@@ -176,13 +176,13 @@ def planned(run: RunConfig, runs: Measured, hardware: Hardware) -> Plan:
         ValueError: The run has a league, or other environments or policies than the measured runs.
     """
     if run.league is not None:
-        raise ValueError("a run with a league cannot be predicted, because its opponents change engines; remove league")
+        raise ValueError("a run with a league cannot be predicted, because its opponents change engines. Remove league")
     env_ids = {run.env} if isinstance(run.env, str) else set(run.env)
     # the part before a colon names a module to import
     if {name.rpartition(":")[2] for name in env_ids} != {name.rpartition(":")[2] for name in runs.run.env_ids}:
         raise ValueError(
             f"the measured runs have the environments {', '.join(sorted(runs.run.env_ids))}, this run has "
-            f"{', '.join(sorted(env_ids))}; measure the same environments"
+            f"{', '.join(sorted(env_ids))}. Measure the same environments"
         )
     mapping = run.policy_mapping
     names = set(mapping.values()) if isinstance(mapping, dict) else {mapping}
@@ -190,7 +190,7 @@ def planned(run: RunConfig, runs: Measured, hardware: Hardware) -> Plan:
     if set(policies) != set(runs.run.plan.homes):
         raise ValueError(
             f"the measured runs have the policies {', '.join(sorted(runs.run.plan.homes))}, this run has "
-            f"{', '.join(sorted(policies))}; measure the same policies"
+            f"{', '.join(sorted(policies))}. Measure the same policies"
         )
     on_gpu = runs.run.on_gpu or bool(hardware.gpus)
     cores = math.inf if on_gpu else float(os.cpu_count() or 1)
@@ -217,7 +217,7 @@ def _possible_splits(plan: Plan, hardware: Hardware) -> list[int]:
     if not counts:
         raise ValueError(
             f"engine.tp={plan.engine_ranks}: the ranks of one engine are on one host, and no split of {hardware.gpus} "
-            f"GPUs ({hardware.gpus_per_host} per host) has room for {engines} engine(s) and a learner; lower engine.tp"
+            f"GPUs ({hardware.gpus_per_host} per host) has room for {engines} engine(s) and a learner. Lower engine.tp"
         )
     return counts
 
@@ -235,7 +235,7 @@ def _splits(gpus: int, engine_gpus: int, learners: int = 1) -> list[int]:
 
 
 def _num_engines(learner_gpus: int, hardware: Hardware, ranks: int) -> int:
-    """Return how many engines fit on the GPUs after the learners'; the ranks of an engine are on one host."""
+    """Return how many engines fit on the GPUs after the learners'. The ranks of an engine are on one host."""
     per_host = hardware.gpus_per_host
     hosts = range(0, hardware.gpus, per_host)
     free = (min(first + per_host, hardware.gpus) - max(first, learner_gpus) for first in hosts)

@@ -189,7 +189,7 @@ class Learner:
         return await self._heartbeat.lost()
 
     async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
-        """Set the run's number of training steps, which a decaying learning rate needs; see `LearnerCore`."""
+        """Set the run's number of training steps, which a decaying learning rate needs. See `LearnerCore`."""
         await self._call_ranks("set_total_steps", total, timeout_s=timeout_s)
 
     @property
@@ -217,7 +217,7 @@ class Learner:
         return logprobs_T
 
     async def save(self, folder: str | Path, *, timeout_s: float = 600.0) -> None:
-        """Write a checkpoint; see `LearnerCore.save`."""
+        """Write a checkpoint. See `LearnerCore.save`."""
         await self.start_save(folder, timeout_s=timeout_s)
         await self.finish_save(timeout_s=timeout_s)
 
@@ -242,7 +242,7 @@ class Learner:
     async def export(
         self, folder: str | Path, *, dtype: Literal["bfloat16", "float32"] | None = None, timeout_s: float = 600.0
     ) -> None:
-        """Write the weights as a Hugging Face model folder; see `LearnerCore.export`."""
+        """Write the weights as a Hugging Face model folder. See `LearnerCore.export`."""
         await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)
 
     async def publish(self, *, timeout_s: float = 600.0) -> int:

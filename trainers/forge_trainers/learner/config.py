@@ -57,7 +57,7 @@ class LearnerConfig:
     (default) chooses 8,192, 4,096 or 2,048 by memory (`forge_trainers.learner.memory.by_memory`)."""
     loss: str = "dapo"
     """Policy loss: "dapo" (default; arXiv 2503.14476, a variant of GRPO), "grpo" (as published), "dr_grpo", "gspo",
-    "cispo", "rloo", "reinforce_pp" or a registered name; "package.module:name" imports the module first.
+    "cispo", "rloo", "reinforce_pp" or a registered name. "package.module:name" imports the module first.
     `forge_trainers.losses.registry` has the equations."""
     clip: tuple[float, float] | None = None
     """Clip range of the probability ratio as (low, high): the ratio is clipped to [1 - low, 1 + high]. low lies in
@@ -71,7 +71,7 @@ class LearnerConfig:
     the first optimizer step, and multiply each token's loss with the weight w = p_learner / p_sampler: "truncate" with
     min(w, high), "mask" with w inside [low, high] and 0 outside, "none" with 1. A `Correction` also sets low, high and
     the level at which probabilities are compared. None (default) uses the correction of the loss, "ratio" if `clip` is
-    set, or "truncate" if neither is set and rollouts are asynchronous (`GRPOConfig.max_staleness`); see
+    set, or "truncate" if neither is set and rollouts are asynchronous (`GRPOConfig.max_staleness`). See
     `for_old_samples`."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence from the start model, see `forge_trainers.losses.correction.kl_estimate`."""
@@ -80,7 +80,7 @@ class LearnerConfig:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus: the mean entropy of the loss tokens' distributions is subtracted from the loss."""
     threads: int | None = None
-    """Number of CPU threads of each rank. None (default) divides the host's cores among the ranks of all learners; with
+    """Number of CPU threads of each rank. None (default) divides the host's cores among the ranks of all learners. With
     `max_staleness` above 0 they get half of the cores."""
     tp: int = 1
     """Number of tensor-parallel ranks. Must divide the model's query heads, key heads and vocabulary, and
@@ -134,7 +134,7 @@ class LearnerConfig:
         for name in policy.learner or {}:
             if name in ONE_FOR_ALL:
                 reason = ONE_FOR_ALL[name]
-                raise ValueError(f"policy {policy.name!r}: learner.{name} cannot be set per policy; {reason}")
+                raise ValueError(f"policy {policy.name!r}: learner.{name} cannot be set per policy. {reason}")
             if name not in names:
                 near = suggestion(str(name), names, kind=LearnerConfig)
                 raise ValueError(f"policy {policy.name!r}: learner.{name} is no field of fa.LearnerConfig.{near}")

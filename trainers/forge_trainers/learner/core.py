@@ -315,7 +315,7 @@ class LearnerCore:
             return iter([(name, value.to(dtype)) for name, value in adapter.items()])
 
     def save(self, folder: str | Path) -> None:
-        """Write weights, optimizer state, random state and version to `folder`. Atomic; replaces an existing folder.
+        """Write weights, optimizer state, random state and version to `folder`. Atomic. Replaces an existing folder.
 
         Raises:
             RunFolderError: The folder cannot be written.
@@ -330,7 +330,7 @@ class LearnerCore:
     def finish_save(self) -> dict[str, list[int]]:
         """Wait until the checkpoint of `start_save` is written. May be called from another thread.
 
-        Returns size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Checksums`.
+        Returns size and CRCs of the files that this rank wrote, by name. See `forge_agents.files.Checksums`.
 
         Raises:
             RunFolderError: The folder cannot be written.

@@ -18,13 +18,13 @@ def shards_of(config: LearnerConfig, ranks: int) -> int:
     if ranks % math.prod(degrees.values()):
         product = " * ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1)
         raise ValueError(
-            f"{product} of the learner does not divide learner_procs={ranks}; choose a divisor, or change learner_procs"
+            f"{product} of the learner does not divide learner_procs={ranks}. Choose a divisor, or change learner_procs"
         )
     per_replica = ranks // config.dp_replicate
     if per_replica % config.ep:
         share = f" / dp_replicate={config.dp_replicate}" if config.dp_replicate > 1 else ""
         raise ValueError(
-            f"ep={config.ep} of the learner does not divide learner_procs={ranks}{share}; choose a divisor, or change "
+            f"ep={config.ep} of the learner does not divide learner_procs={ranks}{share}. Choose a divisor, or change "
             "learner_procs"
         )
     return per_replica // config.tp

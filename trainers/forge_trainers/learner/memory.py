@@ -83,7 +83,7 @@ def by_memory(
     """`config` with microbatch and chunk sizes chosen by memory, where `config` does not set them.
 
     A chunk has 1,024 or 512 tokens if its logits take at most 1/32 of the device. A microbatch has 8,192 or 4,096
-    positions, on CPU at most 4,096; larger ones were not tested. Both require that the learner takes at most 3/4 of the
+    positions, on CPU at most 4,096. Larger ones were not tested. Both require that the learner takes at most 3/4 of the
     device, or no more than for a single sample. Otherwise, and for compiled blocks, the sizes are 256 and 2,048. The
     choice does not depend on the memory that is free at the moment, so a resumed run computes the same bit for bit.
 

@@ -49,7 +49,7 @@ class LearnerPlan(LearnerConfig):
                 raise ValueError(f"{name}={value} of the learner must be at least {least}")
         if not 0 < self.temperature < math.inf:
             raise ValueError(
-                f"temperature={self.temperature} of the learner must be above 0; greedy samples have no gradient"
+                f"temperature={self.temperature} of the learner must be above 0. Greedy samples have no gradient"
             )
 
     @classmethod

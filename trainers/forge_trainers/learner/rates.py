@@ -18,7 +18,7 @@ _SMALL, _LARGE = 135e6, 7e9
 """Parameters at and beyond which the default learning rate does not change any more."""
 _RATES: dict[Method, tuple[float, float]] = {"rl": (2e-5, 1e-6), "sft": (5e-5, 1e-5), "dpo": (5e-6, 5e-7)}
 """Default learning rates for models of `_SMALL` and of `_LARGE` parameters, all weights trained. Large: DeepSeekMath-7B
-and DAPO-32B use 1e-6 (arXiv 2402.03300, 2503.14476); SFT lies between Tulu 3's 5e-6 (arXiv 2411.15124) and Zephyr's
+and DAPO-32B use 1e-6 (arXiv 2402.03300, 2503.14476). SFT lies between Tulu 3's 5e-6 (arXiv 2411.15124) and Zephyr's
 2e-5, and Zephyr's DPO uses 5e-7 (arXiv 2310.16944). Small: measured with SmolLM2-135M, see docs/learner.md."""
 _ADAPTER = 10.0
 """The best rate of a LoRA adapter is about ten times that of all weights, in SFT and RL (Schulman et al. 2025, "LoRA
@@ -87,7 +87,7 @@ def weak_rate(config: LearnerPlan, steps: int, method: Method = "rl") -> str:
 
 
 def _median_weight(folder: Path) -> float:
-    """Median absolute value of the model's weights, from the first rows of a few of its matrices; 0 without any."""
+    """Median absolute value of the model's weights, from the first rows of a few of its matrices, or 0 without any."""
     from safetensors import safe_open
 
     medians = []
@@ -113,7 +113,7 @@ def learning_rate(config: LearnerPlan, step: int, total: int | None) -> float:
     decays = config.lr_decay != "none"
     if decays and (total is None or step >= total):
         raise ValueError(
-            f"lr_decay={config.lr_decay!r} needs the run's number of steps, {step} are taken and {total} planned; "
+            f"lr_decay={config.lr_decay!r} needs the run's number of steps, {step} are taken and {total} planned. "
             "call set_total_steps with more"
         )
     if step < config.warmup_steps:

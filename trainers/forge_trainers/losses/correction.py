@@ -85,7 +85,7 @@ def needed_samples(settings: LossSettings, batch: EpisodeBatch) -> torch.Tensor:
 def correction_weights(
     log_ratio: torch.Tensor, how: Literal["truncate", "mask"], *, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Importance weights of tokens from another policy, from ``log(learner / sampler)``; and 1 for changed tokens.
+    """Importance weights of tokens from another policy, from ``log(learner / sampler)``, and 1 for changed tokens.
 
     ``truncate``: ``min(w, high)`` (truncated importance sampling, TIS: Yao et al. 2025, "Your Efficient RL Framework
     Secretly Brings You Off-Policy RL Training"); ``mask``: w where ``low <= w <= high``, else 0 (IcePop, arXiv

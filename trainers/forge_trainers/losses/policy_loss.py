@@ -37,7 +37,7 @@ def token_logprobs(
     """Log-probability of each label and entropy (in nats) of each distribution: float32 [S] each, with gradient.
 
     `labels_S` are tokens of the whole vocabulary, the same on each rank. Logits of any floating-point dtype are divided
-    by `temperature`, > 0. With a `part` of the vocabulary, all ranks must compute the same loss; the gradient is that
+    by `temperature`, > 0. With a `part` of the vocabulary, all ranks must compute the same loss. The gradient is that
     of the part.
     """
     logprobs_S, entropy_S = _TokenLogprobs.apply(logits_SV, labels_S, temperature, part)  # type: ignore[no-untyped-call]
@@ -241,7 +241,7 @@ class PolicyLoss:
 
 
 class _NotComputed(torch.Tensor):
-    """Placeholder of a column that the loss did not request. Any use raises; NaN would get lost in comparisons."""
+    """Placeholder of a column that the loss did not request. Any use raises. NaN would get lost in comparisons."""
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:

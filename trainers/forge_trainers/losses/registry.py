@@ -53,7 +53,7 @@ class Correction:
     low: float = 0.5
     """Lower bound of the weight for "mask", in [0, 1]. The default is IcePop's (arXiv 2510.18855)."""
     high: float = 5.0
-    """Upper bound of the weight for "truncate" and "mask", at least 1. The default is IcePop's; 2 is usual for
+    """Upper bound of the weight for "truncate" and "mask", at least 1. The default is IcePop's. 2 is usual for
     "truncate"."""
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class OfflineConfig:
         if self.learner.num_iterations * self.learner.num_minibatches > 1:
             raise ValueError(
                 f"learner.num_iterations={self.learner.num_iterations} and learner.num_minibatches="
-                f"{self.learner.num_minibatches} are for batches of rollouts; here set epochs of fit, and batch_size"
+                f"{self.learner.num_minibatches} are for batches of rollouts. Here set epochs of fit, and batch_size"
             )
 
 
@@ -86,7 +86,7 @@ class SFTConfig(OfflineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.best_per_group is not None and self.best_per_group < 1:
-            raise ValueError(f"best_per_group={self.best_per_group} leaves nothing; set at least 1, or None for all")
+            raise ValueError(f"best_per_group={self.best_per_group} leaves nothing. Set at least 1, or None for all")
 
 
 @settings_class
@@ -103,7 +103,7 @@ class DPOConfig(OfflineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.beta < math.inf:
-            raise ValueError(f"beta={self.beta} must be above 0; 0.1 is usual")
+            raise ValueError(f"beta={self.beta} must be above 0. 0.1 is usual")
         if not self.min_difference >= 0:
             raise ValueError(f"min_difference={self.min_difference} must be at least 0")
 
@@ -131,9 +131,9 @@ class WarmStart:
 
     def __post_init__(self) -> None:
         if self.games is not None and self.games < 1:
-            raise ValueError(f"games={self.games} shows nothing; set at least 1, or null where data is a file")
+            raise ValueError(f"games={self.games} shows nothing. Set at least 1, or null where data is a file")
         if self.env_args and self.games is None:
-            raise ValueError(f"env_args={self.env_args} are for games of an oracle; set their number with games")
+            raise ValueError(f"env_args={self.env_args} are for games of an oracle. Set their number with games")
 
     def dataset(self, agents: Collection[str] = ()) -> str | list[Episode]:
         """Return the data for `fit`: `data`, or the oracle's games, which are played now, of `agents` (empty: all)."""

@@ -235,18 +235,18 @@ class _Reader:
             else:
                 played += self._trajectories(source, thing)
         if not rows and not played and not self.counts:
-            raise ValueError("the dataset is empty; give at least one conversation or episode")
+            raise ValueError("the dataset is empty. Give at least one conversation or episode")
         if reward is not None and played:
             scores = np.asarray(reward_of(reward)([item.trajectory for item in played]), np.float32)
             if scores.shape != (len(played),):
                 raise ValueError(
-                    f"the reward returned shape {scores.shape} for {len(played)} trajectories; return one each"
+                    f"the reward returned shape {scores.shape} for {len(played)} trajectories. Return one each"
                 )
             played = [replace(item, reward=float(score)) for item, score in zip(played, scores, strict=True)]
         used = [name for name, value in {**selection, "reward": reward}.items() if value is not None]
         if rows and not played and not self.counts and used:
             raise ValueError(
-                f"{used[0]} selects episodes, and the data are rows; leave it out, or select the rows before"
+                f"{used[0]} selects episodes, and the data are rows. Leave it out, or select the rows before"
             )
         return rows, played
 
@@ -294,7 +294,7 @@ class _Reader:
                 waiting.append((message.role, message.text))
                 continue
             if not turns and not waiting:
-                raise ValueError(f"{source}: it begins with an answer; put the question or the instructions before it")
+                raise ValueError(f"{source}: it begins with an answer. Put the question or the instructions before it")
             new = NewMessages(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
             turns.append(
                 Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, new_messages=new)
@@ -328,7 +328,7 @@ class _Reader:
         if long is None:
             return True
         message = (
-            f"{long.source} has {len(long.ids)} tokens, the learner takes at most {self._room}; raise "
+            f"{long.source} has {len(long.ids)} tokens, the learner takes at most {self._room}. Raise "
             "max_sample_tokens (up to the model's context) or shorten it"
         )
         if self._config.too_long == "error":
@@ -352,13 +352,13 @@ class _Reader:
 
 
 def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
-    """Yield rows or episodes with their origins; from a run folder also the rewards that were trained on."""
+    """Yield rows or episodes with their origins. From a run folder also the rewards that were trained on."""
     if isinstance(data, str | os.PathLike):
         yield from _items_of_file(user_path(data))
         return
     if isinstance(data, Mapping):
         raise TypeError(
-            f"the dataset is a mapping with the keys {', '.join(map(str, data))}; pass one of its values, such as "
+            f"the dataset is a mapping with the keys {', '.join(map(str, data))}. Pass one of its values, such as "
             "dataset['train']"
         )
     if isinstance(data, Episode | EpisodeGroup | Trajectory):
@@ -368,7 +368,7 @@ def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
     for number, row in enumerate(data):
         if not isinstance(row, Mapping | Episode | EpisodeGroup | Trajectory):
             raise TypeError(
-                f"row {number} is a {type(row).__name__}; expected a mapping with 'messages', or an fa.Episode, "
+                f"row {number} is a {type(row).__name__}. Expected a mapping with 'messages', or an fa.Episode, "
                 "EpisodeGroup or Trajectory"
             )
         yield f"row {number}", row
@@ -384,7 +384,7 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
         return
     if not path.is_file():
         raise ValueError(
-            f"{path} is neither a JSONL file nor the folder of a run; for the games "
+            f"{path} is neither a JSONL file nor the folder of a run. For the games "
             "of an environment's oracle, use fa.demonstrations(id, games), or set `games` next to `data: id` in a file"
         )
     yield from json_objects(path)

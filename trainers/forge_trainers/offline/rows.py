@@ -78,7 +78,7 @@ class RowReader:
         messages = _with_system(source, row, messages)
         if not any(message.role == "assistant" for message in messages):
             raise ValueError(
-                f"{source} has no assistant message to learn; it has {', '.join(message.role for message in messages)}"
+                f"{source} has no assistant message to learn. It has {', '.join(message.role for message in messages)}"
             )
         if learned and any(message.learned for message in messages):
             return messages
@@ -112,22 +112,22 @@ class RowReader:
         )
         for name, side in zip(names, (chosen, rejected), strict=True):
             if not any(message.learned for message in side):
-                raise ValueError(f"{source}: {name!r} has no assistant message of its own; there is nothing to prefer")
+                raise ValueError(f"{source}: {name!r} has no assistant message of its own. There is nothing to prefer")
         if learned:
             return chosen, rejected
         self.counts["marked as not to be learned"] += 1
         return None
 
     def _messages(self, source: str, key: str, value: Any, *, text_is: str = "") -> list[RowMessage]:
-        """The messages of a value; a text stands for one message of the role `text_is`, if that is not empty."""
+        """The messages of a value. A text stands for one message of the role `text_is`, if that is not empty."""
         if isinstance(value, str) and text_is:
             if text_is == "assistant" and not value.strip():
                 learned = "so the policy would learn to say nothing"
-                raise ValueError(f"{source}: {key!r} is empty, {learned}; remove the row")
+                raise ValueError(f"{source}: {key!r} is empty, {learned}. Remove the row")
             return [RowMessage(text_is, value, text_is == "assistant")]
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             expected = "a text or a list of messages" if text_is else "a list of messages"
-            raise ValueError(f"{source}: {key!r} is {type(value).__name__}; expected {expected}")  # noqa: TRY004  # content of a row
+            raise ValueError(f"{source}: {key!r} is {type(value).__name__}. Expected {expected}")  # noqa: TRY004  # content of a row
         return [self._message(f"{source}, {key}[{number}]", message) for number, message in enumerate(value)]
 
     def _message(self, source: str, message: Any) -> RowMessage:
@@ -135,12 +135,12 @@ class RowReader:
             return RowMessage(message.role, message.content, message.role == "assistant")
         if not isinstance(message, Mapping):
             kind = type(message).__name__
-            raise ValueError(f"{source} is {kind}; expected {{'role', 'content'}}")  # noqa: TRY004  # content of a row
+            raise ValueError(f"{source} is {kind}. Expected {{'role', 'content'}}")  # noqa: TRY004  # content of a row
         for key in ("role", "content"):
             if key not in message:
                 others = (each for each in message if _OTHER_KEYS.get(each) == key or did_you_mean(str(each), [key]))
                 near = next((f" Is {other!r} meant?" for other in others), "")
-                raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
+                raise ValueError(f"{source} has no {key!r}. Its keys are {', '.join(map(str, message))}.{near}")
         role = "system" if message["role"] == "developer" else message["role"]
         if role not in _ROLES:
             suggested = _OTHER_NAMES.get(str(role))
@@ -148,7 +148,7 @@ class RowReader:
             raise ValueError(f"{source} has the role {role!r}, known are {', '.join(_ROLES)}.{near}")
         if message.get("tool_calls"):
             raise ValueError(
-                f"{source} holds 'tool_calls', which are not read; write them into the content as text, as "
+                f"{source} holds 'tool_calls', which are not read. Write them into the content as text, as "
                 "`forge-agents import` does"
             )
         if message.get("name") and role == "assistant":
@@ -156,10 +156,10 @@ class RowReader:
         learned = is_learned(source, message, self.unread, ("role", "content", *_THOUGHTS))
         flags = [key for key in LEARN_KEYS if message.get(key)]
         if flags and role != "assistant":
-            raise ValueError(f"{source} has {flags[0]}={message[flags[0]]!r}, but only answers are learned; remove it")
+            raise ValueError(f"{source} has {flags[0]}={message[flags[0]]!r}, but only answers are learned. Remove it")
         for key in ("finish_reason", "stop_reason"):
             if message.get(key) in _CUT:
-                raise ValueError(f"{source} has {key}={message[key]!r}: an answer that is not complete; remove its row")
+                raise ValueError(f"{source} has {key}={message[key]!r}: an answer that is not complete. Remove its row")
         text, name = _text(source, role, message), message.get("name")
         if name and role in ("system", "user") and name != role:
             text = f"{name}: {text}"  # as the gateway shows it
@@ -172,7 +172,7 @@ class RowReader:
             if row.get(key) is None:
                 continue
             if not {message.key for message in self._messages(source, key, row[key], text_is=role)} <= spoken:
-                raise ValueError(f"{source} has both 'messages' and {key!r}, and they differ; keep one of them")
+                raise ValueError(f"{source} has both 'messages' and {key!r}, and they differ. Keep one of them")
 
     def _without_prompt(
         self, prompt: Sequence[RowMessage], answer: list[RowMessage], *, least_words: int
@@ -202,11 +202,11 @@ def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
     content, thought = message["content"], next((message[key] for key in _THOUGHTS if message.get(key)), "")
     if thought and not (role == "assistant" and isinstance(thought, str)):
         kind = type(thought).__name__
-        raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}; expected an assistant's text")
+        raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}. Expected an assistant's text")
     content = text_of(content, source) if isinstance(content, list) else content
     if not isinstance(content, str) or (role == "assistant" and not content.strip()):
         what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
-        raise ValueError(f"{source} has a content that is {what}; expected text")
+        raise ValueError(f"{source} has a content that is {what}. Expected text")
     return join_reasoning(thought, content)
 
 
@@ -221,7 +221,7 @@ def _joined(source: str, name: str, prompt: list[RowMessage], answer: list[RowMe
         same_start = len(prompt_keys) > 1 and answer_keys[:1] == prompt_keys[:1]
         if (question and repeated[: len(question)] == question) or same_start:
             raise ValueError(
-                f"{source}: {name!r} begins as 'prompt' does and differs from it; leave 'prompt' out, or let it hold "
+                f"{source}: {name!r} begins as 'prompt' does and differs from it. Leave 'prompt' out, or let it hold "
                 "all messages before the answer"
             )
     return [*answer[:begin], *context, *answer[end:]]
@@ -236,11 +236,11 @@ def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]
     if not row.get("system"):
         return messages
     if not isinstance(row["system"], str):
-        raise ValueError(f"{source}: 'system' is {type(row['system']).__name__}; expected a text")  # noqa: TRY004  # content of a row
+        raise ValueError(f"{source}: 'system' is {type(row['system']).__name__}. Expected a text")  # noqa: TRY004  # content of a row
     system = RowMessage("system", row["system"], learned=False)
     if messages and messages[0].role == "system":
         if messages[0].key != system.key:
-            raise ValueError(f"{source} has 'system' and a system message, and they differ; keep one of them")
+            raise ValueError(f"{source} has 'system' and a system message, and they differ. Keep one of them")
         return messages
     return [system, *messages]
 
@@ -250,4 +250,4 @@ def _wrong_keys(source: str, row: Mapping[str, Any], keys: Sequence[str], expect
     suggested = {key: name for key, name in others.items() if row.get(name) is None}
     near = f" Rename {', '.join(f'{key!r} to {name!r}' for key, name in suggested.items())}." if suggested else ""
     near = near or next((hint for key in row if key not in keys and (hint := did_you_mean(str(key), keys))), "")
-    return ValueError(f"{source} has the keys {', '.join(map(str, row))}; expected {expected}.{near}")
+    return ValueError(f"{source} has the keys {', '.join(map(str, row))}. Expected {expected}.{near}")

@@ -77,10 +77,10 @@ class OfflineTrainer(ABC, Generic[T]):
         self, policy: Policy, config: OfflineConfig, out_dir: str | os.PathLike[str], hosts: Hosts | None
     ) -> None:
         if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be an fa.Policy, got {type(policy).__name__}; write fa.Policy('model')")
+            raise TypeError(f"policy must be an fa.Policy, got {type(policy).__name__}. Write fa.Policy('model')")
         if policy.learner is not None:
             raise ValueError(
-                f"policy {policy.name!r} has learner={policy.learner}, which overrides settings of an fa.GRPOTrainer; "
+                f"policy {policy.name!r} has learner={policy.learner}, which overrides settings of an fa.GRPOTrainer. "
                 f"set learner of the {type(config).__name__} instead"
             )
         self.policy, self.out_dir = policy, user_path(out_dir)
@@ -119,9 +119,9 @@ class OfflineTrainer(ABC, Generic[T]):
             SystemExit: SIGTERM, with status 143, after the step was finished and saved.
         """
         if epochs < 1 or (steps is not None and steps < 1):
-            raise ValueError(f"epochs={epochs}, steps={steps} trains nothing; set at least 1")
+            raise ValueError(f"epochs={epochs}, steps={steps} trains nothing. Set at least 1")
         if eval_dataset is not None and self.config.eval_share:
-            raise ValueError(f"both eval_dataset and eval_share={self.config.eval_share} are set; give one of them")
+            raise ValueError(f"both eval_dataset and eval_share={self.config.eval_share} are set. Give one of them")
         data = self._read(dataset, reward)
         learned, held_out = split(data.items, self.config)
         if eval_dataset is not None:
@@ -130,7 +130,7 @@ class OfflineTrainer(ABC, Generic[T]):
         data = dataclasses.replace(data, counts={**counts, **{k: n for k, n in data.counts.items() if k not in counts}})
         if self.config.eval_every and not held_out:
             raise ValueError(
-                f"eval_every={self.config.eval_every} measures nothing, because nothing is held out; give an "
+                f"eval_every={self.config.eval_every} measures nothing, because nothing is held out. Give an "
                 "eval_dataset or set eval_share"
             )
         total = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
@@ -237,7 +237,7 @@ class OfflineTrainer(ABC, Generic[T]):
     async def _session(
         self, run: RunFolder, learner: Learner, data: Gathered[T], parts: tuple[list[T], list[T]], steps: int
     ) -> FitResult:
-        """Train until the end of the run, on the first of `parts`; the second is held out."""
+        """Train until the end of the run, on the first of `parts`. The second is held out."""
         config, (learned, held_out) = self.config, parts
         first = self._next_step
         await learner.set_total_steps(steps)
@@ -281,7 +281,7 @@ class OfflineTrainer(ABC, Generic[T]):
 
     async def _export(self, folder: Path) -> Path:
         if self._learner is None:
-            raise NotReadyError("nothing has been trained yet; call fit first")
+            raise NotReadyError("nothing has been trained yet. Call fit first")
         await self._learner.export(folder, timeout_s=self.config.stage_timeout_s)
         return folder
 
@@ -338,7 +338,7 @@ class OfflineTrainer(ABC, Generic[T]):
         file = self.out_dir / "data.sha256"
         if self._checkpoints.any() and file.exists() and file.read_text() != digest:
             raise RunFolderError(
-                f"{self.out_dir} holds a run on other data; choose another out_dir, and the export of this run as the "
+                f"{self.out_dir} holds a run on other data. Choose another out_dir, and the export of this run as the "
                 "model to continue from"
             )
         file.write_text(digest)
@@ -354,7 +354,7 @@ def split(items: Sequence[T], config: OfflineConfig) -> tuple[list[T], list[T]]:
     """Split items into a training and a held-out part by the seed."""
     count = round(config.eval_share * len(items))
     if config.eval_share and not 0 < count < len(items):
-        raise ValueError(f"eval_share={config.eval_share} of {len(items)} items is {count}; both parts need at least 1")
+        raise ValueError(f"eval_share={config.eval_share} of {len(items)} items is {count}. Both parts need at least 1")
     held_out = set(np.random.default_rng([config.seed, 1]).permutation(len(items))[:count].tolist())
     return (
         [item for number, item in enumerate(items) if number not in held_out],

@@ -171,13 +171,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = (self.path / ".lock").open("a")
         except OSError as cause:
-            raise RunFolderError(f"run folder {self.path} cannot be used ({cause}); choose another out_dir") from cause
+            raise RunFolderError(f"run folder {self.path} cannot be used ({cause}). Choose another out_dir") from cause
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:
             self._lock.close()
             raise RunFolderError(
-                f"another process is training in {self.path}; choose another out_dir or stop it"
+                f"another process is training in {self.path}. Choose another out_dir or stop it"
             ) from cause
         self._settings, written = yaml.safe_dump(dict(config), sort_keys=False), self.path / "config.yaml"
         self.changed = ""
@@ -239,7 +239,7 @@ class RunFolder:
         except Exception as error:  # noqa: BLE001  # any error of the tracker, or the timeout
             why = f"{type(error).__name__}: {error}"
             if not self._tracking.done():
-                why = f"no answer in {timeout_s:g} s; until there is, it is given nothing more"
+                why = f"no answer in {timeout_s:g} s. Until there is, it is given nothing more"
             _log.log(logging.DEBUG if quiet else logging.WARNING, "%s did not %s (%s)", self._tracker, what, why)
 
     def keep_episodes(
@@ -252,7 +252,7 @@ class RunFolder:
     ) -> None:
         """Append whole episodes with their tokens and the rewards that their agents were trained on.
 
-        `advantages` has those of each turn by agent, per episode; None if nothing was learned.
+        `advantages` has those of each turn by agent, per episode, or None if nothing was learned.
         """
         facts = {"step": step, "trained": sorted(trained)}
         learned = advantages or [{}] * len(episodes)
@@ -328,7 +328,7 @@ class RunFolder:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError as cause:
             raise RunFolderError(
-                f"{self.path / name} cannot be written ({cause}); free some disk space and run it again: it "
+                f"{self.path / name} cannot be written ({cause}). Free some disk space and run it again: it "
                 "continues from the newest checkpoint"
             ) from cause
 
@@ -367,10 +367,10 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 row = json.loads(line)
             except (ValueError, RecursionError):  # ValueError also for numbers of more than 4,300 digits
                 if next(lines, None) is not None:
-                    raise RunFolderError(f"{file}:{number} is not JSON; the file was edited or damaged") from None
+                    raise RunFolderError(f"{file}:{number} is not JSON. The file was edited or damaged") from None
                 return
             if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise RunFolderError(f"{file}:{number} has no step number; the file was edited or damaged")
+                raise RunFolderError(f"{file}:{number} has no step number. The file was edited or damaged")
             yield line, row
 
 
@@ -394,7 +394,7 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     path = user_path(folder)
     check_plain_files(path)
     if not (path / "config.yaml").exists():
-        raise RunFolderError(f"{path} is not a run folder: it has no config.yaml; give the out_dir of a training run")
+        raise RunFolderError(f"{path} is not a run folder: it has no config.yaml. Give the out_dir of a training run")
     if not (path / _VERIFIERS).exists():
         raise RunFolderError(
             f"the run in {path} has no verifiers: there is no {_VERIFIERS}. Training writes it if the reward is or "
@@ -411,7 +411,7 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
         reward = rewards.get(step)
         snapshots.append(Snapshot(step=step, report=report, reward=math.nan if reward is None else reward))
     if not snapshots:
-        raise RunFolderError(f"{path / _VERIFIERS} is empty: no step has finished yet; wait for the first one")
+        raise RunFolderError(f"{path / _VERIFIERS} is empty: no step has finished yet. Wait for the first one")
     last, report = snapshots[-1], snapshots[-1].report
     names = [verifier.name for verifier in report.verifiers]
     saved = saved_reward(path / "checkpoints")
@@ -439,7 +439,7 @@ def saved_reward(folder: Path) -> dict[str, np.ndarray]:
             if (arrays := read_arrays(file)) is not None:
                 return arrays
         except (OSError, ValueError, BadZipFile) as cause:
-            raise ForgeError(f"{file} cannot be read ({cause}); delete that checkpoint") from cause
+            raise ForgeError(f"{file} cannot be read ({cause}). Delete that checkpoint") from cause
     return {}
 
 
@@ -453,7 +453,7 @@ def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
     size = file.stat().st_size
     with ZipFile(file) as parts:
         if sum(part.file_size for part in parts.infolist()) > size:
-            raise ValueError(f"{file.name} has {size} bytes and stands for more; np.savez does not compress")
+            raise ValueError(f"{file.name} has {size} bytes and stands for more. np.savez does not compress")
     try:
         with np.load(file, allow_pickle=False) as saved:
             return dict(saved)

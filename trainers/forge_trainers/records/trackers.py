@@ -244,7 +244,7 @@ _TRACKERS: Mapping[Tracker, Callable[[Path, Mapping[str, Any]], Curves]] = {
 
 _SETTINGS: Mapping[Tracker, str] = {
     "tensorboard": "it writes to the run folder",
-    "wandb": "WANDB_API_KEY, WANDB_BASE_URL; WANDB_MODE=offline needs no server",
+    "wandb": "WANDB_API_KEY, WANDB_BASE_URL. WANDB_MODE=offline needs no server",
     "mlflow": "MLFLOW_TRACKING_URI",
 }
 """Settings that opening each tracker depends on."""

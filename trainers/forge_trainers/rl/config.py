@@ -34,7 +34,7 @@ class GRPOConfig(ProcessConfig):
     replaces failed and zero-variance groups with groups from new seeds. None (default) uses the value of the loss: 3
     for "dapo" and 0 for the others."""
     loss_normalization: LossNormalization | None = None
-    """Loss normalization: "sampled" divides by all sampled tokens (GRPO as published); "used" divides by the tokens of
+    """Loss normalization: "sampled" divides by all sampled tokens (GRPO as published). "used" divides by the tokens of
     groups with non-zero variance. None (default) uses the value of the loss."""
     credit: Credit | str | None = None
     """Rule that turns rewards into advantages: a `Credit`, or "package.module:name" of one or of a subclass, which is
@@ -43,7 +43,7 @@ class GRPOConfig(ProcessConfig):
     """Maximum number of episodes that run at the same time."""
     eval_every: int = 0
     """Number of steps between evaluations on held-out seeds. 0 (default) disables evaluation. Episodes are scored by
-    the reward of the run; the environment's own reward is reported as well. The next step's episodes are sampled at the
+    the reward of the run. The environment's own reward is reported as well. The next step's episodes are sampled at the
     same time, with the same weights. The checkpoint of the highest held-out reward is kept."""
     eval_episodes: int = 64
     """Number of held-out episodes per evaluation. Each has its own seed, unless the reward compares the episodes of a
@@ -60,7 +60,7 @@ class GRPOConfig(ProcessConfig):
     keep_episodes: int = 4
     """Number of episodes of each step that are written to ``episodes.jsonl``."""
     tracker: Tracker = "tensorboard"
-    """Experiment tracker: "tensorboard" (default) writes files to the run folder; "wandb" and "mlflow" are extras to
+    """Experiment tracker: "tensorboard" (default) writes files to the run folder. "wandb" and "mlflow" are extras to
     install and read their own environment variables. Metrics are always written to ``metrics.jsonl`` as well."""
     max_logprob_gap: float = 0.2
     """Maximum mean absolute difference between the log-probabilities of sampler and learner. If exceeded, they no
@@ -68,7 +68,7 @@ class GRPOConfig(ProcessConfig):
     learner's current version. bfloat16 shows 0.02 to 0.042 on average over a step. inf disables the check."""
     max_skipped_steps: int = 1
     """Maximum number of consecutive steps in which a policy skips its batch, or minibatches of it, because their loss
-    or gradient is not finite. A skipped batch leaves the weights unchanged and is saved to ``failed-batches``;
+    or gradient is not finite. A skipped batch leaves the weights unchanged and is saved to ``failed-batches``.
     ``learner/skipped`` and ``learner/skipped_minibatches`` count it. If exceeded, training stops with
     `DivergedError`."""
     max_empty_steps: int = 5
@@ -85,7 +85,7 @@ class GRPOConfig(ProcessConfig):
             object.__setattr__(self, "credit", imported_credit(self.credit))
         check_tracker(self.tracker)
         if self.group_size < 2 and self.credit_rule.compares_episodes:
-            raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
+            raise ValueError(f"group_size={self.group_size} gives every advantage 0. Set group_size >= 2")
         check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "eval_episodes")
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
@@ -100,7 +100,7 @@ class GRPOConfig(ProcessConfig):
                 "least 0, and above 0 only with evaluations, where it is measured"
             )
         if not self.max_logprob_gap > 0:
-            raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf disables the check")
+            raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0. inf disables the check")
 
     def learner_of(self, policy: Policy) -> LearnerConfig:
         """Return the learner settings of one policy. Raises ValueError if its loss needs another trainer setting."""
@@ -114,7 +114,7 @@ class GRPOConfig(ProcessConfig):
             if of_loss != of_trainer:
                 raise ValueError(
                     f"policy {policy.name!r}: learner.loss={settings.loss!r} has {name}={of_loss!r} and the trainer's "
-                    f"loss {self.learner.loss!r} {name}={of_trainer!r}, but a step has one for all policies; set "
+                    f"loss {self.learner.loss!r} {name}={of_trainer!r}, but a step has one for all policies. Set "
                     f"{name} of the trainer"
                 )
         return settings
@@ -123,7 +123,7 @@ class GRPOConfig(ProcessConfig):
         if learner.num_minibatches > self.groups_per_step:
             raise ValueError(
                 f"learner.num_minibatches={learner.num_minibatches} is more than groups_per_step="
-                f"{self.groups_per_step}, and minibatches are whole groups; lower it, or raise groups_per_step"
+                f"{self.groups_per_step}, and minibatches are whole groups. Lower it, or raise groups_per_step"
             )
 
     def _credit(self, learner: LearnerConfig) -> Credit:
@@ -153,7 +153,7 @@ class GRPOConfig(ProcessConfig):
 
     @property
     def size_of(self) -> Callable[[Trajectory], int] | None:
-        """Function from a zero-variance trajectory to its contribution to the loss normalization; None: always 0."""
+        """Function from a zero-variance trajectory to its contribution to the loss normalization. None: always 0."""
         rule, _ = self._normalization(self.learner)
         return self._size if rule == "sampled" else None
 

@@ -58,7 +58,7 @@ class Scored:
         if not np.isfinite(self.reward) or (self.turns is not None and np.isinf(self.turns).any()):
             raise ValueError(f"rewards must be finite, got {self.reward} with turns {self.turns}")
         if self.turns is not None and len(self.turns) != len(self.response_tokens):
-            raise ValueError(f"{len(self.turns)} scores for {len(self.response_tokens)} turns; pass one per turn")
+            raise ValueError(f"{len(self.turns)} scores for {len(self.response_tokens)} turns. Pass one per turn")
 
 
 class Baselines:
@@ -120,7 +120,7 @@ class Credit:
     """Trajectories are skipped if their rewards differ by no more than this. At least 0."""
     noise_multiple: float = 0.0
     """Trajectories are also skipped if the standard deviation of their rewards is below this multiple of the noise
-    that the reward reports. At least 0; 0 (default) uses only `min_spread`."""
+    that the reward reports. At least 0. 0 (default) uses only `min_spread`."""
 
     def __post_init__(self) -> None:
         for name in ("min_spread", "noise_multiple"):
@@ -132,7 +132,7 @@ class Credit:
             raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
         if self.scale == "std" and self.baseline not in _OF_A_GROUP:
             raise ValueError(
-                f"scale='std' needs a group, but baseline={self.baseline!r} does not use one; set scale to 'batch_std' "
+                f"scale='std' needs a group, but baseline={self.baseline!r} does not use one. Set scale to 'batch_std' "
                 "or 'none'"
             )
         for name, default, is_used, condition in (
@@ -157,7 +157,7 @@ class Credit:
     def advantages(self, rewards_n: np.ndarray, noise_n: np.ndarray | None = None) -> np.ndarray | None:
         """Compute the advantages of n trajectories, or turns, that are compared with each other.
 
-        A subclass may override this method; `assign` calls it for each set of compared trajectories. Running means and
+        A subclass may override this method. `assign` calls it for each set of compared trajectories. Running means and
         the scale over a step are applied by `assign`.
 
         Args:
@@ -274,8 +274,8 @@ def imported_credit(place: str) -> Credit:
     try:
         rule = value() if isinstance(value, type) and issubclass(value, Credit) else value
     except TypeError as cause:
-        raise ValueError(f"credit {place!r} needs constructor arguments ({cause}); name an instance instead") from cause
+        raise ValueError(f"credit {place!r} needs constructor arguments ({cause}). Name an instance instead") from cause
     if not isinstance(rule, Credit):
         kind = f"credit {place!r} is {type(rule).__name__}"
-        raise ValueError(f"{kind}; name a forge_agents.Credit, or a subclass of it")  # noqa: TRY004
+        raise ValueError(f"{kind}. Name a forge_agents.Credit, or a subclass of it")  # noqa: TRY004
     return rule

@@ -57,7 +57,7 @@ class Curriculum(CurriculumConfig):
     """Environments whose share of the groups follows the team's success: ``trainer.fit(fa.Curriculum("my/Game-v0"))``.
 
     The success of a group is the mean reward of its trained agents divided by the maximum reward. The environment or
-    the reward declares the maximum with ``max_reward``; the default is 1. Rewards below 0 count as 0.
+    the reward declares the maximum with ``max_reward``. The default is 1. Rewards below 0 count as 0.
 
     An environment's success rate is the mean over its newest episodes, see `memory`, without replayed seeds. Groups
     are shared evenly by the environments whose success rate lies between `low` and `high`, plus or minus 0.5 / sqrt(n),
@@ -70,7 +70,7 @@ class Curriculum(CurriculumConfig):
     """
 
     env: str | Sequence[str]
-    """An id, whose registered levels form the curriculum; or a list of ids, with or without levels, easiest first."""
+    """An id, whose registered levels form the curriculum, or a list of ids, with or without levels, easiest first."""
 
     @property
     def env_ids(self) -> tuple[str, ...]:
@@ -89,22 +89,22 @@ class Curriculum(CurriculumConfig):
         return ids
 
     def check_max_rewards(self, max_rewards: Mapping[str, float | None]) -> None:
-        """Raise ArgumentError if success cannot be a fraction of the maximum reward; None is unknown."""
+        """Raise ArgumentError if success cannot be a fraction of the maximum reward. None is unknown."""
         for env_id, top in max_rewards.items():
             if top is not None and not 0 < top < math.inf:
                 raise ArgumentError(
                     f"max_reward={top:g} of {env_id} or of the reward: a curriculum measures success as a fraction of "
                     "it, from 0 on. Shift the rewards to start at 0, such as by a constant per episode, and max_reward "
-                    "with them; or train on one level after the other"
+                    "with them, or train on one level after the other"
                 )
 
 
 class Progress:
-    """The success rates of a run by environment; a checkpoint keeps them."""
+    """The success rates of a run by environment. A checkpoint keeps them."""
 
     def __init__(self) -> None:
         self._success: dict[str, tuple[float, float]] = {}
-        """Decayed sum of success and decayed number of episodes; the number never falls below one."""
+        """Decayed sum of success and decayed number of episodes. The number never falls below one."""
         self._seeds: dict[tuple[str, int], float] = {}
         """Success rate of seeds whose episodes differed."""
         self._replayed: set[tuple[str, int]] = set()
@@ -193,7 +193,7 @@ class Progress:
         if np.abs(scores - clipped).max(initial=0.0) > 1e-6 and env_id not in self._warned:
             self._warned.add(env_id)
             _log.warning(
-                "rewards of %s lie between %g and %g times the maximum; its curriculum clips them to [0, 1]. Declare "
+                "rewards of %s lie between %g and %g times the maximum. Its curriculum clips them to [0, 1]. Declare "
                 "the maximum with max_reward of the environment or the reward",
                 env_id,
                 scores.min(),

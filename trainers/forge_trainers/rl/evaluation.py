@@ -38,9 +38,9 @@ class EvalResult:
     episodes: Sequence[Episode] = dataclasses.field(repr=False)  # too long to print
     """All episodes, including failed ones."""
     failed: int
-    """Number of episodes that ended in an error; they count in no mean."""
+    """Number of episodes that ended in an error. They count in no mean."""
     abstained: int = 0
-    """Number of other episodes in which the reward was NaN for a trained agent; that agent counts in no mean."""
+    """Number of other episodes in which the reward was NaN for a trained agent. That agent counts in no mean."""
     by_env: dict[str, float] = dataclasses.field(default_factory=dict)
     """`reward` of each environment or level by id. NaN if none of its episodes counts."""
     env_reward: float = math.nan
@@ -146,7 +146,7 @@ def eval_result(
         scored: The groups that count, with the measured reward.
         env_scored: The same groups with the environment's own reward.
         trained: Policies whose agents count. Empty counts all agents.
-        idle: Trained policies without a turn; their rewards say nothing about them.
+        idle: Trained policies without a turn. Their rewards say nothing about them.
         scored_by: Name of the measured reward.
     """
     unmeasured = bool(idle) and set(idle) == set(trained)
@@ -184,7 +184,7 @@ def eval_result(
 
 
 def eval_metrics(result: EvalResult) -> dict[str, float]:
-    """Return ``eval/reward`` and related metrics; also ``eval/env_reward`` if another reward is measured."""
+    """Return ``eval/reward`` and related metrics, also ``eval/env_reward`` if another reward is measured."""
     metrics = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
     if result.scored_by != "environment":
         metrics |= {"eval/env_reward": result.env_reward, "eval/env_ci": result.env_ci}

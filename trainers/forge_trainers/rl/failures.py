@@ -35,7 +35,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def file_of(error: EpisodeError) -> str:
-    """Return the file that raised an episode's error; empty if there is no trace."""
+    """Return the file that raised an episode's error. Empty if there is no trace."""
     frames = _FRAME.findall(error.trace)
     return frames[-1][0] if frames else ""
 
@@ -57,7 +57,7 @@ def acting_agents(episode: Episode, policies: Collection[str]) -> set[str]:
 
 
 def idle_policies(episodes: Sequence[Episode], policies: Collection[str]) -> list[str]:
-    """Return those of `policies` that sampled no token in any of the episodes; none if there are no episodes."""
+    """Return those of `policies` that sampled no token in any of the episodes, or none if there are no episodes."""
     return [name for name in policies if episodes and not any(acting_agents(episode, [name]) for episode in episodes)]
 
 
@@ -78,7 +78,7 @@ def explain_idle(episodes: Collection[Episode], policies: Collection[str] = ()) 
 
 
 def nothing_to_train_on(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> str | None:
-    """Explain why no amount of resampling makes these groups informative; None if it may."""
+    """Explain why no amount of resampling makes these groups informative, or None if it may."""
     episodes = [episode for group in groups for episode in group.episodes]
     errors = [episode.error for episode in episodes if episode.error is not None]
     if errors and len(errors) == len(episodes):
@@ -105,9 +105,9 @@ def nothing_to_train_on(groups: Sequence[EpisodeGroup], trained: Collection[str]
 def _explain_failures(errors: Sequence[EpisodeError]) -> str:
     causes = Counter(f"{error.where}: {error.kind}" for error in errors)
     advice = (
-        "A player fails; check that its server answers and that its settings are correct"
+        "A player fails. Check that its server answers and that its settings are correct"
         if causes.most_common(1)[0][0].startswith("policy")
-        else "The environment fails; run `forge-agents check` on it"
+        else "The environment fails. Run `forge-agents check` on it"
     )
     counts = ", ".join(f"{number} in {cause}" for cause, number in causes.items())
     return f"all {len(errors)} episodes failed ({counts}). First: {describe_error(errors[0])}. {advice}, then run again"

@@ -66,7 +66,7 @@ class LeaguePolicies(FixedPolicies):
         self._packing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
         """Copies snapshots, so that this process keeps answering its engines and learners."""
         self._store: WeightStoreRef | None = None
-        """The weight store that the engine's snapshot came from; a replaced store does not hold it."""
+        """The weight store that the engine's snapshot came from. A replaced store does not hold it."""
         self._loaded, self._loads = league.start, 0  # the engine starts with the start model
         self._load_s = 0.0
 
@@ -79,7 +79,7 @@ class LeaguePolicies(FixedPolicies):
         for player in (league.policy, league.frozen(league.engine), *league.fixed):
             for name, policy in policies_by_name(player, first).items():
                 if name in result:
-                    raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
+                    raise ValueError(f"two policies of the league are called {name!r}. Give each its own name=")
                 result[name] = policy
         return result
 
@@ -161,7 +161,7 @@ class LeaguePolicies(FixedPolicies):
     async def _collect(
         self, tasks: Sequence[Task], matches: Sequence[Match], collect_group: CollectGroup, processes: Processes
     ) -> list[EpisodeGroup]:
-        """Play every match, one snapshot after the other; matches without a snapshot run with the first one."""
+        """Play every match, one snapshot after the other. Matches without a snapshot run with the first one."""
         policy = self._league.policy
         past = [self._league.frozen(opponent.name) for opponent in self.standings.opponents if opponent.version >= 0]
         players: dict[str, AnyPolicy] = {player.name: player for player in (policy, *self._league.fixed, *past)}

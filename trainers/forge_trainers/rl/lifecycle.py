@@ -53,7 +53,7 @@ class Lifecycle:
     def running(self) -> Processes:
         """The running processes. Raises NotReadyError if nothing was started."""
         if self.processes is None:
-            raise NotReadyError("nothing is running yet; call fit or evaluate first")
+            raise NotReadyError("nothing is running yet. Call fit or evaluate first")
         return self.processes
 
     async def preflight(self, plan: RunPlan, *, learn: bool) -> None:
@@ -82,7 +82,7 @@ class Lifecycle:
         Learners start if something is or was trained, also if the engines were taken over from another run.
         """
         if learn and not plan.trained:
-            raise ValueError("no agent has a trainable policy; give at least one fa.Policy(..., trainable=True)")
+            raise ValueError("no agent has a trainable policy. Give at least one fa.Policy(..., trainable=True)")
         needs_learners = learn or self.checkpoints.any() or not self.weights.is_current
         restores = self.next_step is None and needs_learners
         first_evaluation = self.processes is None and not learn and bool(plan.trained)
@@ -123,7 +123,7 @@ class Lifecycle:
         """Export the trained weights, with one subfolder per policy if several are trained."""
         learners = self.running.learners
         if not learners:
-            raise NotReadyError("nothing has been trained yet; call fit first")
+            raise NotReadyError("nothing has been trained yet. Call fit first")
         await all_or_first_error(
             learner.export(folder if len(learners) == 1 else folder / name, timeout_s=self._config.stage_timeout_s)
             for name, learner in learners.items()

@@ -41,7 +41,7 @@ def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> 
 
     ``reward/mean`` is the mean over episodes of the mean over agents of `trained` policies (of all, if empty), and
     ``reward/ci`` the half-width of its 95 % confidence interval for a sample of seeds. ``reward/NAME`` and
-    ``reward_ci/NAME`` are the same by agent and by trained policy; a policy takes precedence over an agent of its name.
+    ``reward_ci/NAME`` are the same by agent and by trained policy. A policy takes precedence over an agent of its name.
     """
     episodes = rewards_by(groups, "episode", trained).values()
     mean, half_width = mean_and_ci(
@@ -79,7 +79,7 @@ def rewards_by(
 def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int) -> dict[str, float]:
     """Return ``groups/resampled``, the number of groups added by dynamic sampling, and ``groups/reward_std``.
 
-    The latter is the mean over groups and agents of the standard deviation of rewards; NaN if all failed or abstained.
+    The latter is the mean over groups and agents of the standard deviation of rewards, NaN if all failed or abstained.
     """
     spreads = [
         float(np.nanstd(rewards))
@@ -113,7 +113,7 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
 
 
 def mean_and_ci(values: Sequence[float], groups: Sequence[int] | None = None) -> tuple[float, float]:
-    """Compute a mean and the half-width of its 95 % confidence interval (Student's t); NaN without values.
+    """Compute a mean and the half-width of its 95 % confidence interval (Student's t), or NaN without values.
 
     Values of one group share a seed, so they are not independent: each group's deviation counts once (the
     cluster-robust variance of a mean, Liang and Zeger 1986). With one group the half-width is infinite. Without

@@ -74,7 +74,7 @@ class RunPlan:
 
     @cached_property
     def max_rewards(self) -> dict[str, float | None]:
-        """Maximum reward by environment; None if unknown."""
+        """Maximum reward by environment, or None if unknown."""
         sampler = self.sampler
         return {env_id: max_reward_of(self.reward, sampler.max_reward[env_id]) for env_id in sampler.env_ids}
 
@@ -112,7 +112,7 @@ class RunPlan:
     def settings(self, *, reward: Any, policy_function: Any, steps: int, hosts: Hosts) -> dict[str, Any]:
         """Return all settings of the run as plain values, for ``config.yaml`` and for experiment trackers.
 
-        `reward` and `policy_function` are descriptions; None is the environment's own reward, or no function.
+        `reward` and `policy_function` are descriptions. None is the environment's own reward, or no function.
         """
         sampler, config = self.sampler, self.config
         rule = config.credit  # a user's rule is recorded with its class and source
@@ -155,5 +155,5 @@ def _environment(sampler: TaskSampler, env_id: str) -> dict[str, Any]:
 
 
 def _arguments(values: Mapping[str, Any]) -> Any:
-    """Return arguments of an environment; files and data sets of tasks with a hash of their content."""
+    """Return arguments of an environment. Files and data sets of tasks with a hash of their content."""
     return describe({name: with_content(value) for name, value in values.items()})

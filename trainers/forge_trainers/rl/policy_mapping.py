@@ -46,18 +46,18 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
         if sampling.temperature == 0:
             raise ValueError(
                 f"policy {name!r} samples with temperature=0, always the most probable token, so the episodes of a "
-                "group would not differ and nothing could be learned; training needs a temperature above 0"
+                "group would not differ and nothing could be learned. Training needs a temperature above 0"
             )
         lowest = min(sampling.temperature, sampling.initial_temperature or sampling.temperature)
         if lowest < _MIN_TEMPERATURE:
             raise ValueError(
-                f"policy {name!r} samples with temperature={lowest}; vLLM samples at {_MIN_TEMPERATURE} or above, so "
-                f"the learner would compute another distribution; training needs at least {_MIN_TEMPERATURE}"
+                f"policy {name!r} samples with temperature={lowest}. vLLM samples at {_MIN_TEMPERATURE} or above, so "
+                f"the learner would compute another distribution. Training needs at least {_MIN_TEMPERATURE}"
             )
         if sampling.logit_settings:
             settings = ", ".join(f"{key}={value!r}" for key, value in sampling.logit_settings.items())
             raise ValueError(
-                f"policy {name!r} samples with {settings}; training needs the model's full distribution, changed only "
+                f"policy {name!r} samples with {settings}. Training needs the model's full distribution, changed only "
                 "by the temperature. The learner computes each token's probability from all logits, without the tokens "
                 "that the sampler excluded or penalized, so the gradient would be wrong. Remove it, or set "
                 "trainable=False"
@@ -65,11 +65,11 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
         if sampling.initial_temperature is not None and window(max_staleness)[1]:
             raise ValueError(
                 f"policy {name!r} changes its temperature, and with max_staleness={max_staleness} a batch may hold "
-                "groups of two steps, at two temperatures; set max_staleness to 0 or 1, or remove initial_temperature"
+                "groups of two steps, at two temperatures. Set max_staleness to 0 or 1, or remove initial_temperature"
             )
         if policy.constrain_actions:
             raise ValueError(
-                f"policy {name!r} is trainable and constrains its actions; the sampler's log-probabilities would "
+                f"policy {name!r} is trainable and constrains its actions. The sampler's log-probabilities would "
                 "be those of the constrained distribution, which the learner does not compute: set trainable=False "
                 "or constrain_actions=False"
             )

@@ -103,9 +103,9 @@ class Prefetch:
 
     Args:
         collect: Collects groups of a step, once the engines have the learner's weights of the moment of the call.
-        score: Scores the groups of a step; called for one step at a time, in order.
+        score: Scores the groups of a step. Called for one step at a time, in order.
         staleness: Maximum policy lag in weight versions. 0: the batch of a step is its own groups, in order.
-        steps: Number of steps of the run; later ones are not started.
+        steps: Number of steps of the run. Later ones are not started.
         size: Number of groups per step.
         taken: Record of the groups that earlier batches used, updated in place.
     """

@@ -106,7 +106,7 @@ class Preflight:
         return groups
 
     async def _first_group(self, env_id: str, until: float) -> list[EpisodeGroup]:
-        """Collect one group with the first seed that reaches a decision; none if there is no time left."""
+        """Collect one group with the first seed that reaches a decision, or none if there is no time left."""
         first = ""
         for seed in range(SEED, SEED - SEEDS, -1):
             if (group := await self._group(env_id, seed, until)) is None:  # out of time
@@ -166,7 +166,7 @@ class Preflight:
                 raise
             advice = ""
             if env_id not in self.sampler.isolated:
-                advice = '; while it computes or sleeps all other episodes wait, unless it has isolation="process"'
+                advice = '. While it computes or sleeps all other episodes wait, unless it has isolation="process"'
             self.say(
                 f"preflight: {env_id} is slow; {len(episodes)} of {EPISODES} episodes ended in {BUDGET_S:g} s{advice}"
             )
@@ -202,7 +202,7 @@ class Preflight:
             )
         if longest + answer > context:
             self.say(
-                f"preflight: the context of {name} holds {context} tokens; the longest first prompt has {prompt}, "
+                f"preflight: the context of {name} holds {context} tokens. The longest first prompt has {prompt}, "
                 f"which leaves {max(0, context - longest) or 'none'} of max_tokens={answer} for the first answer"
             )
         conversation = Conversation(renderer, limit=context, max_tokens=answer, context=policy.context)
@@ -249,7 +249,7 @@ class Preflight:
         if calling.done():
             calling.result()
             return None
-        self.say(f"preflight: the reward takes more than {BUDGET_S:g} s; it continues while engines start")
+        self.say(f"preflight: the reward takes more than {BUDGET_S:g} s. It continues while engines start")
         who, timeout_s = f"reward {reward_name(self.reward)}", self.config.stage_timeout_s
         calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # the result may never be read
         return partial(with_deadline, calling, timeout_s, who=who, what="scoring")

@@ -36,7 +36,7 @@ class Messages:
             self._reported_failure = True
             self.say(
                 f"an episode of {group.env_id} failed: {describe_error(group.failed[0].error)}. The traceback is in "
-                "episodes.jsonl; further failures are only counted"
+                "episodes.jsonl. Further failures are only counted"
             )
 
     def announce(self, plan: RunPlan, learners: Mapping[str, object], steps: int) -> None:
@@ -59,7 +59,7 @@ class Messages:
         if config.eval_every and not plan.uses_env_reward:
             self.say(
                 f"held-out episodes are scored by the run's reward, {reward_name(plan.reward)} (eval/reward), which "
-                "the choice of the best checkpoint uses as well; eval/env_reward is the environment's own reward"
+                "the choice of the best checkpoint uses as well. eval/env_reward is the environment's own reward"
             )
 
 

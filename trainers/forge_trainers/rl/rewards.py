@@ -84,7 +84,7 @@ class MultiReward:
         if not rewards or not isinstance(rewards, Mapping):
             raise ValueError(f"MultiReward needs a dict of at least one reward, got {reprlib.repr(rewards)}")
         if nested := [name for name, reward in rewards.items() if isinstance(reward, MultiReward)]:
-            raise ValueError(f"reward {nested[0]!r} is a MultiReward inside a MultiReward; pass all rewards to one")
+            raise ValueError(f"reward {nested[0]!r} is a MultiReward inside a MultiReward. Pass all rewards to one")
         if not all(name in rewards and _is_weight(weight) for name, weight in (weights or {}).items()):
             raise ValueError(f"weights={weights} must be finite numbers for the rewards {', '.join(rewards)} only")
         self._rewards = {name: reward_of(reward) for name, reward in rewards.items()}
@@ -96,7 +96,7 @@ class MultiReward:
         return self._rewards
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Return weighted sums, float32 ``[n]``, of the rewards that did not abstain; NaN where all did."""
+        """Return weighted sums, float32 ``[n]``, of the rewards that did not abstain, or NaN where all did."""
         scores = {name: assess(reward, trajectories, name).scores for name, reward in self._rewards.items()}
         return weighted_sum([(self.weights[name], values) for name, values in scores.items()])
 
@@ -141,7 +141,7 @@ def all_rewards(reward: Any) -> Iterator[Any]:
 def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> None:
     """Raise ArgumentError if an environment pays more than the range of an `EnvReward` allows.
 
-    `max_rewards` is the maximum reward of an agent, by environment; None if the environment does not declare it.
+    `max_rewards` is the maximum reward of an agent, by environment, or None if the environment does not declare it.
     """
     for leaf, _ in leaf_rewards(reward):
         for env_id, high in max_rewards.items():
@@ -150,7 +150,7 @@ def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> N
 
 
 def max_reward_of(reward: Any, env_max: float | None) -> float | None:
-    """Return the maximum of `reward` if the environment pays at most `env_max`; None if it is unknown.
+    """Return the maximum of `reward` if the environment pays at most `env_max`, or None if it is unknown.
 
     Exact verifiers give 1, an `EnvReward` its share of the environment's maximum, and a sum the weighted sum. A graded
     verifier, such as a judge or an ensemble, may never give its highest score, so its maximum is unknown. Any other
@@ -200,7 +200,7 @@ def _attributes(reward: Any, attribute: str) -> list[Any]:
 
 
 def weighted_sum(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
-    """Return the weighted sum float32 ``[n]`` of the scores that are not NaN; NaN where all are."""
+    """Return the weighted sum float32 ``[n]`` of the scores that are not NaN, or NaN where all are."""
     scores = np.stack([weight * np.asarray(values, np.float32) for weight, values in parts])
     return np.where(np.isnan(scores).all(axis=0), np.nan, np.nansum(scores, axis=0)).astype(np.float32)
 
@@ -219,9 +219,9 @@ def assess(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Ass
     turns = None if result.turns is None else [_finite(values) for values in result.turns]
     if failed := getattr(result, "failed", None):
         share, cause = f"{len(failed)} of {len(trajectories)} trajectories", next(iter(failed.values()))
-        _log.warning("reward %s fails on %s; they have no reward and count as abstained: %s", name, share, cause)
+        _log.warning("reward %s fails on %s. They have no reward and count as abstained: %s", name, share, cause)
     if turns is not None and [len(values) for values in turns] != [len(t.turns) for t in trajectories]:
-        raise ValueError(f"reward {name} returned a wrong number of turn scores; return one score per turn")
+        raise ValueError(f"reward {name} returned a wrong number of turn scores. Return one score per turn")
     return Assessment(scores=_checked(result.scores, trajectories, name), noise=noise, turns=turns)
 
 
@@ -233,11 +233,11 @@ def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np
         scores, shape = np.empty(0), reprlib.repr(returned)
     if scores.shape != (len(trajectories),):
         raise ValueError(
-            f"reward {name} returned {shape} for {len(trajectories)} trajectories; return one number each"
+            f"reward {name} returned {shape} for {len(trajectories)} trajectories. Return one number each"
         ) from None
     if infinite := int(np.isnan(scores).sum() - np.isnan(np.asarray(returned, np.float64)).sum()):
         _log.warning(
-            "reward %s returned %d infinite scores; they count as abstained. Return finite numbers, or NaN to abstain",
+            "reward %s returned %d infinite scores. They count as abstained. Return finite numbers, or NaN to abstain",
             name,
             infinite,
         )

@@ -195,7 +195,7 @@ def make_samples(
 def _outcomes(
     groups: Sequence[EpisodeGroup], trained: Collection[str], used: set[int], too_long: set[int]
 ) -> dict[str, int]:
-    """Count groups by outcome; see `StepSamples.counts`."""
+    """Count groups by outcome. See `StepSamples.counts`."""
     counts = dict.fromkeys(("used", "failed", "abstained", "too_long", "zero_variance"), 0)
     for number, group in enumerate(groups):
         if group.failed:
@@ -245,11 +245,11 @@ def credit_groups(
 def check_trained(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> None:
     """Warn if no trained policy plays in `groups`. Raises TypeError if `trained` is a single string."""
     if isinstance(trained, str):
-        raise TypeError(f"trained={trained!r} is a string; pass a collection of names, {{{trained!r}}}")
+        raise TypeError(f"trained={trained!r} is a string. Pass a collection of names, {{{trained!r}}}")
     playing = {trajectory.policy for group in groups for trajectory in group.trajectories}
     if playing and playing.isdisjoint(trained):
         _log.warning(
-            "none of the trained policies (%s) plays in these %d groups, only %s; all of them count as zero-variance",
+            "none of the trained policies (%s) plays in these %d groups, only %s. All of them count as zero-variance",
             ", ".join(sorted(trained)),
             len(groups),
             ", ".join(sorted(playing)),

@@ -205,7 +205,7 @@ class Session:
         self._lifecycle.checkpoints.exported()
         if reason is not None and reason.kind == "uninformative":
             raise EmptyBatchError(
-                f"{reason.reason}. The weights are exported to {export}; another call continues the run with new seeds"
+                f"{reason.reason}. The weights are exported to {export}. Another call continues the run with new seeds"
             )
         return FitResult(
             steps=steps,

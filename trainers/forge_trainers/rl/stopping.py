@@ -31,7 +31,7 @@ class StopReason:
     """``solved``: every episode earns the maximum. ``plateau``: every episode earns the highest reward seen so far, and
     the maximum is unknown. ``uninformative``: groups have zero variance or do not count, for other reasons.
     ``broken``: every episode failed or nothing was sampled, in the first step of a session or in `max_empty_steps`
-    consecutive ones; or trained policies had no turn in as many steps, or in the whole run."""
+    consecutive ones, or trained policies had no turn in as many steps, or in the whole run."""
     reason: str
     """Observations and advice."""
 
@@ -77,7 +77,7 @@ class StoppingCriteria:
     ) -> StopReason | None:
         """Record a step after training. Returns a reason to stop the run, if there is one.
 
-        `max_rewards` has every environment of the run; None if the maximum is unknown. `last` marks the last step.
+        `max_rewards` has every environment of the run, or None if the maximum is unknown. `last` marks the last step.
         """
         problem, informative = nothing_to_train_on(groups, trained), bool(samples.samples)
         for trajectory in (t for group in groups for t in group.trajectories if t.policy in trained):
@@ -106,7 +106,7 @@ class StoppingCriteria:
         return None
 
     def summary(self, trained: Collection[str]) -> str:
-        """Return what a finished run did not train; empty if it trained every policy."""
+        """Return what a finished run did not train. Empty if it trained every policy."""
         idle = [name for name in trained if not self._tokens[name]]
         if idle:
             names = "policy " + idle[0] if len(idle) == 1 else "policies " + ", ".join(idle)
@@ -173,7 +173,7 @@ class StoppingCriteria:
         cause = max(advice, key=lambda outcome: counts[outcome])
         return StopReason(
             kind="uninformative",
-            reason=f"{self._steps} consecutive steps had no informative group; groups of the last: {dict(counts)}. "
+            reason=f"{self._steps} consecutive steps had no informative group. Groups of the last: {dict(counts)}. "
             + (f"Best of each group: {best}. " if best else "")
             + (f"{_capitalized(explain_idle(self._idle))}. " if idle else "")
             + advice[cause],
@@ -197,7 +197,7 @@ class StoppingCriteria:
         )
 
     def _top(self, key: EnvAgent, maximum: float | None) -> float:
-        """Return the maximum, or the highest reward seen if it varies; a constant reward must reach 1."""
+        """Return the maximum, or the highest reward seen if it varies. A constant reward must reach 1."""
         if maximum is not None:
             return maximum
         low, high = self._range[key]

@@ -198,7 +198,7 @@ def _weights_of(env: EnvLike, *, remote: bool) -> dict[str, float]:
         weights = {getattr(env, "__name__", type(env).__name__): 1.0}
         if remote:
             raise ValueError(
-                f"the mesh has hosts for envs, which cannot make {next(iter(weights))} without an id; register it in a "
+                f"the mesh has hosts for envs, which cannot make {next(iter(weights))} without an id. Register it in a "
                 "module and pass the id, or remove envs from the mesh"
             )
     else:
@@ -213,4 +213,4 @@ def _check_level(env_id: str, env_args: Mapping[str, Any]) -> None:
     name, level = split_level(env_id)
     both = set(env_args) & set(registry.spec(name).levels[level - 1]) if level else set()
     if both:
-        raise ArgumentError(f"env_args: level {level} of {name} sets {', '.join(sorted(both))}; remove it")
+        raise ArgumentError(f"env_args: level {level} of {name} sets {', '.join(sorted(both))}. Remove it")

@@ -42,7 +42,7 @@ async def train(
         learners: By policy.
         config: Timeouts, and the limits of the checks.
         step: Number of the step, from 1, for errors and files.
-        folder: The run's folder; failed batches are saved to ``failed-batches`` inside.
+        folder: The run's folder. Failed batches are saved to ``failed-batches`` inside.
         temperatures: Sampling temperature by policy. Default: those of the learners' settings.
         skipped: Number of consecutive earlier steps in which each policy skipped something, updated in place.
 
@@ -73,13 +73,13 @@ async def train(
         if count := int(result.get("skipped_minibatches", 0)):
             total = count + int(result["optimizer_steps"])
             subject = f"{count} of {total} minibatches of step {step} are"
-            reason = f"loss or gradient is not finite in {count} of {total} minibatches; lower lr or max_grad_norm"
+            reason = f"loss or gradient is not finite in {count} of {total} minibatches. Lower lr or max_grad_norm"
         skipped[name] = skipped[name] + 1 if cause is not None or count else 0
         if skipped[name]:
             message = saved(name, DivergedError(f"policy {name}: {reason}"))
             if skipped[name] > config.max_skipped_steps:
                 raise DivergedError(
-                    f"{message}; the checkpoints are unchanged, and the next run continues from the newest"
+                    f"{message}. The checkpoints are unchanged, and the next run continues from the newest"
                 ) from cause
             _log.warning("%s skipped, and max_skipped_steps=%d: %s", subject, config.max_skipped_steps, message)
         return {**result, "skipped": float(cause is not None)}
@@ -91,7 +91,7 @@ async def train(
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
                 raise MismatchError(
-                    f"{saved(name, error)}; the checkpoints are unchanged, and the next run continues from the newest"
+                    f"{saved(name, error)}. The checkpoints are unchanged, and the next run continues from the newest"
                 ) from None
         metrics |= {f"{prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
@@ -106,7 +106,7 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
     versions, counts = np.unique(tokens["versions"][tokens["loss_mask"]].numpy(), return_counts=True)
     if versions[0] < 0 or versions[-1] > version:
         raise ValueError(
-            f"tokens of weight versions {versions[0]} to {versions[-1]} reached a learner at version {version}; engine "
+            f"tokens of weight versions {versions[0]} to {versions[-1]} reached a learner at version {version}. Engine "
             "and learner count differently"
         )
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
@@ -116,7 +116,7 @@ def _staleness_metrics(ages: Mapping[str, Mapping[int, int]], max_staleness: int
     """Return ``staleness/max`` and ``staleness/AGE``. Raises AssertionError if a sample exceeds the maximum lag."""
     for name, counts in ages.items():
         if max(counts) > max_staleness:
-            raise AssertionError(f"a sample of {name} is {max(counts)} versions old; the loop allows {max_staleness}")
+            raise AssertionError(f"a sample of {name} is {max(counts)} versions old. The loop allows {max_staleness}")
     metrics = {"staleness/max": float(max((age for counts in ages.values() for age in counts), default=0))}
     for age in range(max_staleness + 1):
         metrics[f"staleness/{age}"] = float(sum(counts.get(age, 0) for counts in ages.values()))
@@ -128,7 +128,7 @@ def check_gap(name: str, gap: float, limit: float) -> None:
     if not gap <= limit:
         raise MismatchError(
             f"sampler and learner of {name} differ by {gap:.3g} per token on average, more than max_logprob_gap="
-            f"{limit}; check that the engine serves this model with these weights and that temperature and dtype agree"
+            f"{limit}. Check that the engine serves this model with these weights and that temperature and dtype agree"
         )
 
 

@@ -48,7 +48,7 @@ class GRPOTrainer:
     Args:
         policies: One policy for all agents, a policy per agent, a function ``(agent, episode_seed) -> policy``, or a
             league: a policy that plays against its own past.
-        reward: Function from trajectories to float ``[n]``, NaN to abstain; or a function of one trajectory, or of its
+        reward: Function from trajectories to float ``[n]``, NaN to abstain, or a function of one trajectory, or of its
             text, see `forge_verifiers.core.functions.parse_signature`. None is the environment's own reward.
         config: Settings. ``fa.LearnerConfig(loss="grpo")`` is GRPO as published (arXiv 2402.03300).
         out_dir: The run's folder. If it holds a run, training continues from the newest checkpoint.
@@ -91,7 +91,7 @@ class GRPOTrainer:
 
         Args:
             env: An id, an environment class, weights by id, or a `forge_agents.Curriculum` of levels.
-            steps: Number of optimizer steps of the whole run. A learning rate schedule ends with them; a run that is
+            steps: Number of optimizer steps of the whole run. A learning rate schedule ends with them. A run that is
                 continued with more steps follows the longer schedule.
             env_args: Arguments of the environment.
 
@@ -102,20 +102,20 @@ class GRPOTrainer:
         Raises:
             ArgumentError: A curriculum cannot tell success from failure or has no levels to choose from, or the range
                 of an `EnvReward` is smaller than the environment's rewards.
-            PreflightError: An environment, a prompt or the reward fails at once; see `GRPOConfig.preflight`.
-            EmptyBatchError: `max_empty_steps` consecutive steps had no informative group; or, in the first step or in
-                as many consecutive steps, every episode failed or nothing was sampled. The run is saved before;
-                another call continues with new seeds.
+            PreflightError: An environment, a prompt or the reward fails at once. See `GRPOConfig.preflight`.
+            EmptyBatchError: `max_empty_steps` consecutive steps had no informative group, or, in the first step or in
+                as many consecutive steps, every episode failed or nothing was sampled. The run is saved before.
+                Another call continues with new seeds.
             DivergedError: Loss or gradient were not finite in more than `max_skipped_steps` consecutive steps. The
                 batches are saved to ``failed-batches``.
             MismatchError: Sampler and learner do not hold the same model. The batch is saved as well.
-            KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
+            KeyboardInterrupt: Ctrl-C. The step was finished and saved before.
             SystemExit: SIGTERM, with status 143; the same.
             RunFolderError: The disk has no room for a checkpoint, or the last checkpoint could not be written. Earlier
                 ones only cause a warning.
         """
         if steps < 1:
-            raise ValueError(f"steps={steps} trains nothing; set at least 1")
+            raise ValueError(f"steps={steps} trains nothing. Set at least 1")
         called, self._state.first_step_s = time.perf_counter(), None
         sampler = TaskSampler(env, env_args, hosts=self._hosts, progress=self._state.progress)
         check_env_rewards(self.reward, sampler.max_reward)
@@ -142,7 +142,7 @@ class GRPOTrainer:
                 reward in any case.
         """
         if episodes < 1:
-            raise ValueError(f"episodes={episodes} measures nothing; set at least 1")
+            raise ValueError(f"episodes={episodes} measures nothing. Set at least 1")
         sampler = TaskSampler(env, env_args, hosts=self._hosts)
         measured = self.reward if reward is None else reward_of(reward)
         check_env_rewards(measured, sampler.max_reward)
@@ -178,14 +178,14 @@ class GRPOTrainer:
             NotReadyError: The policies are a league, whose engines hold snapshots of its own run.
         """
         if isinstance(self._given_policies, League):
-            raise NotReadyError("the engines of a league hold snapshots of its own run; make another trainer instead")
+            raise NotReadyError("the engines of a league hold snapshots of its own run. Make another trainer instead")
         new = GRPOTrainer(
             self._given_policies, self.reward if reward is None else reward, config or self.config, out_dir, self._hosts
         )
         for name in ("engine", "learner_procs", "max_staleness", "colocate"):
             if (value := getattr(new.config, name)) != (current := getattr(self.config, name)):
                 raise ValueError(
-                    f"{name}={value!r} differs from {current!r} of the running processes; use the same value, or make "
+                    f"{name}={value!r} differs from {current!r} of the running processes. Use the same value, or make "
                     "another trainer instead of fork()"
                 )
         processes = self._lifecycle.processes
@@ -239,7 +239,7 @@ class GRPOTrainer:
             plan.check_resumable(self.out_dir, self._checkpoints)
 
     def _finished(self, plan: RunPlan, steps: int) -> FitResult | None:
-        """Return the result of a run that has done its steps; None if something must be started."""
+        """Return the result of a run that has done its steps, or None if something must be started."""
         export, curve, rows = (self.out_dir / name for name in ("export", "reward.png", "metrics.jsonl"))
         if self._lifecycle.processes is not None or not (export.is_dir() and rows.exists()):
             return None

@@ -70,7 +70,7 @@ class WeightSync(Background):
             self.is_current = True
 
     async def cancel(self) -> bool:
-        """Cancel a transfer; the engines' weights are then unknown."""
+        """Cancel a transfer. The engines' weights are then unknown."""
         succeeded = await super().cancel()
         self.is_current = succeeded and self.is_current
         return succeeded

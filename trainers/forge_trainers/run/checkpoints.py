@@ -1,4 +1,4 @@
-"""Checkpoints of a run: learners, other stateful parts, and the step to continue from; and their export.
+"""Checkpoints of a run: learners, other stateful parts, and the step to continue from, and their export.
 
 A checkpoint is a folder ``step-NNNNNN``. It is complete when it holds ``experiment.json``. Training continues while its
 files are written.
@@ -217,9 +217,9 @@ class Checkpoints:
         """Return a message for a stopped run: what is saved, and how to continue."""
         saved = self.complete()
         if not saved:
-            return f"stopped before a step was saved in {self._folder.parent}; the same call starts from the beginning"
+            return f"stopped before a step was saved in {self._folder.parent}. The same call starts from the beginning"
         step = saved[0].name.rpartition("-")[2].lstrip("0")
-        return f"stopped; {self._folder.parent} holds the run after step {step}; the same call continues from there"
+        return f"stopped. {self._folder.parent} holds the run after step {step}. The same call continues from there"
 
     def exported(self) -> None:
         """Note that the run's export was made from the newest checkpoint."""
@@ -287,7 +287,7 @@ class Checkpoints:
         free = shutil.disk_usage(disk).free
         if free < checkpoint + export:
             raise RunFolderError(
-                f"{disk} has {free / 1e9:.1f} GB free; one checkpoint takes {checkpoint / 1e9:.1f} GB and the export "
+                f"{disk} has {free / 1e9:.1f} GB free. One checkpoint takes {checkpoint / 1e9:.1f} GB and the export "
                 f"{export / 1e9:.1f} GB. Free some space, or choose another out_dir"
             )
         needed = (self._keep + self._keep_best + 1 - len(self.complete())) * checkpoint + export
@@ -356,7 +356,7 @@ class Checkpoints:
             except (StallError, ActorDiedError):
                 raise
             except _DAMAGE as cause:
-                _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
+                _log.warning("checkpoint %s does not load (%s). Trying the one before", folder, cause)
                 damaged[folder] = cause
                 continue
             _check_policies(folder, mark, learners)
@@ -439,7 +439,7 @@ class Checkpoints:
 def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> None:
     if mark.policies != sorted(learners):
         raise RunFolderError(
-            f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}; choose another out_dir"
+            f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}. Choose another out_dir"
         )
 
 
@@ -494,15 +494,15 @@ def export_checkpoint(
     policies, checkpoints = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
     complete = {path.name: path for path in checkpoints.complete()}
     if not complete:
-        raise RunFolderError(f"{folder} holds no complete checkpoint; checkpoint_every sets how often one is written")
+        raise RunFolderError(f"{folder} holds no complete checkpoint. checkpoint_every sets how often one is written")
     newest = next(iter(complete.values()))
     by_name = {"best": checkpoints.best() or newest, "newest": newest, **complete}
     if checkpoint not in by_name:
-        raise RunFolderError(f"{folder} has no checkpoint {checkpoint!r}; it has {', '.join(by_name)}")
+        raise RunFolderError(f"{folder} has no checkpoint {checkpoint!r}. It has {', '.join(by_name)}")
     chosen = by_name[checkpoint]
     target = user_path(out) if out else folder / f"export-{chosen.name}"
     if target.exists():
-        raise RunFolderError(f"{target} exists already; name another folder with --out, or remove it")
+        raise RunFolderError(f"{target} exists already. Name another folder with --out, or remove it")
     try:
         mark = _checked(chosen)
     except (OSError, ValueError) as cause:
@@ -533,7 +533,7 @@ def _policies(folder: Path) -> Mapping[str, Any]:
         settings = safe_yaml.read(file)
         policies: Mapping[str, Any] = settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}
     except OSError as cause:
-        raise RunFolderError(f"{file} cannot be read ({cause}); give the folder of a training run") from cause
+        raise RunFolderError(f"{file} cannot be read ({cause}). Give the folder of a training run") from cause
     except (ValueError, AttributeError, KeyError, TypeError) as cause:
-        raise RunFolderError(f"{file} names no policies ({cause!r}); give the folder of a training run") from cause
+        raise RunFolderError(f"{file} names no policies ({cause!r}). Give the folder of a training run") from cause
     return policies

@@ -41,8 +41,8 @@ class ProcessConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Settings of the inference engines."""
     max_staleness: int = 0
-    """Maximum policy lag, in weight versions. 0 (default) is fully synchronous and reproducible; 1 overlaps
-    rollouts with training; from 2 on, slow groups may also arrive one step late."""
+    """Maximum policy lag, in weight versions. 0 (default) is fully synchronous and reproducible. 1 overlaps
+    rollouts with training. From 2 on, slow groups may also arrive one step late."""
     colocate: bool = False
     """Whether engines and learner use the same GPUs in turns if they do not fit there together. The idle side keeps its
     weights in host memory, which must hold both. If False (default), such a run is refused."""
@@ -63,7 +63,7 @@ class ProcessConfig:
         if self.max_staleness and (self.colocate or getattr(self.engine, "sleeps", False)):
             raise ValueError(
                 f"colocate=True lets engines and learner compute in turns, and max_staleness={self.max_staleness} at "
-                "the same time; set one of them back"
+                "the same time. Set one of them back"
             )
         check_timeouts(self, "stage_timeout_s", "heartbeat_timeout_s")
 
@@ -115,7 +115,7 @@ def _refuse_correction_bounds(learner: LearnerConfig) -> None:
     for name in unread.get(correction.how, ()):
         if (value := getattr(correction, name)) != getattr(default, name):
             raise ValueError(
-                f"learner.correction.{name}={value!r} has no effect with how={correction.how!r}; set how='mask', which "
+                f"learner.correction.{name}={value!r} has no effect with how={correction.how!r}. Set how='mask', which "
                 "reads all fields, or leave it out"
             )
 
@@ -125,10 +125,10 @@ def _switched_off(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     if learner.lr_decay == "none":
         yield (
             "lr_min_ratio",
-            "lr_decay='none' keeps the learning rate constant; set lr_decay to 'linear', 'cosine' or 'sqrt'",
+            "lr_decay='none' keeps the learning rate constant. Set lr_decay to 'linear', 'cosine' or 'sqrt'",
         )
     if not learner.kl_coef:
-        yield "kl", "kl_coef=0 leaves out the KL divergence; set kl_coef above 0"
+        yield "kl", "kl_coef=0 leaves out the KL divergence. Set kl_coef above 0"
 
 
 def _unread_by_loss(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
@@ -139,9 +139,9 @@ def _unread_by_loss(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
             "clip",
             (
                 f"correction={correction.how!r} takes the ratio to the learner at the start of the batch, so with one "
-                "optimizer step per batch it is 1; set num_iterations or num_minibatches above 1, or correction='ratio'"
+                "optimizer step per batch it is 1. Set num_iterations or num_minibatches above 1, or correction='ratio'"
             ),
         )
     by_sequence = correction.how in ("truncate", "mask") and correction.level != "token"
     if loss.reduction == "token" and not loss.sequence_ratio and not by_sequence:
-        yield "sequence", f"loss={learner.loss!r} and its correction look at single tokens; set another loss"
+        yield "sequence", f"loss={learner.loss!r} and its correction look at single tokens. Set another loss"

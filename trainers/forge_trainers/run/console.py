@@ -111,7 +111,7 @@ class Display:
         if first:
             self.say(f"continuing after step {first}")
             if changed:
-                self.say(f"settings have changed: {changed}; config.previous.yaml has the old ones")
+                self.say(f"settings have changed: {changed}. config.previous.yaml has the old ones")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -67,7 +67,7 @@ def dry_run(
     meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
     lines = _process_lines(meshes, config, hosts, threads=threads, judges=judge_engines, gpus_per_host=gpus_per_host)
     lines += [
-        f"Model {model} is not on this machine; it was not checked that it exists and that ranks can share it."
+        f"Model {model} is not on this machine. It was not checked that it exists and that ranks can share it."
         f"{did_you_mean(model, models.BUILTIN_NAMES)}"
         for model in missing
     ]
@@ -122,7 +122,7 @@ def _process_lines(
             lines.append(f"  {seat.name} rank {seat.rank}{where}: {shown}")
     lines.append("Judges and workers of environments start with their first request.")
     if used := {(seat.host, seat.gpu) for seat in seats if seat.gpu}:
-        lines.append(f"GPU memory is not checked here; run `forge-agents simulate` with --gpus {len(used)} --model.")
+        lines.append(f"GPU memory is not checked here. Run `forge-agents simulate` with --gpus {len(used)} --model.")
     return lines
 
 

@@ -115,7 +115,7 @@ class Placement:
     """Memory that may be needed but is not counted."""
 
     def lines(self) -> list[str]:
-        """Return the lines of a table with a row per process; empty if no process has a GPU."""
+        """Return the lines of a table with a row per process. Empty if no process has a GPU."""
         if not any(process.slot.gpu for process in self.processes):
             return []
         rows = [("process", "rank", "host", "GPU", "expects")]
@@ -255,7 +255,7 @@ def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:
         lora = part.learner.lora
         if lora is not None and not part.size.plain_layers and set(lora.targets) - set(ATTENTION_TARGETS):
             raise ValueError(
-                f"{part.name}: every layer of this mixture has experts, which cannot be adapted; set "
+                f"{part.name}: every layer of this mixture has experts, which cannot be adapted. Set "
                 f"LoRA(targets={ATTENTION_TARGETS!r})"
             )
 
@@ -340,7 +340,7 @@ def held_on(models_held: Iterable[OwnModel], here: Sequence[ProcessSlot]) -> tup
         number = int(index or 0)
         if number >= len(here):
             raise HostError(
-                f"{model.name} has device {model.device}, and the controller's host has {len(here)} GPUs; set another "
+                f"{model.name} has device {model.device}, and the controller's host has {len(here)} GPUs. Set another "
                 'device, or "cpu"'
             )
         try:
@@ -379,10 +379,10 @@ def place(
         engine: Settings of every engine except those of judges.
         preview: Function that returns the slots of meshes, such as `mesh.preview_placement`.
         turns: Whether engines and learners may be offloaded in turns if they do not fit at the same time.
-        loaded: Models that stay on GPUs; see `held_on`.
+        loaded: Models that stay on GPUs. See `held_on`.
 
     Raises:
-        HostError: There are too few GPUs, or too little memory on one; the message has the arithmetic.
+        HostError: There are too few GPUs, or too little memory on one. The message has the arithmetic.
     """
     engine = EnginePlan.of(engine)
     flexible = any(
@@ -457,7 +457,7 @@ def _place(
 def _cpu_bytes(parts: Sequence[Part], slots: Sequence[ProcessSlot]) -> dict[str, int]:
     """Return the bytes of memory per rank of learners that compute on this host's CPU, by name.
 
-    All of them share half of the host's memory; the other half is for engines, environments and other programs.
+    All of them share half of the host's memory. The other half is for engines, environments and other programs.
     """
     elsewhere = {slot.name for slot in slots if slot.gpu or not slot.host.startswith(HERE)}
     local = {part.name: part.ranks for part in parts if part.learner is not None and part.name not in elsewhere}

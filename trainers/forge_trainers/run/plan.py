@@ -215,7 +215,7 @@ def check_hosts(
         if name in roles:
             raise ValueError(
                 f"{name!r} would be the name of processes of the {roles[name]} and of the {role}. Both are named after "
-                'policies, such as "hero" and "hero-learner"; rename one of the policies'
+                'policies, such as "hero" and "hero-learner". Rename one of the policies'
             )
         roles[name] = role
     hosts.check_processes("engines", counts["engines"])
@@ -248,7 +248,7 @@ def shared_settings(policies: Sequence[Policy], config: ProcessConfig) -> Learne
             if value != first_value and field.name not in _OF_AN_ADAPTER:
                 raise ValueError(
                     f"policies {policies[0].name!r} and {policy.name!r} have adapters on one model and share its "
-                    f"learner, but learner.{field.name} is {first_value!r} for one and {value!r} for the other; give "
+                    f"learner, but learner.{field.name} is {first_value!r} for one and {value!r} for the other. Give "
                     "both the same value, or adapters of different shapes, which get separate learners"
                 )
     return first

@@ -99,7 +99,7 @@ class Processes:
             hosts: Hosts of the processes. None: this host.
             learn: Whether to start the learners as well, at the same time unless they share a GPU with engines.
             judges: Engines of LLM judges, which start with the first score and are placed here.
-            held: Models that this process loads with the first score; their memory is counted here.
+            held: Models that this process loads with the first score. Their memory is counted here.
         """
         hosts, paths = hosts or Hosts(), {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {

@@ -30,11 +30,11 @@ class LeagueConfig:
     """Matchmaking: the newest snapshot ("latest"), all with equal probability ("uniform"), preferably the hardest
     ("pfsp"), or preferably those of equal strength, by win rate ("pfsp_even") or by rating ("near")."""
     pool: int = 8
-    """Maximum number of snapshots, including the start model; at least 2. Each takes the model's size on disk. When the
+    """Maximum number of snapshots, including the start model. At least 2. Each takes the model's size on disk. When the
     pool is full, the snapshot with the lowest win rate against the policy leaves."""
     self_play: float = 0.35
     """Probability that the policy plays all agents of a group and learns for all of them. In [0, 1]. AlphaStar's main
-    agents used 0.35; 1 is mirror self-play."""
+    agents used 0.35. 1 is mirror self-play."""
     opponents_per_step: int = 2
     """Number of opponents drawn for one step. Snapshots share one engine, so each costs a change of its weights."""
 
@@ -45,7 +45,7 @@ class LeagueConfig:
         if self.opponents not in get_args(Matchmaking):
             choices = get_args(Matchmaking)
             hint = did_you_mean(str(self.opponents), choices)
-            raise ValueError(f"opponents={self.opponents!r}; choose one of {', '.join(choices)}.{hint}")
+            raise ValueError(f"opponents={self.opponents!r}. Choose one of {', '.join(choices)}.{hint}")
         if not 0 <= self.self_play <= 1:
             raise ValueError(f"self_play={self.self_play} of the league is a probability, in [0, 1]")
 
@@ -74,7 +74,7 @@ class League(LeagueConfig):
         policy: object = self.policy
         if not isinstance(policy, Policy) or not policy.trainable:
             kind = f"policy {policy.name!r} does not" if isinstance(policy, Policy) else f"got {type(policy).__name__}"
-            raise ValueError(f"a league needs a policy that learns, {kind}; give fa.Policy(..., trainable=True)")
+            raise ValueError(f"a league needs a policy that learns, {kind}. Give fa.Policy(..., trainable=True)")
         for name in ("anchors", "held_out"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             for opponent in getattr(self, name):
@@ -120,12 +120,12 @@ class Match:
     """The players of one group."""
 
     opponent: str
-    """Name of the opponent; empty if the policy plays itself."""
+    """Name of the opponent. Empty if the policy plays itself."""
     agent: str
-    """The policy's agent; empty if the policy plays all agents."""
+    """The policy's agent. Empty if the policy plays all agents."""
 
     def players(self, agents: Iterable[str], policy: str) -> dict[str, str]:
-        """Return the name of the player of each agent; `policy` is the name of the policy that learns."""
+        """Return the name of the player of each agent. `policy` is the name of the policy that learns."""
         return {agent: policy if agent == self.agent or not self.opponent else self.opponent for agent in agents}
 
 
@@ -142,7 +142,7 @@ def draw_matches(
         key: Seed of the draw: seed of the run, step, resampling round.
     """
     if len(agents) < 2:
-        raise ValueError(f"a league needs an agent for the opponent; the environment has only {', '.join(agents)}")
+        raise ValueError(f"a league needs an agent for the opponent. The environment has only {', '.join(agents)}")
     rng = np.random.default_rng(list(key))
     opponents = standings.opponents
     drawn = rng.choice(len(opponents), size=league.opponents_per_step, p=standings.probabilities(league.opponents))
@@ -173,7 +173,7 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     """Return the results of `policy` by opponent: 1 for a win, 0.5 for a draw, 0 for a loss.
 
     The environment's reward decides: the mean over the policy's agents against the mean over the opponent's. Games
-    against itself and failed games are left out. A forfeit counts as it is paid; otherwise an opponent that always
+    against itself and failed games are left out. A forfeit counts as it is paid. Otherwise an opponent that always
     forfeits would look unbeaten and be drawn most often.
     """
     results: dict[str, list[float]] = {}
@@ -189,13 +189,13 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
 
 
 def policy_agents(group: EpisodeGroup, policy: str) -> list[str]:
-    """Return the agents of `policy` in a group against an opponent; none if it plays itself."""
+    """Return the agents of `policy` in a group against an opponent, or none if it plays itself."""
     sides = _sides(group.episodes[0], policy)
     return [] if sides is None else sides[1]
 
 
 def _sides(episode: Episode, policy: str) -> tuple[str, list[str], list[str]] | None:
-    """Return the opponent's name, the policy's agents and the opponent's; None if there are not two sides."""
+    """Return the opponent's name, the policy's agents and the opponent's, or None if there are not two sides."""
     agents = [agent for agent, trajectory in episode.trajectories.items() if trajectory.policy == policy]
     others = [agent for agent in episode.trajectories if agent not in agents]
     return (episode.trajectories[others[0]].policy, agents, others) if agents and others else None

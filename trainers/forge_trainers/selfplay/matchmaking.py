@@ -52,7 +52,7 @@ class Standings:
 
     def __init__(self, *, anchors: Sequence[str] = (), start: str = "start", pool: int = 8) -> None:
         if pool < 2:
-            raise ValueError(f"pool={pool} has no room for a snapshot in addition to the start model; set at least 2")
+            raise ValueError(f"pool={pool} has no room for a snapshot in addition to the start model. Set at least 2")
         self._pool = pool
         from openskill.models import PlackettLuce
 
@@ -108,7 +108,7 @@ class Standings:
         for name, scores in results.items():
             invalid = [score for score in scores if score not in (0, 0.5, 1)]
             if invalid:
-                raise ValueError(f"a game against {name} gave {invalid[0]}; expected 1, 0.5 or 0")
+                raise ValueError(f"a game against {name} gave {invalid[0]}. Expected 1, 0.5 or 0")
             opponent = self._opponents.get(name)
             if opponent is None or not scores:
                 continue
@@ -158,7 +158,7 @@ class Standings:
         saved = {name for name, at in rows.items() if state["pinned"][at]}
         if fixed != saved:
             raise ValueError(
-                f"the checkpoint's league has the anchors {sorted(saved)}, this one {sorted(fixed)}; choose another "
+                f"the checkpoint's league has the anchors {sorted(saved)}, this one {sorted(fixed)}. Choose another "
                 "out_dir"
             )
         self.mu, self.sigma = (float(value) for value in state["own"])

@@ -233,7 +233,7 @@ def _binary(name: str) -> Any:
         if isinstance(other, Remote):
             return self._candidate.ask("special", self, name, other)
         if not self._has_plain:
-            raise TypeError(f"{name} of an object of the code and plain data; call x.{name}(...) to run the code's own")
+            raise TypeError(f"{name} of an object of the code and plain data. Call x.{name}(...) to run the code's own")
         pair = (other, self._plain) if name in _REFLECTED else (self._plain, other)
         return getattr(operator, name.replace("__r", "__", 1) if name in _REFLECTED else name)(*pair)
 

@@ -255,5 +255,5 @@ def _units(tests: str) -> tuple[tuple[str, bool, str], ...]:
         counts = bool(name) or isinstance(node, ast.Assert) or (isinstance(called, ast.Name) and called.id in checks)
         units.append((ast.unparse(node), counts, name))
     if not any(counts for _, counts, _ in units):
-        raise ScoreError(f"no test in {tests[:80]!r}; write top-level asserts or functions called test_*")
+        raise ScoreError(f"no test in {tests[:80]!r}. Write top-level asserts or functions called test_*")
     return tuple(units)

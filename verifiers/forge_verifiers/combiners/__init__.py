@@ -43,13 +43,13 @@ def register(kind: _Kind) -> _Kind:
     """
     value: Any = kind
     if not (isinstance(value, type) and issubclass(value, Combiner)):
-        raise TypeError(f"{kind!r} is no combiner; register a class derived from forge_verifiers.combiners.Combiner")
+        raise TypeError(f"{kind!r} is no combiner. Register a class derived from forge_verifiers.combiners.Combiner")
     name = getattr(kind, "name", "")
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{kind.__name__} has no name; give it name: ClassVar[str]")
+        raise ValueError(f"{kind.__name__} has no name. Give it name: ClassVar[str]")
     existing = _KINDS.get(name, kind)
     if (existing.__module__, existing.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"the combiner {name!r} is {existing.__module__}.{existing.__qualname__}; choose another name")
+        raise ValueError(f"the combiner {name!r} is {existing.__module__}.{existing.__qualname__}. Choose another name")
     _KINDS[name] = kind
     return kind
 
@@ -66,7 +66,7 @@ def names() -> tuple[str, ...]:
 def kind(name: str) -> type[Combiner]:
     """The class with this name. Raises UnknownIdError for an unknown name."""
     if name not in _KINDS:
-        raise UnknownIdError(f"no combiner is called {name!r}; known: {', '.join(_KINDS)}.{did_you_mean(name, _KINDS)}")
+        raise UnknownIdError(f"no combiner is called {name!r}. Known: {', '.join(_KINDS)}.{did_you_mean(name, _KINDS)}")
     return _KINDS[name]
 
 
@@ -91,6 +91,6 @@ def get(
     """
     cls: Any = kind(name)
     if priors and not cls.takes_priors:
-        raise ValueError(f"the {name!r} combiner takes no priors; use {Default.name!r}, or leave priors out")
+        raise ValueError(f"the {name!r} combiner takes no priors. Use {Default.name!r}, or leave priors out")
     combiner: Combiner = cls(families=families, anchors=anchors, **({"priors": priors} if priors else {}))
     return combiner

@@ -67,7 +67,7 @@ class CombinerReport:
         """The report as fixed-width text with one verifier per line."""
         labels = list(names) if names is not None else [str(k) for k in range(len(self.weight))]
         if len(labels) != len(self.weight):
-            raise ValueError(f"{len(labels)} names arrived for {len(self.weight)} verifiers; pass one per verifier")
+            raise ValueError(f"{len(labels)} names arrived for {len(self.weight)} verifiers. Pass one per verifier")
         width = max([len("verifier"), *(len(name) for name in labels)])
         lines = [f"{'verifier':<{width}}  TPR          FPR          weight"]
         rows = zip(labels, self.tpr, self.tpr_error, self.fpr, self.fpr_error, self.weight, strict=True)
@@ -119,14 +119,14 @@ def check_scores(scores: ArrayLike, *, num_verifiers: int | None = None) -> Floa
     except (TypeError, ValueError) as error:
         raise ValueError(f"scores must be numbers, NaN where a verifier abstains: {error}") from error
     if matrix.ndim != 2:
-        raise ValueError(f"scores arrived with shape {matrix.shape}; pass [n responses, m verifiers]")
+        raise ValueError(f"scores arrived with shape {matrix.shape}. Pass [n responses, m verifiers]")
     if matrix.shape[1] == 0:
-        raise ValueError("scores have no verifier column; pass at least one")
+        raise ValueError("scores have no verifier column. Pass at least one")
     if num_verifiers is not None and matrix.shape[1] != num_verifiers:
-        raise ValueError(f"scores have {matrix.shape[1]} verifiers, fitted were {num_verifiers}; keep the columns")
+        raise ValueError(f"scores have {matrix.shape[1]} verifiers, fitted were {num_verifiers}. Keep the columns")
     if np.isinf(matrix).any():
         column = int(np.flatnonzero(np.isinf(matrix).any(axis=0))[0])
-        raise ValueError(f"verifier {column} gave an infinite score; pass finite scores, NaN to abstain")
+        raise ValueError(f"verifier {column} gave an infinite score. Pass finite scores, NaN to abstain")
     return matrix
 
 
@@ -136,7 +136,7 @@ def check_groups(groups: ArrayLike | None, n: int) -> Ints | None:
         return None
     ids = np.asarray(groups)
     if ids.shape != (n,):
-        raise ValueError(f"groups arrived with shape {ids.shape} for {n} responses; pass one id per response")
+        raise ValueError(f"groups arrived with shape {ids.shape} for {n} responses. Pass one id per response")
     return np.asarray(np.unique(ids, return_inverse=True)[1], np.intp).reshape(n)
 
 
@@ -146,10 +146,10 @@ def check_labels(labels: ArrayLike | None, n: int) -> Floats | None:
         return None
     values = np.asarray(labels, np.float64)
     if values.shape != (n,):
-        raise ValueError(f"labels arrived with shape {values.shape} for {n} responses; pass one each, NaN = unknown")
+        raise ValueError(f"labels arrived with shape {values.shape} for {n} responses. Pass one each, NaN = unknown")
     labeled = values[~np.isnan(values)]
     if not np.isin(labeled, (0.0, 1.0)).all():
-        raise ValueError(f"labels must be 0, 1 or NaN; got {labeled[~np.isin(labeled, (0.0, 1.0))][0]}")
+        raise ValueError(f"labels must be 0, 1 or NaN. Got {labeled[~np.isin(labeled, (0.0, 1.0))][0]}")
     return values if len(labeled) else None
 
 
@@ -159,7 +159,7 @@ def check_queried(queried: ArrayLike | None, scores: Floats) -> Bools:
         return np.ones(scores.shape, bool)
     mask = np.asarray(queried)
     if mask.dtype != bool or mask.shape != scores.shape:
-        raise ValueError(f"queried arrived as {mask.dtype} {mask.shape}; pass bool {scores.shape}, the shape of scores")
+        raise ValueError(f"queried arrived as {mask.dtype} {mask.shape}. Pass bool {scores.shape}, the shape of scores")
     return mask
 
 
@@ -169,11 +169,11 @@ def family_index(families: Sequence[Hashable | None] | Mapping[int, Hashable] | 
         return None
     if isinstance(families, Mapping):
         if unknown := [k for k in families if k not in range(m)]:
-            raise ValueError(f"families name verifier {unknown[0]!r}; expected column numbers 0 to {m - 1}")
+            raise ValueError(f"families name verifier {unknown[0]!r}. Expected column numbers 0 to {m - 1}")
         families = [families.get(k) for k in range(m)]
     labels = list(families)
     if len(labels) != m:
-        raise ValueError(f"{len(labels)} families arrived for {m} verifiers; pass one per verifier, None for no family")
+        raise ValueError(f"{len(labels)} families arrived for {m} verifiers. Pass one per verifier, None for no family")
     numbers: dict[Hashable, int] = {}
     keys = [("single", k) if label is None else ("named", label) for k, label in enumerate(labels)]
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
@@ -184,7 +184,7 @@ def anchor_mask(anchors: Sequence[int] | None, m: int) -> Bools:
     mask = np.zeros(m, bool)
     for anchor in anchors if anchors is not None else ():
         if anchor not in range(m):
-            raise ValueError(f"anchor {anchor!r} is no verifier; expected column numbers 0 to {m - 1}")
+            raise ValueError(f"anchor {anchor!r} is no verifier. Expected column numbers 0 to {m - 1}")
         mask[int(anchor)] = True
     return mask
 
@@ -305,7 +305,7 @@ class Combiner(ABC):
         matrix = check_scores(scores)
         n, m = matrix.shape
         if n == 0:
-            raise ValueError("fit was given no response; pass at least one row of scores")
+            raise ValueError("fit was given no response. Pass at least one row of scores")
         mask = check_queried(queried, matrix)
         matrix = np.where(mask, matrix, np.nan)
         opposite = abstention_values(matrix, mask) if self.fills_abstentions else np.full(m, np.nan)
@@ -340,7 +340,7 @@ class Combiner(ABC):
             ValueError: As `predict_proba`.
         """
         if not self.has_uncertainty:
-            raise TypeError(f"the {self.name!r} combiner has no uncertainty; use one with has_uncertainty=True")
+            raise TypeError(f"the {self.name!r} combiner has no uncertainty. Use one with has_uncertainty=True")
         rows = self._checked(scores, groups, queried)
         return self._uncertainty(*rows) if len(rows[0]) else np.zeros(0)
 
@@ -379,9 +379,9 @@ class Combiner(ABC):
         """Restore `state_dict`. Raises ValueError for the state of another combiner."""
         name = str(state["combiner"]) if "combiner" in state else "an unknown source"
         if name != self.name:
-            raise ValueError(f"state of {name!r} arrived at a {self.name!r} combiner; load it into the same kind")
+            raise ValueError(f"state of {name!r} arrived at a {self.name!r} combiner. Load it into the same kind")
         if missing := [key for key in ("num_verifiers", "opposite") if key not in state]:
-            raise ValueError(f"state of {self.name!r} has no {missing[0]!r}; pass the result of state_dict()")
+            raise ValueError(f"state of {self.name!r} has no {missing[0]!r}. Pass the result of state_dict()")
         self._fitted = {key: np.array(value) for key, value in state.items() if key != "combiner"}
 
     def _checked(
@@ -395,7 +395,7 @@ class Combiner(ABC):
 
     def _parameters(self) -> Parameters:
         if not self._fitted:
-            raise NotFittedError(f"the {self.name!r} combiner has no parameters yet; call fit or load_state_dict first")
+            raise NotFittedError(f"the {self.name!r} combiner has no parameters yet. Call fit or load_state_dict first")
         return self._fitted
 
     @abstractmethod

@@ -133,7 +133,7 @@ class Default(Combiner):
         rates, rows = np.full((2, m), 0.5), np.zeros(m)
         for k, prior in self.priors.items():
             if k not in range(m):
-                raise ValueError(f"priors name verifier {k!r}; expected column numbers 0 to {m - 1}")
+                raise ValueError(f"priors name verifier {k!r}. Expected column numbers 0 to {m - 1}")
             rates[:, k], rows[k] = (prior.fpr, prior.tpr), prior.strength
         return SideInformation(
             groups=groups if groups is not None and _MIN_GROUPS <= groups.max() + 1 < n else None,
@@ -173,14 +173,14 @@ class Default(Combiner):
             copies = [[names.get(k, f"column {k}") for k in group] for group in sorted(groups) if len(group) > 1]
             _LOG.warning(
                 "the scores do not tell whether the verifiers %s agree because they are right or because they are "
-                "copies; P(correct) stays near the mean. Declare a family or an anchor, or give five labels",
+                "copies. P(correct) stays near the mean. Declare a family or an anchor, or give five labels",
                 " or ".join(f"[{', '.join(group)}]" for group in copies),
             )
         voices = max(len(each.hypothesis.loading) for each in fitted)
         if voices > 2 and min(float(each.model.mean_share) for each in fitted) > 0.9 and "mean" not in self._warned:
             self._warned.add("mean")
             _LOG.warning(
-                "Verifier scores are uncorrelated; using their mean until there is enough evidence to weight them."
+                "Verifier scores are uncorrelated. Using their mean until there is enough evidence to weight them."
             )
 
     def _predict(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:

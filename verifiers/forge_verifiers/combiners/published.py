@@ -89,7 +89,7 @@ class Logistic(Combiner):
         labeled = np.zeros(len(scores), bool) if labels is None else ~np.isnan(labels)
         if labels is None or len(np.unique(labels[labeled])) < 2:
             raise ValueError(
-                f"'logistic' needs labels of both classes and got {int(labeled.sum())} labels; "
+                f"'logistic' needs labels of both classes and got {int(labeled.sum())} labels. "
                 "pass labels=[n] with some 0 and some 1, or use the 'default' combiner, which needs none"
             )
         from sklearn.linear_model import LogisticRegression

@@ -41,7 +41,7 @@ class Gate(Nested):
         self, check: VerifierLike, then: VerifierLike, *, threshold: float = 0.5, name: str | None = None
     ) -> None:
         if not 0 < threshold <= 1:
-            raise ValueError(f"threshold={threshold} of a Gate must lie in (0, 1]; at 0 everything passes")
+            raise ValueError(f"threshold={threshold} of a Gate must lie in (0, 1]. At 0 everything passes")
         check, then = verifier_of(check), verifier_of(then)
         self.check, self.then, self.threshold = check, then, threshold
         check_unit_range(check, "the check of a Gate")

@@ -12,7 +12,7 @@ from forge_agents.types import Trajectory
 from forge_verifiers.core.functions import describe_error
 from forge_verifiers.core.verifier import COSTS, Composable, range_of, verifier_of
 
-_FIX_ERROR = "fix the error; return NaN for a trajectory that cannot be scored"
+_FIX_ERROR = "fix the error. Return NaN for a trajectory that cannot be scored"
 
 
 class _BreachError(Exception):
@@ -49,7 +49,7 @@ def check_verifier(
     golds = [gold] if isinstance(gold, Trajectory) else list(gold)
     wrongs = [wrong] if isinstance(wrong, Trajectory) else list(wrong)
     if not golds or not wrongs:
-        raise ValueError(f"{len(golds)} gold and {len(wrongs)} wrong trajectories arrived; pass at least one of each")
+        raise ValueError(f"{len(golds)} gold and {len(wrongs)} wrong trajectories arrived. Pass at least one of each")
     trajectories = [*golds, *wrongs]
     if callable(verifier) and not hasattr(verifier, "score"):
         verifier = verifier_of(verifier)

@@ -67,7 +67,7 @@ class Signature:
         for row, trajectory in enumerate(trajectories):
             if missing := self._missing_info(trajectory):
                 need = f"which {describe_function(self.function)} takes"
-                failed[row] = f"trajectory.info has no {missing!r}, {need}; it has {info_keys(trajectory)}"
+                failed[row] = f"trajectory.info has no {missing!r}, {need}. It has {info_keys(trajectory)}"
             elif trajectory.turns or "text" not in self.required.values():  # without a turn there is no text
                 rows.append(row)
         selected = [trajectories[row] for row in rows]
@@ -82,7 +82,7 @@ class Signature:
         if np.shape(values)[:1] != (len(rows),):
             raise ValueError(
                 f"{describe_function(self.function)} received {len(rows)} of {len(trajectories)} trajectories, because "
-                f"not all have its arguments, and returned {reprlib.repr(values)}; return a number each"
+                f"not all have its arguments, and returned {reprlib.repr(values)}. Return a number each"
             )
         by_row = dict(zip(rows, values, strict=True))
         return FunctionResults(values=[by_row.get(row) for row in range(len(trajectories))], failed=failed)
@@ -195,7 +195,7 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
         is_class = isinstance(function, type)
         value = f"the class {name_of(function)}" if is_class else f"{type(function).__name__} {function!r:.60}"
         raise ArgumentError(
-            f"{value} is not a {role}; pass a function, or an object that derives from "
+            f"{value} is not a {role}. Pass a function, or an object that derives from "
             "forge_verifiers.Composable and has name, family, cost and score"
         )
     advice = (
@@ -203,7 +203,7 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
         "`completion` (the text of the last turn) next to names of trajectory.info"
     )
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        raise ArgumentError(f"{role} {describe_function(function)} is async; write it without async")
+        raise ArgumentError(f"{role} {describe_function(function)} is async. Write it without async")
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):  # some functions written in C have no signature

@@ -174,16 +174,16 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
     try:
         scores = np.asarray(raw, np.float32)
     except (TypeError, ValueError) as error:
-        raise ScoreError(f"verifier {name!r} returned no numbers: {error}; use NaN to abstain") from error
+        raise ScoreError(f"verifier {name!r} returned no numbers: {error}. Use NaN to abstain") from error
     if scores.shape != (n,):
         raise ScoreError(
-            f"verifier {name!r} returned shape {scores.shape} for {n} trajectories; return one score each"
+            f"verifier {name!r} returned shape {scores.shape} for {n} trajectories. Return one score each"
         )
     outside = (scores < low - _ROUNDING) | (scores > high + _ROUNDING)
     if outside.any():
         row = int(np.flatnonzero(outside)[0])
         raise ScoreError(
-            f"verifier {name!r} scored trajectory {row} of {n} with {scores[row]}; "
+            f"verifier {name!r} scored trajectory {row} of {n} with {scores[row]}. "
             f"scale scores to [{low:g}, {high:g}], use NaN to abstain"
         )
     return np.clip(scores, np.float32(low), np.float32(high))
@@ -210,7 +210,7 @@ def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessme
     scores = checked(result.scores, verifier.name, len(trajectories), verifier.score_range)
     failed = {row: reason for row, reason in result.failed.items() if math.isnan(scores[row])}
     if result.turns is not None and [len(row) for row in result.turns] != [len(t.turns) for t in trajectories]:
-        raise ScoreError(f"verifier {verifier.name!r} scored a wrong number of turns; return one score per turn")
+        raise ScoreError(f"verifier {verifier.name!r} scored a wrong number of turns. Return one score per turn")
     return Assessment(scores=scores, noise=result.noise, turns=result.turns, failed=failed)
 
 
@@ -229,13 +229,13 @@ def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]]
     for key, value in state.items():
         prefix = next((p for p in parts if key.startswith(f"{p}/")), None)
         if prefix is None:
-            raise ValueError(f"{owner!r} has no part for state {key!r}; its parts are {', '.join(parts)}")
+            raise ValueError(f"{owner!r} has no part for state {key!r}. Its parts are {', '.join(parts)}")
         shares[prefix][key[len(prefix) + 1 :]] = value
     for prefix, part in parts.items():
         if hasattr(part, "load_state_dict"):
             part.load_state_dict(shares[prefix])
         elif shares[prefix]:
-            raise ValueError(f"{part.name!r} in {owner!r} cannot load state; give it a load_state_dict")
+            raise ValueError(f"{part.name!r} in {owner!r} cannot load state. Give it a load_state_dict")
 
 
 def state_under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
@@ -304,7 +304,7 @@ class Sum(Nested):
 
     def __init__(self, terms: Sequence[tuple[float, VerifierLike]], *, name: str | None = None) -> None:
         if not terms:
-            raise ValueError("a Sum was given no terms; pass at least one (weight, verifier)")
+            raise ValueError("a Sum was given no terms. Pass at least one (weight, verifier)")
         self.terms = tuple((weight, verifier_of(verifier)) for weight, verifier in terms)
         for weight, verifier in self.terms:
             if not (math.isfinite(weight) and weight > 0):
@@ -394,7 +394,7 @@ class TrajectoryRule(Composable):
                 if value is not None and not isinstance(value, int | float | np.floating | np.integer | np.bool_):
                     raise ScoreError(
                         f"verifier {self.name!r} graded trajectory {row} with {type(value).__name__} "
-                        f"{str(value)[:60]!r}; return a number in [0, 1], a bool, or None to abstain"
+                        f"{str(value)[:60]!r}. Return a number in [0, 1], a bool, or None to abstain"
                     )
         return Assessment(scores=checked(results.values, self.name, n), failed=results.failed)
 
@@ -453,14 +453,14 @@ def verifier_of(value: Any) -> Verifier:
     """
     if isinstance(value, Verifier) and not isinstance(value, type):
         if value.cost not in COSTS:
-            raise ArgumentError(f"cost={value.cost!r} of verifier {value.name!r}; choose one of {', '.join(COSTS)}")
+            raise ArgumentError(f"cost={value.cost!r} of verifier {value.name!r}. Choose one of {', '.join(COSTS)}")
         return value
     if isinstance(value, Composable):  # callable, but a function would lose its cost and its state
         missing = [name for name in ("name", "family", "cost") if not hasattr(value, name)]
-        raise ArgumentError(f"verifier {type(value).__name__} has no {' and no '.join(missing)}; family may be None")
+        raise ArgumentError(f"verifier {type(value).__name__} has no {' and no '.join(missing)}. Family may be None")
     if callable(getattr(value, "parts", None)):
         raise ArgumentError(
-            f"{type(value).__name__} compares each of its rewards separately, which a verifier cannot; pass its "
+            f"{type(value).__name__} compares each of its rewards separately, which a verifier cannot. Pass its "
             "verifiers, or make this verifier one of its rewards"
         )
     parse_signature(value, "verifier")  # stricter than `Rule`, which takes any single parameter for a trajectory
@@ -488,7 +488,7 @@ class FunctionReward:
         try:
             scores: Any = np.asarray(results.values, np.float64)  # any range: not yet rounded to float32
         except (TypeError, ValueError) as error:
-            message = f"reward {self.name} returned no number: {error}; return one, or None to abstain"
+            message = f"reward {self.name} returned no number: {error}. Return one, or None to abstain"
             raise ScoreError(message) from error
         return Assessment(scores=scores, failed=results.failed)
 
@@ -557,7 +557,7 @@ class EnvReward(Composable):
         family: str | None = None,
     ) -> None:
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError(f"EnvReward got low={low}, high={high}; pass finite bounds with low < high")
+            raise ValueError(f"EnvReward got low={low}, high={high}. Pass finite bounds with low < high")
         self.low, self.high, self.clip = low, high, clip
         self.name, self.family = name, family
 
@@ -575,6 +575,6 @@ class EnvReward(Composable):
         outside = [f"{r:g}" for r in dict.fromkeys((lowest, highest)) if not self.low <= r <= self.high]
         return (
             f"verifier {self.name!r} expects total rewards in [{self.low:g}, {self.high:g}], and the environment pays "
-            f"{' and '.join(outside)}; set low and high to the environment's whole range, at least "
+            f"{' and '.join(outside)}. Set low and high to the environment's whole range, at least "
             f"EnvReward(low={low:g}, high={high:g}), or clip=True, which scores rewards outside the range 0 or 1"
         )

@@ -119,7 +119,7 @@ class Distilled(Composable):
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Estimated posteriors, float32 [n], or NaN without turns. Raises NotFittedError without weights."""
         if not self._weights:
-            raise NotFittedError(f"verifier {self.name!r} has no weights yet; create it by distill, or load them")
+            raise NotFittedError(f"verifier {self.name!r} has no weights yet. Create it by distill, or load them")
         scores = np.full(len(trajectories), math.nan, np.float32)
         nonempty = [row for row, trajectory in enumerate(trajectories) if trajectory.turns]
         for low in range(0, len(nonempty), _CHUNK):
@@ -148,7 +148,7 @@ class Distilled(Composable):
             return
         version = str(state.get("format", np.array("unknown")))
         if version != FORMAT:
-            raise ValueError(f"state of {version!r} features for {self.name!r}, expected {FORMAT!r}; distill again")
+            raise ValueError(f"state of {version!r} features for {self.name!r}, expected {FORMAT!r}. Distill again")
         for key, shape in _SHAPES.items():
             if key not in state or np.shape(state[key]) != shape:
                 value = np.shape(state[key]) if key in state else "nothing"
@@ -168,7 +168,7 @@ class Distilled(Composable):
 
         state = self.state_dict()
         if not state:
-            raise NotFittedError(f"verifier {self.name!r} has no weights yet; create it by distill, or load them")
+            raise NotFittedError(f"verifier {self.name!r} has no weights yet. Create it by distill, or load them")
         metadata = {"format": str(state.pop("format")), "name": self.name, "family": self.family or ""}
         save_file(state, os.fspath(path), metadata)
 
@@ -182,7 +182,7 @@ class Distilled(Composable):
                 metadata = file.metadata() or {}
                 state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
         except SafetensorError as cause:
-            raise ValueError(f"{path} is no safetensors file ({cause}); pass a file of Distilled.save") from cause
+            raise ValueError(f"{path} is no safetensors file ({cause}). Pass a file of Distilled.save") from cause
         verifier = cls(name=metadata.get("name", "distilled"), family=metadata.get("family") or None)
         verifier.load_state_dict({**state, "format": np.array(metadata.get("format", "unknown"))})
         return verifier
@@ -225,7 +225,7 @@ def distill(
     num_groups = len(np.unique(groups))
     if num_groups < _MIN_GROUPS:
         raise ValueError(
-            f"{len(trajectories)} trajectories have {num_groups} groups with turns and a posterior; pass at least "
+            f"{len(trajectories)} trajectories have {num_groups} groups with turns and a posterior. Pass at least "
             f"{_MIN_GROUPS}, better hundreds"
         )
     rng = np.random.default_rng(seed)
@@ -261,9 +261,9 @@ def _posteriors(source: Verifier | ArrayLike, trajectories: Sequence[Trajectory]
         return scores, len(trajectories) / max(time.perf_counter() - start, 1e-9)
     posteriors = np.asarray(source, np.float64)
     if posteriors.shape != (len(trajectories),):
-        raise ValueError(f"{posteriors.shape} posteriors arrived for {len(trajectories)} trajectories; pass one each")
+        raise ValueError(f"{posteriors.shape} posteriors arrived for {len(trajectories)} trajectories. Pass one each")
     if (posteriors < 0).any() or (posteriors > 1).any():
-        raise ValueError(f"posteriors lie in [{np.nanmin(posteriors)}, {np.nanmax(posteriors)}]; pass probabilities")
+        raise ValueError(f"posteriors lie in [{np.nanmin(posteriors)}, {np.nanmax(posteriors)}]. Pass probabilities")
     return posteriors, math.nan
 
 

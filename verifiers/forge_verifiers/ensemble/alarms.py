@@ -72,7 +72,7 @@ class HackingAlarm:
         if self.on_alarm not in {"log", "warn", "stop"}:
             raise ValueError(f"on_alarm={self.on_alarm!r} must be 'log', 'warn' or 'stop'")
         if self.window < _MIN_CALLS:
-            raise ValueError(f"window={self.window} calls are too few to see a trend; set at least {_MIN_CALLS}")
+            raise ValueError(f"window={self.window} calls are too few to see a trend. Set at least {_MIN_CALLS}")
         if not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} must be above 0")
         for name in ("min_change", "max_shrinkage", "min_spread"):

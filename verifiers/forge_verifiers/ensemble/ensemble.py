@@ -178,7 +178,7 @@ class Ensemble(Composable):
         """[m] families, declared or by default, or None for a verifier that is a source by itself."""
         self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
         if isinstance(lower_bound, LowerConfidenceBound) and not combiners.kind(combine).has_uncertainty:
-            raise ValueError(f"LowerConfidenceBound needs an uncertainty, {combine!r} has none; use combine='default'")
+            raise ValueError(f"LowerConfidenceBound needs an uncertainty, {combine!r} has none. Use combine='default'")
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows)
         self._timeout_s = timeout_s
         self._panel = Panel(self.verifiers, cascade=cascade, cache_rows=cache_rows, timeout_s=timeout_s)
@@ -300,11 +300,11 @@ class Ensemble(Composable):
         names = [v.name for v in self.verifiers]
         missing = sorted({"names", "kind", "version", "window/queried"} - set(state))
         if missing:
-            raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}; pass the result of state_dict()")
+            raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}. Pass the result of state_dict()")
         if state["names"].tolist() != names or str(state["kind"]) != self._combiner.name:
             raise ValueError(
                 f"state of {state['kind']!s} over {state['names'].tolist()} arrived at {self._combiner.name} over "
-                f"{names}; build the ensemble with the same verifiers, order and combiner"
+                f"{names}. Build the ensemble with the same verifiers, order and combiner"
             )
         fitted = state_under("combiner/", state)
         if fitted:
@@ -355,7 +355,7 @@ class Ensemble(Composable):
         _LOG.warning(
             "%s: on %d rows none of %d verifiers is known to be better or worse than chance, and no anchors or labels "
             "say which responses are correct. Its reward may rise without better answers, or prefer wrong ones. Give "
-            "anchors=, or label= with the right answers of a few dozen trajectories; report() has the details",
+            "anchors=, or label= with the right answers of a few dozen trajectories. report() has the details",
             self.name,
             rows,
             len(self.verifiers),
@@ -391,7 +391,7 @@ class Ensemble(Composable):
             except Exception as error:
                 error.add_note(
                     f"in label= of {self.name!r}, called with trajectory {row}, of {trajectory.agent!r} in "
-                    f"{trajectory.env_id} seed {trajectory.seed}; return True, False, or None if unknown"
+                    f"{trajectory.env_id} seed {trajectory.seed}. Return True, False, or None if unknown"
                 )
                 raise
         return labels
@@ -399,13 +399,13 @@ class Ensemble(Composable):
 
 def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, timeout_s: float) -> None:
     if not verifiers:
-        raise ValueError("an Ensemble was given no verifiers; pass at least one")
+        raise ValueError("an Ensemble was given no verifiers. Pass at least one")
     for verifier in verifiers:
         check_unit_range(verifier, "a member of an Ensemble")
     repeated = [name for name, count in Counter(v.name for v in verifiers).items() if count > 1]
     if repeated:
-        raise ValueError(f"two verifiers are called {repeated[0]!r}; give each its own name=, as in Rule(f, name=...)")
+        raise ValueError(f"two verifiers are called {repeated[0]!r}. Give each its own name=, as in Rule(f, name=...)")
     if refit_every < 1 or max_rows < 1:
-        raise ValueError(f"refit_every={refit_every}, max_rows={max_rows}; both must be at least 1")
+        raise ValueError(f"refit_every={refit_every}, max_rows={max_rows}. Both must be at least 1")
     if not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s={timeout_s} must be positive and finite: every wait needs a timeout")

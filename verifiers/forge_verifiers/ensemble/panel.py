@@ -105,7 +105,7 @@ class ScoreCache:
 
     def __init__(self, max_rows: int) -> None:
         if max_rows < 0:
-            raise ValueError(f"cache_rows={max_rows} must be at least 0; 0 disables the cache")
+            raise ValueError(f"cache_rows={max_rows} must be at least 0. 0 disables the cache")
         self.max_rows = max_rows
         self._scores: OrderedDict[tuple[int, bytes], float] = OrderedDict()
 

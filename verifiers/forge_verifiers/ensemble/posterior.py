@@ -90,7 +90,7 @@ def combiner_for(
                 raise UnknownIdError(f"{label} {name!r} is none of {', '.join(names)}.{did_you_mean(name, names)}")
     for name, prior in priors.items():
         if not isinstance(prior, Prior):
-            raise TypeError(f"the prior of {name!r} is {prior!r}; pass a Prior, such as Prior.of(0.8, strength=50)")
+            raise TypeError(f"the prior of {name!r} is {prior!r}. Pass a Prior, such as Prior.of(0.8, strength=50)")
     combiner = combiners.get(
         combine,
         families=families if any(f is not None for f in families) else None,

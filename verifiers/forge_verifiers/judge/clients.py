@@ -208,7 +208,7 @@ class EngineChat:
         self, model: str, config: EngineConfig | None, *, name: str, timeout_s: float, start_timeout_s: float
     ) -> None:
         if config is not None and config.replicas > 1:
-            raise ValueError(f"engine.replicas={config.replicas}: a judge has one engine; leave replicas out")
+            raise ValueError(f"engine.replicas={config.replicas}: a judge has one engine. Leave replicas out")
         self.model, self.name, self._config = model, name, config
         self._name, self._placed = name, config
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
@@ -266,7 +266,7 @@ class EngineChat:
         if len(prompt_ids) + question.max_tokens > engine.max_model_len:
             raise ValueError(
                 f"a question of {len(prompt_ids)} tokens and {question.max_tokens} for the answer exceed the "
-                f"{engine.max_model_len} that {self._name} holds; lower max_chars or raise the engine's max_model_len"
+                f"{engine.max_model_len} that {self._name} holds. Lower max_chars or raise the engine's max_model_len"
             )
         completion = await engine.generate(
             prompt_ids,

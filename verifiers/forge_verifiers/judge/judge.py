@@ -88,14 +88,14 @@ class Judge(Composable):
             `view` can always read `turn.reasoning`.
         max_chars: Maximum length of a text. Longer texts lose the middle of the history first, then the beginning of
             the answer. The task is kept if it takes at most three quarters of the length.
-        engine: Settings of the judge's engine; not for endpoints.
+        engine: Settings of the judge's engine. Not for endpoints.
         timeout_s: Timeout in seconds of one question to the judge's engine, queue included (default 120). An endpoint
             has its own. A late answer loses only its own row, and an `Ensemble` waits as long as these timeouts allow.
         start_timeout_s: Timeout in seconds of the engine's start.
         seed: Seed of the fence codes and of the pairs in `Pairs`. None draws a random seed for each judge. With a
             number, equal texts get equal questions in every run, so that a resumed run reproduces its scores.
         name: Name in reports.
-        family: Label of verifiers that share a cause of error; in an `Ensemble` by default all judges on its model.
+        family: Label of verifiers that share a cause of error. In an `Ensemble` by default all judges on its model.
 
     Raises:
         ValueError: The rubric is empty, or a number is out of range.
@@ -127,13 +127,13 @@ class Judge(Composable):
         self.max_chars = max_chars
         self._instructions = instructions_for(rubric)
         if not rubric.strip():
-            raise ValueError(f"rubric={rubric!r} is empty; describe a good answer in words")
+            raise ValueError(f"rubric={rubric!r} is empty. Describe a good answer in words")
         if not callable(view) and view not in {"answer", "trajectory", "turns"}:
-            raise ValueError(f"view={view!r}; choose 'answer', 'trajectory', 'turns' or a function")
+            raise ValueError(f"view={view!r}. Choose 'answer', 'trajectory', 'turns' or a function")
         if view == "turns" and isinstance(self.answer, Pairs):
-            raise ValueError("Pairs compares whole trajectories; use view='answer' or 'trajectory'")
+            raise ValueError("Pairs compares whole trajectories. Use view='answer' or 'trajectory'")
         if max_chars < 1:
-            raise ValueError(f"max_chars={max_chars} shows the judge nothing; give at least 1")
+            raise ValueError(f"max_chars={max_chars} shows the judge nothing. Give at least 1")
         limit_s = 120.0 if timeout_s is None else timeout_s
         for option, seconds in (("timeout_s", limit_s), ("start_timeout_s", start_timeout_s)):
             if not 0 < seconds < math.inf:
@@ -148,7 +148,7 @@ class Judge(Composable):
             chat: Chat
             if isinstance(model, Endpoint):
                 if has_settings:
-                    raise ValueError(f"engine= and timeout_s= are for a model served here; {model.url} has its own")
+                    raise ValueError(f"engine= and timeout_s= are for a model served here. {model.url} has its own")
                 chat = EndpointChat(model)
             else:
                 served = _name_of(model)
@@ -326,7 +326,7 @@ def _name_of(model: str | Policy) -> str:
     name = model.model if isinstance(model, Policy) else model
     if not isinstance(name, str):
         raise TypeError(
-            f"Judge got {type(model).__name__}; give a Policy, a model's name, an Endpoint or a Judge"
+            f"Judge got {type(model).__name__}. Give a Policy, a model's name, an Endpoint or a Judge"
         )
     return name
 

@@ -284,7 +284,7 @@ class Reasoned:
 
     def __post_init__(self) -> None:
         if self.max_reason_chars < 1:
-            raise ValueError(f"max_reason_chars={self.max_reason_chars}; leave room for a reason, 100 or more")
+            raise ValueError(f"max_reason_chars={self.max_reason_chars}. Leave room for a reason, 100 or more")
 
     @property
     def max_tokens(self) -> int:

@@ -67,7 +67,7 @@ class TextModel:
     ) -> None:
         if max_tokens < 8 or batch_tokens < 1 or (threads is not None and threads < 1):
             raise ValueError(
-                f"max_tokens={max_tokens}, batch_tokens={batch_tokens}, threads={threads}; give at least 8, 1 and 1"
+                f"max_tokens={max_tokens}, batch_tokens={batch_tokens}, threads={threads}. Give at least 8, 1 and 1"
             )
         self.name, self.model, self.device, self.batch_tokens = name, str(model), str(device), batch_tokens
         self._auto_class, self._max_tokens, self._threads = auto_class, max_tokens, threads
@@ -123,7 +123,7 @@ class TextModel:
         missing = sorted(name for name in loading["missing_keys"] if not (is_encoder and "pooler" in name))
         if missing:
             raise ValueError(
-                f"{self.model} lacks {', '.join(missing[:3])}, which transformers would fill with random numbers; it "
+                f"{self.model} lacks {', '.join(missing[:3])}, which transformers would fill with random numbers. It "
                 f"is no trained {'encoder' if is_encoder else 'SequenceClassification'}"
             )
         self._pad_id = model.config.get_text_config().pad_token_id
@@ -251,9 +251,9 @@ class RewardModel(_TextVerifier):
         family: str | None = None,
     ) -> None:
         if not (0 < scale < math.inf and math.isfinite(offset)):
-            raise ValueError(f"scale={scale}, offset={offset}; scale must be positive, both finite")
+            raise ValueError(f"scale={scale}, offset={offset}. Scale must be positive, both finite")
         if view not in {"answer", "trajectory"}:
-            raise ValueError(f"view={view!r}; choose 'answer' or 'trajectory'")
+            raise ValueError(f"view={view!r}. Choose 'answer' or 'trajectory'")
         self.name, self.family = name, family
         self._positive, self._scale, self._offset, self._view = positive, scale, offset, view
         limits: _Limits = {"max_tokens": max_tokens, "batch_tokens": batch_tokens, "threads": threads, "device": device}
@@ -279,7 +279,7 @@ class RewardModel(_TextVerifier):
 
     def _label(self, labels: int) -> int:
         if labels > 2 and self._positive is None:
-            raise ValueError(f"{self.name!r} has {labels} labels; name the good one with positive=")
+            raise ValueError(f"{self.name!r} has {labels} labels. Name the good one with positive=")
         positive = labels - 1 if self._positive is None else self._positive
         if not 0 <= positive < labels:
             raise ValueError(f"{self.name!r} has labels 0 to {labels - 1}, not positive={positive}")
@@ -350,7 +350,7 @@ class EmbeddingSimilarity(_TextVerifier):
         family: str | None = None,
     ) -> None:
         if against not in {"reference", "group"}:
-            raise ValueError(f"against={against!r}; choose 'reference' or 'group'")
+            raise ValueError(f"against={against!r}. Choose 'reference' or 'group'")
         if not -1 <= floor < 1:
             raise ValueError(f"floor={floor} must be a cosine in [-1, 1)")
         self.name, self.family = name, family

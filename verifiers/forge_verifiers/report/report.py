@@ -94,7 +94,7 @@ class Evidence:
         try:
             window = {key: state[f"window/{key}"] for key in ("scores", "queried", "groups", "labels")}
         except KeyError as missing:
-            raise ValueError(f"the state lacks {missing}; pass the result of Ensemble.state_dict()") from None
+            raise ValueError(f"the state lacks {missing}. Pass the result of Ensemble.state_dict()") from None
         return cls(**window, families=families, combiner=fitted) if fitted else None
 
     def posterior(self) -> Floats:
@@ -328,7 +328,7 @@ class EnsembleReport:
             verifiers = tuple(_build(VerifierReport, verifier) for verifier in row["verifiers"])
             report: Self = _build(cls, {**row, "verifiers": verifiers, "evidence": evidence})
         except (KeyError, TypeError) as cause:
-            raise ValueError(f"incomplete report ({cause}); pass the result of EnsembleReport.row()") from cause
+            raise ValueError(f"incomplete report ({cause}). Pass the result of EnsembleReport.row()") from cause
         return report
 
     def table(self) -> str:
@@ -344,7 +344,7 @@ class EnsembleReport:
         try:
             return write_atomic(path, text)  # replaces a link, which a stranger's folder may hold
         except OSError as cause:
-            raise RunFolderError(f"the report cannot be written to {path} ({cause}); choose another file") from cause
+            raise RunFolderError(f"the report cannot be written to {path} ({cause}). Choose another file") from cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class SelfConsistency(Composable):
         return scores
 
     def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer of a trajectory. "42", "42.0" and "It is 42." are the same; "$42" and "84/2" are merged later."""
+        """The answer of a trajectory. "42", "42.0" and "It is 42." are the same. "$42" and "84/2" are merged later."""
         if self.extract is not None:
             return self.extract(trajectory)
         text = last_action(trajectory)

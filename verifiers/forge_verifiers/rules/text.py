@@ -266,7 +266,7 @@ class Language(TrajectoryRule):
         scripts = (self.language,) if self.language in _SCRIPTS else _LANGUAGES.get(self.language)
         if scripts is None:
             names = ", ".join(sorted([*_LANGUAGES, *_SCRIPTS]))
-            raise ValueError(f"language={self.language!r} of {self.name!r} is unknown; choose one of {names}")
+            raise ValueError(f"language={self.language!r} of {self.name!r} is unknown. Choose one of {names}")
         object.__setattr__(self, "_pattern", re.compile(f"[{''.join(_SCRIPTS[s] for s in scripts)}]"))
 
     def grade(self, trajectory: Trajectory) -> float | None:
