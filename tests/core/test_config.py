@@ -84,7 +84,7 @@ def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsy
         ({"trainer": {"preflight": "maybe"}}, "trainer.preflight is maybe; expected true or false."),
         ({"policies": {"team": "m"}}, "policies.team is the text 'm'. Expected a mapping of settings."),
         ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8. Expected a mapping of settings or"),
-        ({"policy_mapping": ["team"]}, "policy_mapping is ['team']; expected a text or a mapping."),
+        ({"policy_mapping": ["team"]}, "policy_mapping is ['team']. Expected a text or a mapping."),
     ],
 )
 def test_value_of_another_kind_is_refused_in_plain_words(config, capsys, settings, message):
@@ -128,7 +128,7 @@ def test_endpoints_and_people_take_seats_by_name(config):
         ({"policy_mapping": ""}, (), "2 policies. Map all agents"),
         ({"endpoints": {"team": {"url": "http://h", "model": "m"}}}, (), "'team' names a policy and an endpoint"),
         ({"endpoints": {"server": {"url": "h", "model": "m"}}}, (), "not an HTTP address"),
-        ({}, ("--trainer.group_size", "1"), "set group_size >= 2"),
+        ({}, ("--trainer.group_size", "1"), "Set group_size >= 2"),
         ({}, ("--trainer.group_size", "many"), "group_size"),
         ({"policies": {"team": {"modl": "m"}}}, (), "modl"),
         ({}, ("--policies.rival.learner.lr", "1e-4"), "trainable=False"),

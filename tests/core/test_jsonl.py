@@ -53,7 +53,7 @@ def test_lines_are_counted_with_the_blank_ones(tmp_path):
 )
 def test_invalid_unicode_is_refused_by_line(tmp_path, line):
     (first,) = json_values(file_of(tmp_path, line))
-    assert isinstance(first[1], UnreadableJsonError) and "save the file as UTF-8" in str(first[1])
+    assert isinstance(first[1], UnreadableJsonError) and "Save the file as UTF-8" in str(first[1])
     rows = list(json_values(file_of(tmp_path, b'{"text": "a"}\n' + b'{"text": "caf\xe9"}\n' + b'{"text": "b"}')))
     assert [isinstance(value, UnreadableJsonError) for _, value in rows] == [False, True, False]
 

@@ -23,7 +23,7 @@ WRAP = r"wrap it: fa\.Scripted\(function\)"
 @pytest.mark.parametrize(
     ("mapping", "error", "message"),
     [
-        ({"a": HERO}, ValueError, "agent 'b' has no policy; policies were given for a"),
+        ({"a": HERO}, ValueError, "agent 'b' has no policy. Policies were given for a"),
         ({"b": HERO, "ask": HERO}, ValueError, "no agent 'ask'.*Did you mean 'asker'"),
         ({"a": "hero", "b": HERO, "asker": HERO}, TypeError, "the policy of agent 'a' is str"),
         ({"a": lambda seen: seen, "b": HERO, "asker": HERO}, TypeError, WRAP),
@@ -86,7 +86,7 @@ def test_function_must_not_return_unnamed_models():
         ({"presence_penalty": 3}, "presence_penalty=3"),
         ({"repetition_penalty": 0}, "repetition_penalty=0"),
         ({"stop": ("a", "")}, "stop=.* must contain only non-empty texts"),
-        ({"bad_words": ("a",) * 65}, "bad_words has 65 texts; engines accept at most 64"),
+        ({"bad_words": ("a",) * 65}, "bad_words has 65 texts. Engines accept at most 64"),
         ({"bad_words": (7,)}, "bad_words=.* must contain only non-empty texts"),
         ({"initial_temperature": 0, "temperature_steps": 3}, "initial_temperature=0 is outside"),
         ({"initial_temperature": 1.5}, "set both"),

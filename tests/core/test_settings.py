@@ -129,11 +129,11 @@ def test_settings_that_a_trainer_decides_are_no_learner_settings(name):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: fa.GRPOConfig(learner={"lr_min_ratio": 0.1}), "set lr_decay to 'linear'"),
-        (lambda: fa.SFTConfig(learner={"lr_min_ratio": 0.2}), "set lr_decay to 'linear'"),
-        (lambda: fa.GRPOConfig(learner={"kl": "k1"}), "set kl_coef above 0"),
+        (lambda: fa.GRPOConfig(learner={"lr_min_ratio": 0.1}), "Set lr_decay to 'linear'"),
+        (lambda: fa.SFTConfig(learner={"lr_min_ratio": 0.2}), "Set lr_decay to 'linear'"),
+        (lambda: fa.GRPOConfig(learner={"kl": "k1"}), "Set kl_coef above 0"),
         (lambda: fa.GRPOConfig(learner={"correction": {"high": 2.0}}), "no effect with how='ratio'"),
-        (lambda: fa.GRPOConfig(learner={"correction": {"how": "truncate", "low": 0.1}}), "set how='mask'"),
+        (lambda: fa.GRPOConfig(learner={"correction": {"how": "truncate", "low": 0.1}}), "Set how='mask'"),
         (lambda: fa.SFTConfig(learner={"loss": "gspo"}), r"learner\.loss='gspo' has no effect: fine-tuning has"),
         (lambda: fa.DPOConfig(learner={"clip": (0.2, 0.3)}), "fine-tuning has its own"),
         (lambda: fa.Credit(rae_decay=0.5), "set that"),

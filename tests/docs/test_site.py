@@ -176,8 +176,8 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
         ("BreachError", "forge_agents.envs.conformance.checks", "seed …: no end after … steps"),
         ("StallError", "forge_agents.runtime.mesh", "… did not finish … within … s. Look at"),  # made by a function
         ("RunFolderError", "forge_trainers.learner.checkpoint", "cannot write a checkpoint to …"),
-        ("DivergedError", "forge_trainers.rl.train_step", "the checkpoints are unchanged, and the next run continues"),
-        ("MismatchError", "forge_trainers.rl.train_step", "the checkpoints are unchanged, and the next run continues"),
+        ("DivergedError", "forge_trainers.rl.train_step", "The checkpoints are unchanged, and the next run continues"),
+        ("MismatchError", "forge_trainers.rl.train_step", "The checkpoints are unchanged, and the next run continues"),
         ("ValueError", "forge_trainers.offline.rows", "… has the keys …; expected …"),
         ("ValueError", "forge_agents.tools.mcp", "… failed"),  # said where there is no other text
         ("PermissionError", "forge_agents.sandbox._isolation", "users could not be mapped into the namespace"),

@@ -95,7 +95,7 @@ def test_processes_of_a_killed_host_restart_on_another(run, import_actors):
     async def main():
         config = fa.Hosts(kind="process", hosts={"learner": 2, "engines": 1})
         await mesh.launch_hosts(config, paths=[Path(__file__)])
-        with pytest.raises(HostError, match="close their trainer"):
+        with pytest.raises(HostError, match="Close their trainer"):
             await mesh.launch_hosts(fa.Hosts())
         hosts = [host_pid(name) for name in ("learner-0", "learner-1", "engines-0")]
         ranks, ranks_pulse, rank_pids = await start("ranks", "learner", 2)

@@ -178,7 +178,7 @@ def test_unknown_weights_are_refused_with_a_suggestion(run, store):
 
 def test_invalid_versions_are_refused(run, store):
     publisher = Publisher(store.ref, "bad")
-    with pytest.raises(ValueError, match="versions count from 0"):
+    with pytest.raises(ValueError, match="Versions count from 0"):
         run(publisher.publish(-1, some_weights(0)))
     with pytest.raises(ValueError, match="no tensors"):
         run(publisher.publish(1, {}))

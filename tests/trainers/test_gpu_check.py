@@ -100,5 +100,5 @@ def test_runs_see_the_requested_gpus(monkeypatch, tmp_path, tiny_llama):
     shared, *others, last = seen[2:]
     assert shared == last == ("GPU-a",) and set(others) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}
     for gpus in (0, 4):
-        with pytest.raises(HostError, match=f"gpus={gpus}, and 3 are visible; give 1 to 3"):
+        with pytest.raises(HostError, match=f"gpus={gpus}, and 3 are visible. Give 1 to 3"):
             gpu_check.gpu_check(str(tiny_llama), str(tmp_path), gpus=gpus)

@@ -70,7 +70,7 @@ def test_command_uses_suite_defaults(short, tmp_path, serve_chat):
 
 
 def test_invalid_or_duplicate_suites_are_refused(short):
-    with pytest.raises(ValueError, match=r"'short-v0' is already .*episodes=2.*choose another name"):
+    with pytest.raises(ValueError, match=r"'short-v0' is already .*episodes=2.*Choose another name"):
         fa.register_suite("short-v0", [SORT])
     fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_agents=False, max_tokens=9)
     for wrong in ({"episodes": 0}, {"seed": -1}, {"max_tokens": 0}):

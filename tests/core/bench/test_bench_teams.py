@@ -142,7 +142,7 @@ def test_a_run_with_a_policy_for_each_agent_is_one_player(tmp_path):
             "'player_7', and the agents are sender",
         ),
         ({"sender": "random", "receiver": 3}, TypeError, "agent 'receiver' of player 'crew' is a int"),
-        ({0: "random"}, TypeError, "its keys must be names of agents"),
+        ({0: "random"}, TypeError, "Its keys must be names of agents"),
         ({}, ValueError, "player 'crew' is an empty mapping"),
     ],
 )

@@ -114,7 +114,7 @@ def test_two_people_share_a_terminal(typed):
     ("words", "status", "message"),
     [
         ("forge/KuhnPokr-v0", 1, "forge/KuhnPoker-v0"),
-        ("forge/KuhnPoker-v0 --agent player_2", 1, "has no agent 'player_2'; its agents are player_0, player_1. Did"),
+        ("forge/KuhnPoker-v0 --agent player_2", 1, "has no agent 'player_2'. Its agents are player_0, player_1. Did"),
         ("forge/KuhnPoker-v0 --endpoint h --endpoint_model m", 1, "not an HTTP address"),
         ("--seed 1", 2, "env"),
         ("forge/KuhnPoker-v0 --model=m --opponent=random", 2, "model and opponent are given for the other agents"),

@@ -117,7 +117,7 @@ def test_init_prints_the_next_command(tmp_path, monkeypatch, capsys):
     assert cli.main(["init", "--template", "tools"]) == 0
     assert "next   forge-agents train train.yaml" in capsys.readouterr().out
     assert cli.main(["init"]) == 1
-    assert "choose another name" in capsys.readouterr().err
+    assert "Choose another name" in capsys.readouterr().err
 
 
 def test_environment_id_may_name_its_module(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_policies_of_an_export_are_served_together_or_alone(duel):
     assert models(duel) == models(duel / "export") == (folders, {"hero": "hero", "rival": "rival"})
     alone, names = models(duel, policy="rival", name="mine")
     assert alone == {"rival": folders["rival"]} and names == {"mine": "rival", "rival": "rival"}
-    with pytest.raises(ModelNotFoundError, match="hero, rival; choose one with --policy. Did you mean 'rival'"):
+    with pytest.raises(ModelNotFoundError, match="hero, rival. Choose one with --policy. Did you mean 'rival'"):
         models(duel / "export", policy="rivla")
     with pytest.raises(ValueError, match="name='mine' is none of the names .* hero, rival"):
         models(duel, name="mine")
@@ -125,7 +125,7 @@ def test_only_a_new_token_is_printed(run, monkeypatch):
 def test_port_in_use_is_reported_before_startup(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"port {port} .*choose another --port"):
+        with pytest.raises(ValueError, match=f"port {port} .*Choose another --port"):
             serve(ServeConfig(checkpoint=str(run), port=port), say=lambda line: None)
 
 

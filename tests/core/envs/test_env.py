@@ -299,7 +299,7 @@ def test_single_agents_are_cut_off_apart_from_ends(monkeypatch):
     [
         (fa.Outcome(next="player_1"), ValueError, "whose game has ended"),
         (fa.Outcome(rewards={"player_1": 1.0}), ValueError, "after its game ended"),
-        (fa.Outcome(info={"player_1": {}}), ValueError, "use self.agents"),
+        (fa.Outcome(info={"player_1": {}}), ValueError, "Use self.agents"),
         (fa.Outcome(done="player_0"), TypeError, "collection of agents"),
         (fa.Outcome(done=["player_7"]), ValueError, "Outcome.done has 'player_7'"),
     ],
@@ -327,7 +327,7 @@ def test_reset_chooses_the_number_of_agents():
     env.reset(seed=1)
     assert env.num_agents == env.max_num_agents == 3
     for number in (1, 4, "2"):
-        with pytest.raises(ValueError, match=f"num_agents={number!r} is not possible; the game needs 2 to 3 agents"):
+        with pytest.raises(ValueError, match=f"num_agents={number!r} is not possible. The game needs 2 to 3 agents"):
             env.reset(options={"num_agents": number})
     with pytest.raises(ValueError, match="exactly 3 agents"):
         started(Dice).reset(options={"num_agents": 2})

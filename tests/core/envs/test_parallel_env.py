@@ -98,7 +98,7 @@ def test_the_turn_limit_counts_decisions_and_truncates():
 @pytest.mark.parametrize(
     ("actions", "error", "says"),
     [
-        ({"player_0": "1"}, ValueError, "pass one for each"),
+        ({"player_0": "1"}, ValueError, "Pass one for each"),
         ({**bids(1, 2, 3), "player_9": "1"}, ValueError, "player_9"),
         ({**bids(1, 2, 3), "player_1": 7}, TypeError, "'player_1' must act with text, got int"),
     ],

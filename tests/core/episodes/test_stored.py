@@ -102,7 +102,7 @@ def test_filter_without_possible_match_is_refused(run):
         len(fa.load_episodes(run, env="forge/KuhnPokr-v0"))
     with pytest.raises(ValueError, match="policy='heroo'.*Did you mean 'hero'"):
         list(fa.load_episodes(run, policy="heroo"))
-    with pytest.raises(ValueError, match="steps count from 1"):
+    with pytest.raises(ValueError, match="Steps count from 1"):
         fa.load_episodes(run, step=-1)
 
 

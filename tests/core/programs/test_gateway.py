@@ -218,7 +218,7 @@ def test_results_must_match_the_calls_by_id_or_position():
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [
-        ({"model": "judge"}, 404, "this episode has no model 'judge'; send one of planner, coder"),
+        ({"model": "judge"}, 404, "this episode has no model 'judge'. Send one of planner, coder"),
         ({"model": "code"}, 404, "Did you mean 'coder'"),
         ({"n": 2}, 400, "a call has one answer"),
         ({"messages": []}, 400, "at least one"),
@@ -582,7 +582,7 @@ def anthropic_messages(session, stream):
 def test_unknown_model_error_lists_the_known_ones(session):
     status, body = request(session, "/v1/models/codr", method="GET")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
-    assert "'codr'; send one of planner, coder" in body["error"]["message"] and "'coder'?" in body["error"]["message"]
+    assert "'codr'. Send one of planner, coder" in body["error"]["message"] and "'coder'?" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("program", [openai_responses, anthropic_messages])
@@ -766,12 +766,12 @@ def test_token_limit_may_be_text_or_a_whole_float(given, read):
     for path, name in names.items():
         body = {**asked(), "input": "-", name: given}
         assert PROTOCOLS[f"/v1/{path}"].read(body).max_tokens == read
-        with pytest.raises(RefusedError, match="send a whole number, at least 1"):
+        with pytest.raises(RefusedError, match="Send a whole number, at least 1"):
             PROTOCOLS[f"/v1/{path}"].read({**body, name: "2.5"})
 
 
 def test_gateway_argument_errors_say_what_to_give(gateway):
-    with pytest.raises(TypeError, match="give agents by model name, as in {'gpt-4o': 'agent'}"):
+    with pytest.raises(TypeError, match="Give agents by model name, as in {'gpt-4o': 'agent'}"):
         gateway.open(["gpt-4o"])
     for wrong, told in (({"port": 99999}, "127.0.0.1 port 99999 can"), ({"host": "1.2.3.4"}, "1.2.3.4 port 0 can")):
         with pytest.raises(ValueError, match=told):

@@ -189,7 +189,7 @@ def test_token_and_model_are_checked(renderer, serve):
     assert names == ["p", "planner", "gpt-4o"]
     status, body = request(session, body=asked(model="coder"))
     assert status == 404
-    assert "this server has no model 'coder'; send one of p, planner" in body["error"]["message"]
+    assert "this server has no model 'coder'. Send one of p, planner" in body["error"]["message"]
     for path in ("/v1/responses", "/v1/messages"):
         status, body = request(session, path=path, body={**asked(model="gpt-4o"), "input": "Hi", "max_tokens": 5})
         assert status == 200, body

@@ -165,7 +165,7 @@ def test_survived_rejection_is_not_the_cause_of_a_failure():
             good.result()
         return bad.result()
 
-    assert "the gateway had refused it: n=3" in played(gathered).error.message
+    assert "The gateway had refused it: n=3" in played(gathered).error.message
 
 
 def test_fatal_rejection_is_known_after_many_others():
@@ -345,7 +345,7 @@ def test_command_with_relative_paths_gets_advice(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"models": ["gpt-4o"]}, "give agents by model name, as in {'gpt-4o': 'agent'}"),
+        ({"models": ["gpt-4o"]}, "Give agents by model name, as in {'gpt-4o': 'agent'}"),
         ({"reward": "exact"}, "reward='exact' is not a function"),
         ({"reward": lambda result: 1.0}, "reward <lambda> must take (task, result)"),
         ({"tasks": lambda: 3}, "tasks <lambda> must take (rng)"),
@@ -473,7 +473,7 @@ def test_program_without_a_call_times_out(monkeypatch, tmp_path):
 
     episode = played(never)
     assert (episode.error.where, episode.error.kind) == ("reset", "TimeoutError")
-    assert "it stands at" in episode.error.message and "test_program.py" in episode.error.message
+    assert "It stands at" in episode.error.message and "test_program.py" in episode.error.message
     episode = played(f"sh -c 'echo Retrying; touch {begun}; sleep 60'")
     assert "and it printed last 'Retrying'" in episode.error.message
 
@@ -709,7 +709,7 @@ def test_command_ends_with_all_its_descendants(tmp_path, how):
     assert len(left) == 2 and ended_within(left, 20) and (tmp_path / "left-told").exists() == (how == "hangs")
     info = episode.trajectories["agent"].info
     assert episode.error is None and episode.rewards == {"agent": 0.0}
-    assert "within 5 s; it stands at process" in info["error"] if how == "hangs" else (
+    assert "within 5 s. It stands at process" in info["error"] if how == "hangs" else (
         info["result"]["exit_status"] == {"ends": 7, "is killed": -9}[how]
     )
 
@@ -742,7 +742,7 @@ def test_command_finds_its_files_and_invalid_files_are_named():
     for wrong, said in (({"a": "b"}, "returned {'a': 'b'}. Return bytes by relative path"), ({"/a": b""}, "must be")):
         with pytest.raises((ForgeError, ValueError), match=re.escape(said)):
             fa.Program(command, files=lambda task, wrong=wrong: wrong).reset(seed=0)
-    with pytest.raises(TypeError, match="a function has no folder"):
+    with pytest.raises(TypeError, match="A function has no folder"):
         fa.Program(plain, files=dict)
 
 

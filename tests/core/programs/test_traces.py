@@ -270,7 +270,7 @@ ODD = [
     ('{"messages": [', "it is not JSON"),
     ("[" * 100_000, "it is not JSON"),
     ("7", "it is a JSON int"),
-    ({"note": "-"}, "the keys are 'note'"),
+    ({"note": "-"}, "The keys are 'note'"),
     ({"messages": 7}, "the messages are '7'. Expected a list of objects"),
     ({"messages": [{"role": "narrator", "content": "-"}]}, "role 'narrator'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAID]}, "read text only"),

@@ -389,7 +389,7 @@ def test_missing_key_is_reported_before_an_episode(monkeypatch):
         (f"https://me:{KEY}@host/v1", {}, "contains a user, a password"),
         (f"https://host/v1?key={KEY}", {}, "contains a user, a password or a query"),
         ("http://h/v1", {"model": ""}, "names no model"),
-        ("http://h/v1", {"api_key_env": KEY}, "give the name, not the key"),
+        ("http://h/v1", {"api_key_env": KEY}, "Give the name, not the key"),
         ("http://h/v1", {"concurrency": 0}, "concurrency=0"),
         ("http://h/v1", {"retries": -1}, "retries=-1"),
         ("http://h/v1", {"timeout_s": float("inf")}, "timeout_s=inf"),

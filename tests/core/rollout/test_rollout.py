@@ -254,7 +254,7 @@ def test_shared_environment_instance_is_refused():
         rollout = Rollout(make_env=lambda: only, env_id="t", policies=says("1"))
         one_by_one = await rollout.group(seed=1, size=2, limit=asyncio.Semaphore(1))
         assert [len(episode.turns) for episode in one_by_one.episodes] == [4, 4]
-        with pytest.raises(TypeError, match=r"send asyncio\.Semaphore\(4\)"):
+        with pytest.raises(TypeError, match=r"Send asyncio\.Semaphore\(4\)"):
             await rollout.group(seed=1, size=2, limit=4)
         rollout = model_rollout(Engine(), lambda: only)
         with pytest.raises(ArgumentError, match="make_env of t returned one Count for two episodes"):

@@ -340,7 +340,7 @@ async def test_router_that_picks_no_live_replica_is_named():
             return -1  # as of a list the last
 
     hero = await replicas(2, router=Lost())
-    with pytest.raises(ValueError, match="router Lost picked -1; the live replicas are 0, 1"):
+    with pytest.raises(ValueError, match="router Lost picked -1. The live replicas are 0, 1"):
         await hero.generate([1], Sampling())
 
 

@@ -87,7 +87,7 @@ def test_router_is_named_or_imported():
         ("prefxi", "is none of prefix, load and no 'package.module:Class'. Did you mean 'prefix'"),
         ("no_such_module:Mine", "cannot be imported .No module named 'no_such_module'"),
         (f"{__name__}:Lost", "cannot be imported .*'Lost'"),
-        (f"{__name__}:pytest", "give a class with pick"),
+        (f"{__name__}:pytest", "Give a class with pick"),
     ],
 )
 def test_invalid_router_is_refused(routing, told):

@@ -128,7 +128,7 @@ def test_folders_of_runs_are_searched_and_named(tmp_path):
 
 def test_paths_without_a_run_are_explained(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunFolderError, match=r"empty holds no run: .*metrics\.jsonl.*give the out_dir"):
+    with pytest.raises(RunFolderError, match=r"empty holds no run: .*metrics\.jsonl.*Give the out_dir"):
         find_runs([tmp_path / "empty"])
     with pytest.raises(RunFolderError, match=r"emtpy is not a folder.* Did you mean 'empty'"):
         find_runs([tmp_path / "emtpy"])

@@ -433,8 +433,8 @@ def test_evaluations_take_time(folders):
 @pytest.mark.parametrize(
     ("run", "hardware", "message"),
     [
-        (lambda: dataclasses.replace(config(), env="forge/KuhnPoker-v0"), {}, "measure the same environments"),
-        (lambda: dataclasses.replace(config(), league=RunLeague()), {}, "remove league"),
+        (lambda: dataclasses.replace(config(), env="forge/KuhnPoker-v0"), {}, "Measure the same environments"),
+        (lambda: dataclasses.replace(config(), league=RunLeague()), {}, "Remove league"),
         (config, {"gpus": 1}, "need at least 2"),
         (config, {"cores": 0.0}, "cores=0.0 must be above 0"),
         (config, {"gpus": 4, "learner_gpus": 4}, "need one GPU each"),

@@ -198,7 +198,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
             run.fit([long])
         with pytest.raises(ValueError, match="steps=0 trains nothing"):
             run.fit(chats(1), steps=0)
-        with pytest.raises(RuntimeError, match="call fit first"):
+        with pytest.raises(RuntimeError, match="Call fit first"):
             run.save(tmp_path / "none")
     with (
         trainer(max_sample_tokens=9000, too_long="error") as run,
@@ -207,7 +207,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
         run.fit([long])
     with trainer(eval_share=0.5) as run, pytest.raises(ValueError, match="give one"):
         run.fit(chats(4), eval_dataset=chats(4))
-    with pytest.raises(TypeError, match=r"write fa\.Policy\('model'\)"):
+    with pytest.raises(TypeError, match=r"Write fa\.Policy\('model'\)"):
         fa.SFTTrainer("hero")
     assert starts == []
 
@@ -315,7 +315,7 @@ def test_a_file_and_the_command_line_take_games_of_an_oracle(tiny_llama, tmp_pat
     assert "games=0 shows nothing" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["sft", "--data", "chats.jsonl", "--env_args.max_number", "9", *words])
-    assert "set their number with games" in capsys.readouterr().err
+    assert "Set their number with games" in capsys.readouterr().err
 
 
 def test_warm_start_imitates_the_agents_of_the_policy(tiny_llama, tmp_path, taught):

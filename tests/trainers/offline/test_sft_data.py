@@ -177,7 +177,7 @@ def test_files_with_a_byte_order_mark_or_in_utf_16_are_read(read, tmp_path):
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}]},
             "holds 'tool_calls', which are not read",
         ),
-        ({"messages": "one"}, "row 1: 'messages' is str; expected a list of messages"),
+        ({"messages": "one"}, "row 1: 'messages' is str. Expected a list of messages"),
         (chat("aone"), "row 1: it begins with an answer"),
         (chat("uone", "atwo<|im_end|>"), "row 1: an answer contains the end-of-turn token"),
     ],

@@ -198,7 +198,7 @@ def test_long_responses_are_punished_softly():
         (lambda: Credit(rae_decay=1.0), "rae_decay=1.0"),
         (lambda: Credit(by=("seed", "seed")), "at most once"),
         (lambda: Credit(by=("agent",)), "at most once"),
-        (lambda: Credit(baseline="rae"), "set scale to 'batch_std' or 'none'"),
+        (lambda: Credit(baseline="rae"), "Set scale to 'batch_std' or 'none'"),
         (lambda: Overlong(max_tokens=4, cache_tokens=5), "cache_tokens=5"),
         (lambda: one(nan), "finite"),
         (lambda: one(0.0, turns=[1.0], tokens=[1, 1]), "1 scores for 2 turns"),

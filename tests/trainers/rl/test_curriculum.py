@@ -282,7 +282,7 @@ def test_run_file_declares_a_curriculum():
     played = replace(plain, curriculum=CurriculumConfig(replay=0.25)).played
     assert played == Curriculum("test/Dice-v0", replay=0.25)
     for wrong in ([], [easy, easy]):
-        with pytest.raises(ValueError, match=r"name one id or more, each once"):
+        with pytest.raises(ValueError, match=r"Name one id or more, each once"):
             fa.RunConfig(env=wrong, **plan)
 
 

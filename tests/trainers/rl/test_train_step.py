@@ -96,7 +96,7 @@ def test_step_without_samples_reports_zero(tmp_path):
 
 
 def test_samples_outside_the_policy_lag_are_refused(tmp_path):
-    with pytest.raises(AssertionError, match="2 versions old; the loop allows 1"):
+    with pytest.raises(AssertionError, match="2 versions old. The loop allows 1"):
         run(samples(3), {"hero": Learner(5)}, tmp_path, max_staleness=1)
     with pytest.raises(ValueError, match="versions 6 to 6 reached a learner at version 5"):
         run(samples(6), {"hero": Learner(5)}, tmp_path)

@@ -247,7 +247,7 @@ def test_ranks_that_cannot_share_a_model_ask_for_no_host(tmp_path, monkeypatch):
 def test_equal_names_of_processes_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}
     meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())
-    with pytest.raises(ValueError, match=f"{twice} would be the name of .* rename one of the policies"):
+    with pytest.raises(ValueError, match=f"{twice} would be the name of .* Rename one of the policies"):
         check_hosts(meshes, Hosts(), ProcessConfig(), [])
     with pytest.raises(ValueError, match="rename one"):
         dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8)

@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="different names"):
         Standings(anchors=("start",))
     standings = with_snapshots(2)
-    with pytest.raises(ValueError, match="expected 1, 0.5 or 0"):
+    with pytest.raises(ValueError, match="Expected 1, 0.5 or 0"):
         standings.record({"p-1": [0.7]})
     with pytest.raises(ValueError, match="already"):
         standings.add("p-1", 9)

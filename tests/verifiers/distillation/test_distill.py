@@ -172,7 +172,7 @@ def test_without_weights_there_is_no_score_and_nothing_to_save(tmp_path):
 
 def test_foreign_state_is_refused(student, tmp_path):
     state = student.state_dict()
-    with pytest.raises(ValueError, match="distill again"):
+    with pytest.raises(ValueError, match="Distill again"):
         Distilled().load_state_dict({**state, "format": np.array("hashed-text-1")})
     with pytest.raises(ValueError, match="'hashed'"):
         Distilled().load_state_dict({**state, "hashed": np.zeros(3)})

@@ -48,7 +48,7 @@ def test_a_registered_combiner_serves_an_ensemble_and_its_uncertainty_counts(lea
 
 def test_a_name_is_taken_once_and_a_cell_may_run_twice(least) -> None:
     assert combiners.register(least) is least
-    with pytest.raises(ValueError, match="choose another name"):
+    with pytest.raises(ValueError, match="Choose another name"):
         combiners.register(type("Mean", (combiners.Mean,), {}))
     with pytest.raises(ValueError, match="has no name"):
         combiners.register(type("Nameless", (combiners.Mean,), {"name": ""}))

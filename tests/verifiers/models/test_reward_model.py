@@ -166,7 +166,7 @@ def test_untrained_classifiers_are_refused(tiny_bert, tmp_path):
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(ModelNotFoundError, match="safetensors"):
         RewardModel(pickled).score(PLAYED)
-    with pytest.raises(ValueError, match="name the good one"):
+    with pytest.raises(ValueError, match="Name the good one"):
         RewardModel(tiny_bert(labels=3)).score(PLAYED)
     with pytest.raises(ValueError, match="labels 0 to 1, not positive=2"):
         RewardModel(tiny_bert(labels=2), positive=2).score(PLAYED)

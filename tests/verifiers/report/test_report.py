@@ -311,7 +311,7 @@ def test_a_report_before_the_first_fit_has_a_table_and_a_page(tmp_path):
 
 def test_a_page_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="choose another file"):
+    with pytest.raises(RunFolderError, match="Choose another file"):
         Ensemble([weak(0)]).report().html(tmp_path / "file" / "r.html")
 
 

@@ -110,7 +110,7 @@ def test_consistency_compares_within_groups_only():
 
 
 def test_a_reward_out_of_range_says_what_to_set():
-    with pytest.raises(ValueError, match="set low and high"):
+    with pytest.raises(ValueError, match="Set low and high"):
         EnvReward().score([said("x", reward=2)])
     assert EnvReward(clip=True).score([said("x", reward=2)]).tolist() == [1]
 
