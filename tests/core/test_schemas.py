@@ -73,5 +73,5 @@ def test_concurrent_checks_have_separate_limits():
 
 
 def test_unlimitable_keyword_combination_is_rejected():
-    with pytest.raises(SchemaError, match="write additionalProperties"):
+    with pytest.raises(SchemaError, match="Write additionalProperties"):
         Schema({"allOf": [{"patternProperties": {"a": {}}}], "unevaluatedProperties": False}, timeout_s=1)

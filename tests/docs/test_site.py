@@ -135,7 +135,7 @@ def test_the_list_of_errors_has_every_class(site):
 
 def test_messages_are_listed_with_what_varies_left_open(site):
     messages = site.raised_messages()
-    assert messages["ValueError"]["forge_trainers.rl.config"][0].startswith("group_size=… gives every advantage 0; set")
+    assert messages["ValueError"]["forge_trainers.rl.config"][0].startswith("group_size=… gives every advantage 0. Set")
     told = messages["RunFolderError"]["forge_trainers.records.run_folder"]
     assert any("another process is training in …" in text for text in told)
 

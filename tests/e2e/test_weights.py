@@ -172,7 +172,7 @@ def test_freed_versions_are_refused_with_the_existing_ones(run, store):
 
 def test_unknown_weights_are_refused_with_a_suggestion(run, store):
     run(Publisher(store.ref, "rival").publish(0, some_weights(0)))
-    with pytest.raises(UnknownIdError, match=r"no weights 'rivall' have been published; .*Did you mean 'rival'"):
+    with pytest.raises(UnknownIdError, match=r"no weights 'rivall' have been published\. .*Did you mean 'rival'"):
         run(read(Subscriber(store.ref, "rivall"), Taken()))
 
 

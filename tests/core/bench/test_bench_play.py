@@ -372,7 +372,7 @@ class OneSided(fa.TurnEnv):
 
 
 def test_sides_contain_each_agent_once():
-    with pytest.raises(ValueError, match=r"each of its agents, ann, ben, belongs to one side"):
+    with pytest.raises(ValueError, match=r"Each of its agents, ann, ben, belongs to one side"):
         suite_envs({"bench/OneSided-v0": {}})
     fa.register("bench/Die-v0", max_turns=2)(type("Die", (OneSided,), {"sides": 6}))
     assert suite_envs({"bench/Die-v0": {}})[0].sides == (("ann",), ("ben",)), "another attribute of this name"

@@ -98,7 +98,7 @@ def write_below_a_file():
     [
         (save_before_training, "nothing is running yet. Call fit or evaluate first"),
         (serve_a_folder_without_a_model, "model='nowhere' is no folder with a config.json. Give the folder of"),
-        (read_tools_without_the_package, "MCP tools need the package mcp; pip install"),
+        (read_tools_without_the_package, "MCP tools need the package mcp. Run: pip install"),
         (write_below_a_file, f"{Path(__file__, 'page.html')}: Not a directory"),
     ],
 )

@@ -157,7 +157,7 @@ def test_image_without_an_engine_fails_before_any_episode(engines, monkeypatch, 
     [
         ({"program": lambda task, client: 1, "image": "a"}, TypeError, "image= runs a command line"),
         ({"image": "a", "sandbox": Sandbox()}, TypeError, "exclude each other"),
-        ({"program": "true", "container": Container()}, TypeError, "name it, image="),
+        ({"program": "true", "container": Container()}, TypeError, "Name it, image="),
         ({"image": "--privileged"}, ValueError, "not the name of an image"),
         ({}, ValueError, "or an image= that has its own"),
     ],

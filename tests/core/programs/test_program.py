@@ -361,7 +361,7 @@ def test_arguments_of_wrong_types_are_rejected(wrong, told):
 
 def test_reward_function_with_swapped_arguments_is_rejected():
     for reward in (lambda result, task: 1.0, lambda result, answer: 1.0, lambda completion, task: 1.0):
-        with pytest.raises(TypeError, match=r"it is called with \(task, result\), in this order"):
+        with pytest.raises(TypeError, match=r"It is called with \(task, result\), in this order"):
             fa.Program(plain, reward=reward)
     for reward in (lambda task, result: 1.0, lambda row, answer: 1.0, lambda task, *more: 1.0, lambda *both: 1.0, max):
         fa.Program(plain, reward=reward)
@@ -952,7 +952,7 @@ def test_command_does_not_run_without_isolation(monkeypatch):
     monkeypatch.setattr(sandbox, "_why_no_namespaces", lambda: "user namespaces do not work here")
     with pytest.raises(sandbox.SandboxUnavailable, match="To isolate a command line, allow user namespaces"):
         fa.Program("true", sandbox=Sandbox(allow_weaker=True)).reset(seed=0)
-    with pytest.raises(TypeError, match="a function runs in this process"):
+    with pytest.raises(TypeError, match="A function runs in this process"):
         fa.Program(plain, sandbox=Sandbox())
 
 

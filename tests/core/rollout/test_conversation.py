@@ -352,7 +352,7 @@ def test_conversations_are_numbered_per_agent(tokenizer):
     game = Long(turns)
     game.act = lambda agent, action: fa.Outcome(info={agent: {"conversation": {"messages": [], "after": 7}}})
     failed = asyncio.run(play(game, {"a": policy}, seed=0))
-    assert failed.error.where == "observe" and "decision 7; the agent has made 1" in failed.error.message
+    assert failed.error.where == "observe" and "decision 7. The agent has made 1" in failed.error.message
 
 
 THOUGHT = "<think>\nhidden\n</think>\n\n"

@@ -167,7 +167,7 @@ def test_a_missing_file_is_an_empty_list(tmp_path):
 
 def test_damaged_index_names_the_file_to_delete(index):
     index.file.write_bytes(b"not a database" * 100)
-    with pytest.raises(RunFolderError, match=r"\.index cannot be used .*delete it"):
+    with pytest.raises(RunFolderError, match=r"\.index cannot be used .*Delete it"):
         index.find(Query())
 
 

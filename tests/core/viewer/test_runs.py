@@ -217,7 +217,7 @@ def test_index_errors_are_problems_of_the_run(run_folder):
     run.index.file.write_bytes(b"no database" * 100)
     run.update()
     (problem,) = run.status()["problems"]
-    assert "delete it" in problem and run.status()["steps"] == 3
+    assert "Delete it" in problem and run.status()["steps"] == 3
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "episodes.jsonl", "board.json"])

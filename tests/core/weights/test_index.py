@@ -189,7 +189,7 @@ def test_segments_cannot_be_pickled_but_their_bytes_can(segment: _segments.Segme
     bytes_B = segment.tensor()
     for copied, value in ((pickle.dumps, segment), (copy.copy, segment), (copy.deepcopy, segment),
                           (pickle.dumps, bytes_B)):  # fmt: skip
-        with pytest.raises(TypeError, match="send its handle"):
+        with pytest.raises(TypeError, match="Send its handle"):
             copied(value)
     arrived = pickle.loads(pickle.dumps(bytes_B.detach()))
     assert torch.equal(arrived, bytes_B) and _segments.segment_of(arrived) is None

@@ -137,7 +137,7 @@ def test_hugging_face_datasets_and_generators_are_read(read):
 def test_files_name_their_lines(read, tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps(chat("uone", "atwo")) + "\n\n" + json.dumps(chat("uone")) + "\n")
-    with pytest.raises(ValueError, match=r"chats\.jsonl:3 has no assistant message to learn; it has user"):
+    with pytest.raises(ValueError, match=r"chats\.jsonl:3 has no assistant message to learn. It has user"):
         read(file)
     file.write_text('{"messages": [')
     with pytest.raises(ValueError, match=r"chats\.jsonl:1 is not JSON"):
@@ -160,7 +160,7 @@ def test_files_with_a_byte_order_mark_or_in_utf_16_are_read(read, tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (chat("uone"), "row 1 has no assistant message to learn; it has user"),
+        (chat("uone"), "row 1 has no assistant message to learn. It has user"),
         ({"mesages": []}, "row 1 has the keys mesages. Expected 'messages'.* Did you mean 'messages'"),
         ({"prompt": "one"}, "row 1 has the keys prompt. Expected 'messages', or 'prompt' and 'completion'"),
         (

@@ -68,7 +68,7 @@ def test_invalid_seed_is_refused():
 def test_agent_that_no_environment_has_is_refused(tmp_path):
     everyone = dict.fromkeys(["sorter", "asker", "answerer", "player_0", "player_1", "player_2"], fa.Random())
     with pytest.raises(
-        ValueError, match=r"no agent 'player_2'; the agents are sorter, asker, answerer, player_0, player_1"
+        ValueError, match=r"no agent 'player_2'. The agents are sorter, asker, answerer, player_0, player_1"
     ):
         policies_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
 
@@ -78,7 +78,7 @@ def test_single_environment_of_a_run_can_be_evaluated(tmp_path):
     policies = policies_of({"sorter": pupil, "player_0": poker, "player_1": poker}, GRPOConfig(), tmp_path)
     alone = {"forge/AlphabetSort-v0": ("sorter",)}
     assert policies.declared(alone, partial=True) == {"pupil": pupil, "poker": poker}
-    with pytest.raises(ValueError, match="no agent 'player_0'; the agents are sorter"):
+    with pytest.raises(ValueError, match="no agent 'player_0'. The agents are sorter"):
         policies.declared(alone)
     with pytest.raises(ValueError, match="agent 'asker' has no policy"):
         policies.declared({"forge/Relay-v0": ("asker", "answerer")}, partial=True)

@@ -531,7 +531,7 @@ def test_unsupported_model_settings_are_refused_before_startup(monkeypatch):
     def learner(size, lora):
         return Part(name="hero-learner", ranks=1, size=size, learner=LearnerPlan(lora=lora))
 
-    with pytest.raises(ValueError, match=r"hero-learner: .* cannot be adapted; set LoRA\(targets=\('q_proj', 'k_proj'"):
+    with pytest.raises(ValueError, match=r"hero-learner: .* cannot be adapted. Set LoRA\(targets=\('q_proj', 'k_proj'"):
         check_parts([learner(mixture, fa.LoRA())], fa.EngineConfig())
     dense_first = ModelSize.from_config({**SHAPES["30b-a3b"], "mlp_only_layers": [0]})
     check_parts([learner(dense_first, fa.LoRA())], fa.EngineConfig())  # the learner takes those that there are

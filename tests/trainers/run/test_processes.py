@@ -249,7 +249,7 @@ def test_equal_names_of_processes_are_refused(names, twice):
     meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())
     with pytest.raises(ValueError, match=f"{twice} would be the name of .* Rename one of the policies"):
         check_hosts(meshes, Hosts(), ProcessConfig(), [])
-    with pytest.raises(ValueError, match="rename one"):
+    with pytest.raises(ValueError, match="Rename one"):
         dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
 
 

@@ -48,7 +48,7 @@ def test_wrong_shapes_and_infinities_are_errors(name: str) -> None:
 @pytest.mark.parametrize("name", combiners.names())
 def test_prediction_before_fit_raises(name: str) -> None:
     for call in (lambda m: m.predict_proba(np.zeros((2, 2))), lambda m: m.report(), lambda m: m.state_dict()):
-        with pytest.raises(combiners.NotFittedError, match="call fit"):
+        with pytest.raises(combiners.NotFittedError, match="Call fit"):
             call(fresh(name))
 
 

@@ -91,7 +91,7 @@ def test_incomplete_verifier_is_not_wrapped_as_a_function(lacking):
 @pytest.mark.parametrize("take", [lambda judge: Ensemble([judge]), reward_of])
 def test_a_cost_of_no_class_is_refused(take):
     judge = type("Judge", (Composable,), {"name": "slow", "family": None, "cost": "free", "score": len})()
-    with pytest.raises(ArgumentError, match="cost='free' of verifier 'slow'; choose one of cheap, model, expensive"):
+    with pytest.raises(ArgumentError, match="cost='free' of verifier 'slow'. Choose one of cheap, model, expensive"):
         take(judge)
 
 
