@@ -431,7 +431,7 @@ class EpisodeGroup:
         if other is not None:
             raise ValueError(
                 f"a group of {self.env_id} seed {self.seed} was given an episode of {other.env_id} seed {other.seed}. "
-                "episodes of a group must have the same environment and seed"
+                "Episodes of a group must have the same environment and seed"
             )
 
     @property

@@ -188,7 +188,7 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
     if not models and (run == folder or (folder / "checkpoints").is_dir()):
         raise ValueError(
             f"player {text!r} is a run that has not exported a model yet. Models are exported at the end of training. "
-            f"to export a checkpoint, run: forge-agents export {text} --out {folder / 'export'}"
+            f"To export a checkpoint, run: forge-agents export {text} --out {folder / 'export'}"
         )
     if not models:
         return Policy(text, sampling=sampling)

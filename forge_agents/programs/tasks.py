@@ -138,10 +138,10 @@ def _load(source: AnyTasks, name: str) -> Any:
 
 def _read(path: Path, name: str) -> Any:
     if not path.exists():
-        advice = "give the path of a file of tasks, or a list of them"
+        advice = "Give the path of a file of tasks, or a list of them"
         if not path.is_absolute():
-            advice = f"the current folder is {Path.cwd()}. Next to a module use Path(__file__).with_name({path.name!r})"
-        raise ValueError(f"{name}={str(path)!r} does not exist; {advice}")
+            advice = f"The current folder is {Path.cwd()}. Next to a module use Path(__file__).with_name({path.name!r})"
+        raise ValueError(f"{name}={str(path)!r} does not exist. {advice}")
     if path.suffix.lower() not in (*_JSON, *_TABLES) and not path.is_dir():
         suffixes = ", ".join((*_JSON, *_TABLES))
         raise ValueError(f"{name}={str(path)!r} is not a file of tasks. Give one that ends in {suffixes}")

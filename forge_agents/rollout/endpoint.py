@@ -187,12 +187,12 @@ class EndpointClient:
         if limits.max_requests is not None and self._requests >= limits.max_requests:
             raise BudgetError(
                 f"{self._label} was asked {self._requests} times, all that max_requests={limits.max_requests} allows. "
-                "raise it to continue"
+                "Raise it to continue"
             )
         if limits.max_total_tokens is not None and self._tokens >= limits.max_total_tokens:
             raise BudgetError(
                 f"{self._label} used {self._tokens} tokens, max_total_tokens={limits.max_total_tokens} allows no more. "
-                "raise it to continue"
+                "Raise it to continue"
             )
         self._requests += 1
 

@@ -386,7 +386,7 @@ class ModelPlayer:
     def _no_room(self, prompt_ids: tuple[int, ...]) -> ContextFullError:
         return ContextFullError(
             f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}. "
-            "raise max_model_len or shorten observations"
+            "Raise max_model_len or shorten observations"
         )
 
 

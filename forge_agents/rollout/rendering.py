@@ -160,7 +160,7 @@ class Renderer:
             if token in self._structure and any(token in part for part in split_reasoning(text)):
                 raise ControlTokenError(
                     f"an answer contains the control token {token!r}, which the chat template writes between messages. "
-                    "remove it, or write it with a space in between"
+                    "Remove it, or write it with a space in between"
                 )
         pieces = self._without_control_tokens(continuation(self._sample_prompt, text).strip())
         return (*(token for piece in pieces for token in self._encode(piece)), *(() if cut else self.end_ids))

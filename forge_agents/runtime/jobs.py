@@ -212,5 +212,5 @@ def _listen(config: Hosts) -> None:
     except RuntimeError as cause:
         raise HostError(
             f"kind={config.kind!r} of the mesh needs Monarch on TCP, but this process already uses Monarch without it. "
-            "start the run in a new process"
+            "Start the run in a new process"
         ) from cause

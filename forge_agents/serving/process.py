@@ -315,7 +315,7 @@ class EngineProcess:
         if len(prompt) >= limit:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens and {self.name} holds {limit} of prompt and response together. "
-                "trim the conversation, or raise max_model_len"
+                "Trim the conversation, or raise max_model_len"
             )
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= self.initial_info.vocab_size:

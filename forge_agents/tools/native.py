@@ -55,7 +55,7 @@ def reader_for(tokenizer: Any) -> CallReader | None:
     except ImportError as error:
         raise MissingExtraError(
             f"tool calls in the grammar {grammar!r} are read by the package renderers. "
-            "pip install 'forge-agents-rl[calls]'"
+            "Run: pip install 'forge-agents-rl[calls]'"
         ) from error
     except AssertionError as error:
         _log.warning("calls of %s are read as text only: %s", tokenizer.name_or_path or "the model", error)

@@ -65,7 +65,7 @@ def test_a_policys_learner_settings_override_the_trainers(config):
     ("learner", "message"),
     [
         ({"lrr": 1e-4}, "policies.team.learner.lrr is no setting. Did you mean 'policies.team.learner.lr'"),
-        ({"lr": "high"}, "lr is high; expected a number"),
+        ({"lr": "high"}, "lr is high. Expected a number"),
         ({"lr": -1}, "policy 'team': lr=-1.0"),
         ({"threads": 2}, "policies.team.learner.threads is no setting"),
         ({"loss": "gspo"}, "policy 'team': learner.loss='gspo' has max_resamples=0"),
@@ -79,9 +79,9 @@ def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsy
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 2.5}, "steps is 2.5; expected a whole number."),
-        ({"trainer": {"learner": {"lr": "high"}}}, "trainer.learner.lr is high; expected a number or null."),
-        ({"trainer": {"preflight": "maybe"}}, "trainer.preflight is maybe; expected true or false."),
+        ({"steps": 2.5}, "steps is 2.5. Expected a whole number."),
+        ({"trainer": {"learner": {"lr": "high"}}}, "trainer.learner.lr is high. Expected a number or null."),
+        ({"trainer": {"preflight": "maybe"}}, "trainer.preflight is maybe. Expected true or false."),
         ({"policies": {"team": "m"}}, "policies.team is the text 'm'. Expected a mapping of settings."),
         ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8. Expected a mapping of settings or"),
         ({"policy_mapping": ["team"]}, "policy_mapping is ['team']. Expected a text or a mapping."),
@@ -133,10 +133,10 @@ def test_endpoints_and_people_take_seats_by_name(config):
         ({"policies": {"team": {"modl": "m"}}}, (), "modl"),
         ({}, ("--policies.rival.learner.lr", "1e-4"), "trainable=False"),
         ({}, ("--policies.rival.lora.rank", "8"), "policy 'rival' has a LoRA adapter and trainable=False"),
-        ({}, ("--policies.tem.learner.lr", "1e-4"), "policies.tem has no model; set --policies.tem.model."),
+        ({}, ("--policies.tem.learner.lr", "1e-4"), "policies.tem has no model. Set --policies.tem.model."),
         ({}, ("--policies.tem.learner.lr=1e-4",), "policies has rival, team. Did you mean 'team'?"),
-        ({"policies": {"team": {"lora": {"rank": 8}}}}, (), "policies.team has no model; set --policies.team.model."),
-        ({}, ("--endpoints.rival.model", "m"), "endpoints.rival has no url; set --endpoints.rival.url."),
+        ({"policies": {"team": {"lora": {"rank": 8}}}}, (), "policies.team has no model. Set --policies.team.model."),
+        ({}, ("--endpoints.rival.model", "m"), "endpoints.rival has no url. Set --endpoints.rival.url."),
         ({}, ("--endpoints.far.retries", "1"), "has no url and no model"),
     ],
 )

@@ -99,7 +99,7 @@ def test_invalid_sampling_is_rejected(settings, message):
 
 
 def test_stop_is_a_sequence_of_texts():
-    with pytest.raises(TypeError, match=r"stop='END' is .* text; write stop=\('END',\)"):
+    with pytest.raises(TypeError, match=r"stop='END' is .* text. Write stop=\('END',\)"):
         fa.Sampling(stop="END")
 
 

@@ -178,7 +178,7 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
         ("RunFolderError", "forge_trainers.learner.checkpoint", "cannot write a checkpoint to …"),
         ("DivergedError", "forge_trainers.rl.train_step", "The checkpoints are unchanged, and the next run continues"),
         ("MismatchError", "forge_trainers.rl.train_step", "The checkpoints are unchanged, and the next run continues"),
-        ("ValueError", "forge_trainers.offline.rows", "… has the keys …; expected …"),
+        ("ValueError", "forge_trainers.offline.rows", "… has the keys …. Expected …"),
         ("ValueError", "forge_agents.tools.mcp", "… failed"),  # said where there is no other text
         ("PermissionError", "forge_agents.sandbox._isolation", "users could not be mapped into the namespace"),
         ("HTTPException", "forge_agents.viewer.server", "there is no run …; there are …"),  # a library's

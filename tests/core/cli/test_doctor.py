@@ -53,7 +53,7 @@ def test_packages_that_pip_cannot_resolve_have_a_specific_fix(message: str, cure
 def test_built_in_model_is_checked(monkeypatch: pytest.MonkeyPatch):
     assert doctor.built_in_model().startswith("SmolLM2-135M-Instruct")
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(models.ModelNotFoundError, match="run `forge-agents doctor --fix`"):
+    with pytest.raises(models.ModelNotFoundError, match="Run `forge-agents doctor --fix`"):
         doctor.built_in_model()
 
 

@@ -176,7 +176,7 @@ def test_imports_are_tested_with_cpu_torch_only(tmp_path: Path, cuda: str, left:
 def test_missing_torchstore_names_the_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "forge_agents.weights._torchstore", raising=False)
     monkeypatch.setitem(sys.modules, "torchstore", None)  # as if it were not installed
-    with pytest.raises(MissingExtraError, match="run `forge-agents doctor --fix`"):
+    with pytest.raises(MissingExtraError, match="Run `forge-agents doctor --fix`"):
         importlib.import_module("forge_agents.weights._torchstore")
 
 

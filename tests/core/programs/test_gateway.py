@@ -235,8 +235,8 @@ def test_results_must_match_the_calls_by_id_or_position():
         ({"parallel_tool_calls": "never"}, 400, "parallel_tool_calls='never'. Send true or false"),
         ({"stream_options": {"include_usage": "-"}}, 400, "include_usage='-'. Send true or false"),
         ({"stop": {"a": 1}}, 400, "stop={'a': 1}. Send a text"),
-        ({"temperature": "hot"}, 400, "temperature='hot'; send a number"),
-        ({"temperature": True}, 400, "temperature=True; send a number"),
+        ({"temperature": "hot"}, 400, "temperature='hot'. Send a number"),
+        ({"temperature": True}, 400, "temperature=True. Send a number"),
         ({"logit_bias": [5]}, 400, "logit_bias=[5]. Send an object"),
         ({"tool_choice": {"type": "function", "function": "add"}}, 400, "tool_choice={'function': 'add'"),
         ({"tool_choice": "add"}, 400, "tool_choice='add'. Send auto"),
@@ -677,7 +677,7 @@ def test_author_names_are_in_the_text(session):
     named = [{"role": "user", "name": "ann"}, {"role": "user", "name": "bob"}, {"role": "user", "name": "user"}]
     assert texts(*named, {"role": "user"}) == ["ann: Hi", "bob: Hi", "Hi", "Hi"]
     assert texts({"role": "system", "name": "example_user"}) == ["example_user: Hi"]
-    with pytest.warns(RuntimeWarning, match="the name is not shown to models, because the message may be their own"):
+    with pytest.warns(RuntimeWarning, match="The name is not shown to models, because the message may be their own"):
         assert texts({"role": "user"}, {"role": "assistant", "name": "solver"}) == ["Hi", "Hi"]
     with pytest.raises(RefusedError, match=r"messages\[0\]: name is 5"):
         texts({"role": "user", "name": 5})

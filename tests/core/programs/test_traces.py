@@ -339,7 +339,7 @@ def test_values_may_span_several_lines(tmp_path):
     done, (row,), heard = imported(tmp_path, spread, second, "{")
     assert pairs_of(row["messages"])[1:] == TEXTS and done.answers == 2
     at = spread.count("\n") + second.count("\n") + 3
-    assert len(heard) == 1 and f"in.jsonl:{at} is skipped" in heard[0] and "the rest of the file is not" in heard[0]
+    assert len(heard) == 1 and f"in.jsonl:{at} is skipped" in heard[0] and "The rest of the file is not" in heard[0]
 
 
 def test_command_writes_training_rows_and_escapes_output(tmp_path, capsys):

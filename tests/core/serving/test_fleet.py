@@ -118,7 +118,7 @@ def test_large_and_small_model_share_a_gpu_by_need(on_gpus, tmp_path):
 
 def test_configured_share_is_kept_and_too_many_engines_are_refused(on_gpus):
     assert on_gpus(gpus=1, gpu_memory_utilization=0.2).kv_cache_gb is None
-    with pytest.raises(HostError, match=r"may take 76\.0, and gpu_memory_utilization=0\.5 gives each 40\.0. Engine"):
+    with pytest.raises(HostError, match=r"may take 76\.0, and gpu_memory_utilization=0\.5 gives each 40\.0; engine"):
         on_gpus(gpus=1, gpu_memory_utilization=0.5)
     with pytest.raises(HostError, match=r"its 8 engines may take 15\.2, and engine model-0 expects 2\.\d GB"):
         on_gpus(gpus=1, models=8, size=16_000_000_000)

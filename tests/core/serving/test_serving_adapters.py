@@ -19,9 +19,9 @@ from forge_agents.weights.subscriber import LoadedWeights
 def test_adapters_are_numbered_from_one():
     config = EnginePlan(adapters={"hero": LoRA(), "rival": LoRA()})
     assert [_vllm.adapter_number(config, name) for name in ("", "hero", "rival")] == [0, 1, 2]
-    with pytest.raises(ValueError, match="no adapter 'her'; it has hero, rival"):
+    with pytest.raises(ValueError, match="no adapter 'her'. It has hero, rival"):
         _vllm.adapter_number(config, "her")
-    with pytest.raises(ValueError, match="no adapter 'hero'; it has none"):
+    with pytest.raises(ValueError, match="no adapter 'hero'. It has none"):
         _vllm.adapter_number(EnginePlan(), "hero")
 
 

@@ -183,7 +183,7 @@ async def test_reader_waits_for_a_version_that_is_being_written(slow_store: Any,
     await publisher.publish(1, full(1, 1))
     async with running(publisher.publish(3, full(3, 1))) as writing:
         await asyncio.sleep(0.02)
-        with pytest.raises(UnknownIdError, match="no version 1; existing versions: none, and 3 is being written"):
+        with pytest.raises(UnknownIdError, match="no version 1. Existing versions: none, and 3 is being written"):
             await read(subscriber, 1)
         assert (await read(subscriber, requested)).version == 3 and writing.done()
 

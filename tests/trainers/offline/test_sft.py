@@ -205,7 +205,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
         pytest.raises(ValueError, match="at most 4096"),  # the model's context
     ):
         run.fit([long])
-    with trainer(eval_share=0.5) as run, pytest.raises(ValueError, match="give one"):
+    with trainer(eval_share=0.5) as run, pytest.raises(ValueError, match="Give one"):
         run.fit(chats(4), eval_dataset=chats(4))
     with pytest.raises(TypeError, match=r"Write fa\.Policy\('model'\)"):
         fa.SFTTrainer("hero")

@@ -160,10 +160,10 @@ def in_words(trajectory):
         (returns_nothing, [f"returns_nothing(one) at {__file__}", "fails: ValueError", "Return one number each"]),
         (in_words, ["returned no number", "'good'", "or None to abstain"]),
         (fa.MultiReward({"good": scores_one, "other": by_episode}), ["reward scores_one"]),
-        (0.5 * fa.Rule(lambda t: 7.0, name="seven"), ["reward seven", "with 7.0; scale scores to [0, 1]"]),
+        (0.5 * fa.Rule(lambda t: 7.0, name="seven"), ["reward seven", "with 7.0. Scale scores to [0, 1]"]),
         (fa.EnvReward(high=0.5), ["reward env_reward", "EnvReward(low=0, high=1)"]),
         (fa.Ensemble([fa.EnvReward(high=0.5), lambda trajectory: 1.0]), ["pays", "EnvReward(low=0, high=1)"]),
-        (fa.Ensemble([lambda trajectory: 3.0, fa.EnvReward()]), ["with 3.0; scale scores to [0, 1]"]),
+        (fa.Ensemble([lambda trajectory: 3.0, fa.EnvReward()]), ["with 3.0. Scale scores to [0, 1]"]),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

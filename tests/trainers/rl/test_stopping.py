@@ -128,7 +128,7 @@ def test_run_shows_learning_rates_and_warns_of_low_ones(tmp_path, capsys, tiny_m
         ({"temperature": 0}, "temperature=0, always the most probable token"),
         ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
         ({"top_p": 0.9}, "top_p=0.9. Training needs the model's full distribution"),
-        ({"top_k": 20, "min_p": 0.1}, "top_k=20, min_p=0.1;"),
+        ({"top_k": 20, "min_p": 0.1}, "top_k=20, min_p=0.1. "),
         ({"bad_words": ("no",)}, r"bad_words=\('no',\)"),
         ({"repetition_penalty": 1.1}, "or penalized"),
     ],

@@ -58,7 +58,7 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys):
 
 
 def test_export_of_missing_or_damaged_checkpoints_is_refused(run, tmp_path):
-    with pytest.raises(RunFolderError, match="'step-9'; it has best, newest, step-000002, step-000001"):
+    with pytest.raises(RunFolderError, match="'step-9'. It has best, newest, step-000002, step-000001"):
         export_checkpoint(run, checkpoint="step-9")
     with pytest.raises(RunFolderError, match="exists already"):
         export_checkpoint(run, out=run / "model-1")

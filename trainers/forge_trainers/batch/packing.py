@@ -279,7 +279,7 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
     if int(tokens["ids"].min()) < 0 or (vocab_size is not None and highest >= vocab_size):
         raise ValueError(
             f"token ids span {int(tokens['ids'].min())}..{highest}, but the model knows 0..{(vocab_size or 0) - 1}. "
-            "sampler and learner use different models"
+            "Sampler and learner use different models"
         )
     longest = int(length_n.max())
     if max_length is not None and longest > max_length:

@@ -114,7 +114,7 @@ def learning_rate(config: LearnerPlan, step: int, total: int | None) -> float:
     if decays and (total is None or step >= total):
         raise ValueError(
             f"lr_decay={config.lr_decay!r} needs the run's number of steps, {step} are taken and {total} planned. "
-            "call set_total_steps with more"
+            "Call set_total_steps with more"
         )
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

@@ -81,7 +81,7 @@ class OfflineTrainer(ABC, Generic[T]):
         if policy.learner is not None:
             raise ValueError(
                 f"policy {policy.name!r} has learner={policy.learner}, which overrides settings of an fa.GRPOTrainer. "
-                f"set learner of the {type(config).__name__} instead"
+                f"Set learner of the {type(config).__name__} instead"
             )
         self.policy, self.out_dir = policy, user_path(out_dir)
         self.config, self._hosts = config, hosts or Hosts()

@@ -90,7 +90,7 @@ class Logistic(Combiner):
         if labels is None or len(np.unique(labels[labeled])) < 2:
             raise ValueError(
                 f"'logistic' needs labels of both classes and got {int(labeled.sum())} labels. "
-                "pass labels=[n] with some 0 and some 1, or use the 'default' combiner, which needs none"
+                "Pass labels=[n] with some 0 and some 1, or use the 'default' combiner, which needs none"
             )
         from sklearn.linear_model import LogisticRegression
 

@@ -184,7 +184,7 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
         row = int(np.flatnonzero(outside)[0])
         raise ScoreError(
             f"verifier {name!r} scored trajectory {row} of {n} with {scores[row]}. "
-            f"scale scores to [{low:g}, {high:g}], use NaN to abstain"
+            f"Scale scores to [{low:g}, {high:g}], use NaN to abstain"
         )
     return np.clip(scores, np.float32(low), np.float32(high))
 
