@@ -425,7 +425,7 @@ def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama, random_bat
         core.train_step(bad)
     bad = random_batch()
     bad["tokens"]["ids"][3] = 10_000
-    with pytest.raises(ValueError, match="sampler and learner use different models"):
+    with pytest.raises(ValueError, match="Sampler and learner use different models"):
         core.train_step(bad)
     with pytest.raises(ValueError, match="at most 64 fit"):
         core.train_step(random_batch(prompt=80))

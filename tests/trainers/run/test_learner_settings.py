@@ -93,7 +93,7 @@ def test_frozen_policies_and_wrong_kinds_are_refused():
         policy(learner={"lr": 1e-4}, trainable=False)
     with pytest.raises(TypeError, match="learner=.* must be a mapping"):
         policy(learner="lr: 1e-4")
-    with pytest.raises(ValueError, match="set learner of the SFTConfig instead"):
+    with pytest.raises(ValueError, match="Set learner of the SFTConfig instead"):
         fa.SFTTrainer(policy(learner={"lr": 1e-4}))
 
 

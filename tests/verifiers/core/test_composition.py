@@ -112,7 +112,7 @@ def test_env_rewards_outside_the_range_stop_the_scoring_and_say_the_scale(reward
 
 @pytest.mark.parametrize("unbounded", [lambda trajectory: 3.0, lambda trajectories: [-1.0] * len(trajectories)])
 def test_an_unbounded_function_in_an_ensemble_stops_the_scoring(unbounded):
-    with pytest.raises(ScoreError, match=r"scale scores to \[0, 1\]"):
+    with pytest.raises(ScoreError, match=r"Scale scores to \[0, 1\]"):
         Ensemble([unbounded, reads()]).score(ROWS)
 
 
