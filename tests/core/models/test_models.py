@@ -208,7 +208,7 @@ def test_a_path_that_does_not_exist_says_so(tmp_path, monkeypatch):
     assert models.resolve("mine/duel") == Path("/hub/mine/duel")
     (tmp_path / "mine" / "relay").mkdir(parents=True)
     (tmp_path / "train.yaml").touch()
-    output = "model 'mine/rely': .*/mine/rely does not exist; .* Did you mean 'mine/relay'"
+    output = "model 'mine/rely': .*/mine/rely does not exist. .* Did you mean 'mine/relay'"
     for name, message in (
         ("mine/rely", output),
         ("runs/duel", "runs/duel does not exist"),

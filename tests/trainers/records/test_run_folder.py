@@ -33,7 +33,7 @@ def test_a_second_process_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="choose another out_dir"):
+    with pytest.raises(RunFolderError, match="Choose another out_dir"):
         RunFolder(tmp_path / "file" / "run", {})
 
 
