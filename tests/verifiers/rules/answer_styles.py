@@ -165,6 +165,15 @@ WRITINGS = [  # the same answer written in another way, or nearly the same
         \boxed{y = 2, x = 3} ⇏ (2, 3) ¦ The train arrives at 3:30 PM. ⇒ 3:30 PM
         The train arrives at 3:30 PM. ⇏ 3:30 AM ¦ **B. Paris** ⇒ B ¦ The correct answer is **B. Paris**. ⇒ B
         The correct answer is **B. Paris**. ⇏ A ¦ \boxed{\textbf{(B)}\ 42} ⇒ B ¦ Option C is correct. ⇒ C
+        42 is wrong. ⇏ 42 ¦ 42 is not the answer. ⇏ 42 ¦ 42 is the wrong answer ⇏ 42 ¦ 42 is wrong, it is 43. ⇒ 43
+        I doubt it is 42. ⇏ 42 ¦ 42? I don't think so. ⇏ 42 ¦ The answer is 42. No, that is wrong. ⇏ 42
+        Everything except 42 ⇏ 42 ¦ The answer is anything but 42. ⇏ 42 ¦ The reciprocal of 42 ⇏ 42
+        \boxed{{42}} ⇒ 42 ¦ \boxed{\bf 42} ⇒ 42 ¦ \boxed{\,42\,} ⇒ 42 ¦ \boxed{\underline{42}} ⇒ 42 ¦ \framebox{42} ⇒ 42
+        \boxed{\text{The answer is } 42} ⇒ 42 ¦ → 42 ⇒ 42 ¦ ∴ x = 42 ⇒ 42 ¦ It adds up to 42. ⇒ 42 ¦ 42</s> ⇒ 42
+        There are seven apples. ⇒ 7 ¦ The answer is forty-two. ⇒ 42 ¦ The capital of France is Paris. ⇒ Paris
+        The capital of France is not Paris. ⇏ Paris ¦ The wrong one is Paris. ⇏ Paris ¦ „Paris“ ⇒ Paris
+        The answer is Paris. Wait, Rome. ⇏ Paris ¦ The answer is Paris. No, it is Rome. ⇒ Rome ¦ cafe ⇏ café ¦ 六 ⇏ 五
+        Yes – it is prime. ⇒ yes ¦ Final answer: Yes, it is. ⇒ yes ¦ I doubt the answer is true. ⇏ true
         Yes, it is prime. ⇒ yes ¦ Yes, it is prime. ⇏ no ¦ No, 15 is not prime. ⇒ no ¦ The statement is true. ⇒ True
         It is not so that the statement is true. ⇏ True
     """),  # noqa: RUF001

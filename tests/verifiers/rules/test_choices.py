@@ -47,7 +47,15 @@ RIGHT = by_gold({
         La respuesta es la opción B. ¦ La bonne réponse est la lettre B. ¦ Die richtige Antwort ist Buchstabe B.
         La risposta corretta è B ¦ La risposta corretta è la lettera B. ¦ A resposta correta é a letra B.
         A opção correta é B. ¦ Правильный вариант: B ¦ 選択肢Bが正しい ¦ 选项B正确 ¦ Doğru cevap B'dir.
-        Jibu sahihi ni B
+        Jibu sahihi ni B ¦ ans: B ¦ The answer to the question is (B) Rome. ¦ The answer to question 3 is B.
+        Statement B is correct. ¦ The answer is B rather than A. ¦ B instead of A ¦ \boxed{{\bf B}}
+        \boxed{\bold{B}} ¦ ✅ B
+        → B ¦ Response: B ¦ Verdict: B ¦ Only (B) works. ¦ Just B. ¦ 正确的是B ¦ Правильным ответом является B.
+        Richtig ist B.
+        A alternativa correta é a B. ¦ Gabarito: B ¦ A resposta certa é B. ¦ Jawaban yang benar adalah B. ¦ Chọn B
+        Đáp án đúng là B. ¦ คำตอบที่ถูกต้องคือ B ¦ ข้อ B ถูกต้อง ¦ Riktig svar er B ¦ התשובה הנכונה היא B.
+        پاسخ صحیح گزینه B است
+        B, since the others fail. ¦ B is equivalent to the definition, so it is right. ¦ B is right, but it is not A.
     """,
     "C": r"""
         因此选C ¦ 정답: C ¦ الإجابة الصحيحة هي (ج) ¦ Правильный ответ — C. ¦ La bonne réponse est C.
@@ -95,6 +103,8 @@ WRONG = by_gold({
         The answer is \boxed{A}. The answer is \boxed{B}. ¦ It could be A. It could be B. ¦ not (A), not (B)
         A? Maybe. B? Maybe. ¦ I can't decide between A and B ¦ Option A or Option B ¦ Option A. Option B.
         Choose A. Choose B. ¦ Answer: A⏎⏎Answer: B ¦ A) yes⏎B) no ¦ A (or B) ¦ A; alternatively B
+        B seems right, but it is wrong. ¦ B is tempting, but incorrect. ¦ B is a distractor. ¦ B fails. ¦ B+ ¦ B♭
+        1. A⏎2. B ¦ 不选B ¦ B不正确 ¦ B isnt right ¦ Ответ B неверен.
         Paris (A), Rome (B) ¦ Not Paris (B) ¦ La respuesta no es la opción B
     """,
     "C": r"""

@@ -61,6 +61,19 @@ def test_the_table_of_pairs_is_large_and_has_enough_unequal_ones():
         \frac{\pi}{2} \text{ cm} ≡ 5\pi \text{ mm} ¦ $5 million per year ≡ 5,000,000
         1000\pi ≡ 3141.593 ¦ x = 1000\pi ≡ 3141.593 ¦ 577.35027 ≡ \frac{1000}{\sqrt{3}} ¦ 2.71828 ≡ e
         (1000\pi, 2) ≡ (3141.593, 2) ¦ [0, 1000\pi] ≡ [0, 3141.593] ¦ \frac{2}{3}x ≡ 0.6666667x
+        ]-\infty, 2] ≡ (-\infty, 2] ¦ [0, +\infty[ ≡ [0,\infty) ¦ ]0,1[ \cup ]2,3[ ≡ (0,1)\cup(2,3)
+        [0; 1,5] ≡ [0, 1.5]
+        x<1 and x>0 ≡ (0,1) ¦ x\geq0 \land x\leq 1 ≡ [0,1] ¦ x \le -1 \vee x \ge 1 ≡ (-\infty,-1]\cup[1,\infty)
+        [0,1) \text{ or } (2,3] ≡ [0,1)\bigcup(2,3] ¦ \text{all real numbers except } 2 ≡ \mathbb R \backslash \{2\}
+        log2(8) ≡ 3 ¦ {1 \over 2} ≡ 1⁄2 ¦ ∛8 ≡ cbrt(8) ¦ {5 \choose 2} ≡ 10 ¦ 6{,}02 ≡ 6.02 ¦ 1’000’000 ≡ 1_000_000
+        USD 5 ≡ $5 ¦ US$5 ≡ 5 dollars ¦ ₹500 ≡ 500 rupees ¦ 37 ℃ ≡ 37 °C ¦ 5 newtons ≡ 5 N ¦ 2 L ≡ 2000 mL
+        10 Ω ≡ 10 ohms
+        45^{o} ≡ 45^\circ ¦ 3∶4 ≡ 3:4 ¦ \langle 1,2 \rangle ≡ (1,2) ¦ \lbrace 1,2 \rbrace ≡ \{1,2\} ¦ 0.1666... ≡ 1/6
+        [[1,2],[3,4]] ≡ \begin{smallmatrix}1&2\\3&4\end{smallmatrix} ¦ (y, x) = (2, 1) ≡ x=1, y=2 ¦ 0.(3) ≡ 0.\dot{3}
+        ‑3 ≡ -3 ¦ (101)_2 ≡ 101_2 ¦ x = k\pi, k \in \mathbb{Z} ≡ k\pi ¦ f(3) = 42 ≡ 42
+        \overline{AB}=42 ≡ 42 ¦ |AB| = 42 ≡ 42
+        seven ≡ 7 ¦ forty-two ≡ 42 ¦ Forty two apples ≡ 42 ¦ one hundred and five ≡ 105 ¦ two thirds ≡ 2/3 ¦ half ≡ 0.5
+        three and a half ≡ 3.5 ¦ minus seven ≡ -7 ¦ two dozen ≡ 24 ¦ twelve hundred ≡ 1200 ¦ two million ≡ 2000000
         \cos\frac{\pi}{7} - \cos\frac{2\pi}{7} + \cos\frac{3\pi}{7} ≡ \frac12
     """),
 )
@@ -80,6 +93,10 @@ def test_equal_answers_are_equal(one, other):
         \sum_{n=1}^{\infty} \frac{1}{n} ≢ 5 ¦ 5 = x ≢ y = 5 ¦ 5 \geq x ≢ 5 ¦ [0,1]\cup[2,3] ≢ [0,3]
         [0,2]\cup[1,3] ≢ [0,3) ¦ \mathbb{R} ≢ \mathbb{Z} ¦ \mathbb{R} ≢ (0,\infty) ¦ \mathbb{R} ≢ R
         \{x \mid x > 2\} ≢ [2,\infty) ¦ \lg 100 ≢ 3 ¦ \lg 100 ≢ \ln 100 ¦ (1, 2) ≢ 1, 2 ¦ 1 2 ≢ 3 ¦ 1011_7 ≢ 1011
+        x<1 and x>0 ≢ \mathbb{R} ¦ x>0 and x>1 ≢ (0,\infty) ¦ ]0,1[ ≢ [0,1] ¦ [0; 1,5] ≢ [0, 15] ¦ 0.1666... ≢ 0.1666
+        0.(3) ≢ 0.3 ¦ 5 N ≢ 5 J ¦ [[1,2],[3,4]] ≢ [[1,2],[4,3]] ¦ f(3) = 42 ≢ f(2) = 42 ¦ seven hundred ≢ 7
+        two three ≢ 5
+        twenty-third ≢ 20/3 ¦ one of them is left ≢ 1 ¦ nineteen eighty-four ≢ 103 ¦ seven or eight ≢ 7 ¦ US$5 ≢ €5
         2 \text{ or } 3 ≢ 2 ¦ 1, 2, 3, 4, 5 ≢ 5 ¦ 1/0 ≢ 0
     """)],
 )

@@ -32,6 +32,7 @@ from forge_verifiers.rules.statements import (
     JOINED,
     MAX_VALUE,
     NOT,
+    REFUSED,
     RUN,
     SENTENCE,
     STARTS,
@@ -123,7 +124,7 @@ def same_text(answer: ParsedAnswer, gold: str) -> bool:
     if letter := choice_letter(gold):
         return chosen_letter(answer.text) == letter
     target = fold(gold)
-    if target in _POLAR and answer.source != "marked" and fold(answer.value) not in _POLAR:  # "No, 15 is not prime."
+    if target in _POLAR and answer.value and fold(answer.value) not in _POLAR:  # "No, 15 is not prime."
         polar = _POLAR_FIRST.match(answer.raw)
         if polar is None and not NOT.search(answer.raw):
             polar = _POLAR_LAST.search(answer.raw)
@@ -134,20 +135,21 @@ def same_text(answer: ParsedAnswer, gold: str) -> bool:
 
 # Marks.
 
-_BOX = re.compile(r"(?<!\\)\\+f?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"(?<!\\)\\+f?(?:rame)?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _HASHES = re.compile(r"(?:^|(?<=\s))####[ \t]*([^\s#](?:(?!\s####)[^\n])*)", re.MULTILINE)
 _LINK = re.compile(
     r"s?\b[*_`\"')\]]*[^\n.:=?!;\uff1a]{0,60}?"
     r"(?:[ *_]*([:=\uff1a])[*_]*|\s(?:is|are|was|be|equals|comes to)\b(?:\s*(:))?)\s*(?:\n[\s>]*)?"
 )
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _CALCULATED = re.compile(r"<<[^<>\n]*>>")  # 3*100=<<3*100=300>>300, as GSM8K has it
-_TOKEN = re.compile(r"<\|\w+\|>")  # <|im_end|>
+_TOKEN = re.compile(r"<\|\w+\|>|</?s>|<(?:bos|eos|pad|end_of_turn)>")  # <|im_end|>
 _BLANKS = re.compile(r"[^\S\n]{9,}")  # patterns that begin with blanks need quadratic time for them
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
 _TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
-_REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:[a-z]+\s+){0,2}[aA]$")
+_REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:(?!wrong|incorrect|false)[a-z]+\s+){0,2}[aA]$")
 _BOXED = re.compile(r"(?:\}|</answer>)[\s$.*]*$")
 _DOUBTED = re.compile(
     r"(?:(?:n['\u2019]t|not|never)\s+(?:think|believe|say|claim|suppose|mean)|doubt|\bif|whether|unless)\b"
@@ -166,7 +168,7 @@ _BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 _NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "so"})
 """Words before "is the answer" that are not answers."""
 _POLAR = frozenset({"yes", "no", "true", "false"})
-_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2014]|$)", re.IGNORECASE)
+_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2013\u2014]|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
 _REASON = re.compile(r",?\s+(?:because|since)\b")
 
@@ -193,7 +195,7 @@ def _parse(text: str) -> ParsedAnswer:
     text = _BLANKS.sub(" " * 8, normalized(text))
     if "<<" in text:
         text = _CALCULATED.sub("", text)
-    if "<|" in text:
+    if "<" in text:
         text = _TOKEN.sub("\n", text)
     if "\\begin{" in text:
         text = _ALIGNED.sub(lambda m: m[2].replace("&", "").replace("\\\\", "\n"), text)
@@ -227,6 +229,8 @@ def _other_answer(text: str, before: _Mark, mark: _Mark, value: str) -> str:
 
 def _inside(text: str) -> str:
     """The value in a box or tag, which may contain further marks: ``<answer>The answer is 42</answer>``."""
+    if "\\text" in text and "nswer" in text:
+        text = _TEXT.sub(r"\1", text)
     if len(text) <= MAX_VALUE and ("\\box" in text or "nswer" in text or "NSWER" in text):
         inner = parse_answer(text)
         if inner.source == "marked":
@@ -286,10 +290,10 @@ def _phrases(text: str) -> list[_Mark]:
 
 
 def _boxes(text: str) -> Iterator[_Mark]:
-    for m in _BARE_BOX.finditer(text) if "\\box" in text or "\\fbox" in text else ():
+    for m in _BARE_BOX.finditer(text) if "box" in text else ():
         yield _Mark(m.start(), m.start(1), m.end(), m[1], True)
     opened: list[re.Match[str] | None] = []
-    for m in _BOX.finditer(text) if "\\box" in text or "\\fbox" in text else ():
+    for m in _BOX.finditer(text) if "box" in text else ():
         if m[0] == "}":
             start = opened.pop() if opened else None
             if start is not None:
@@ -358,10 +362,13 @@ def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:
     """The answer after corrections and doubts in the following text."""
     if not rest or rest.isspace():
         return read
+    if len(rest) < _NEAR and REFUSED.match(rest):
+        return read._replace(raw="", value="")
     corrected = CORRECTED.search(rest, 0, _NEAR)
     if corrected:
         again = unmarked_answer(rest[corrected.end() :])
-        if again.value and STARTS.match(again.value):
+        is_word = not again.value.islower() and len(again.value.split()) <= 4 and not RUN.search(read.value)
+        if again.value and (STARTS.match(again.value) or is_word):
             return again._replace(source="marked")
     doubting = DOUBTING.match(rest)
     if doubting:

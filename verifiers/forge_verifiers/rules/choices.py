@@ -19,6 +19,7 @@ from forge_verifiers.rules.languages import (
     IS,
     NEGATION,
     OPTION,
+    RIGHT,
     latin_choices,
     normalized,
 )
@@ -26,8 +27,9 @@ from forge_verifiers.rules.languages import (
 _MAX_CHARS = 4_000
 _GOLD = re.compile(r"[(\[{]?\s*([A-Z])\s*[)\]}.:]?")
 _MARKUP = re.compile(
-    r"\\(?:text|math|m)(?:bf|it|rm|tt|sf|normal|box)?\s*(?=\{)|\\(?:left|right|quad|displaystyle|[,;: ()\[\]])"
-    r"|[*_`$\"“”«»{}]"
+    r"\\(?:text|math|m|bold|underline)(?:bf|it|rm|tt|sf|normal|box|symbol)?\s*(?=\{)"
+    r"|\\(?:bf|it|rm|tt|sf|bfseries|left|right|quad|displaystyle|large|Large|huge|Huge)(?![A-Za-z])|\\[,;: ()\[\]]"
+    r"|[*_`$\"“”«»{}\u2190-\u21ff\u2700-\u27bf\ufe0f\U0001f300-\U0001faff]"
 )
 _BOX = re.compile(
     r"(?<!\\)\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|(?<!\\)\\+boxed\s+(\w)\b|<answer>(.*?)</answer>",
@@ -50,22 +52,25 @@ _LETTER = re.compile(  # in "A dog", A is an article
     r"(?<![A-Za-z\d])[(\[]\s*([A-Za-z])\s*[)\]]"
     r"|(?<![A-Za-z\d'\u2019\\^.(])(?:([B-HJ-Z])|(A)(?!(?<!ption A)(?<!hoice A)(?<!etter A)(?<!nswer A)(?<!nswer is A)"
     rf"[ \t]+(?!{_NEXT})[a-z])|(I)(?={_AFTER_I}))"
-    r"(?!['\u2019](?![dt][\u0131iu\u00fc]r\b)|[A-Za-z\d(\[^_<>]|\s*[=+*^<>]\s*\w|-[A-Za-z\d]|\.\d|\.[A-Z]\.)[).:]?"
+    r"(?!['\u2019](?![dt][\u0131iu\u00fc]r\b)|[A-Za-z\d(\[^_<>+#\u266d\u266f]|\s*[=+*^<>]\s*\w|-[A-Za-z\d]|\.\d|\.[A-Z]\.)[).:]?"
 )
 _JOINED = re.compile(
     rf"[\s,;/&|+.-]*+(?:(?:and|or|nor|(?-i:y|o|e|и)|und|et|和|と|,)|{ALTERNATIVE})?[\s,;/&|+-]*+(?:{ALTERNATIVE}\s*)?",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<!\n[A-Z])(?<!^[A-Z])[.!](?=\s|$)|[\n\u3002\u0964\u2026]|\.\.+|(?<=[?\u061f])")
+_NUMBERING = re.compile(r"[\s\d]*")
 _CLAUSE = re.compile(
-    r"[;:,]|\b(?:but|so|while|whereas|although|though|therefore|thus|hence|because|since|instead|then)\b"
+    r"[;:,]|\b(?:but|so|while|whereas|although|though|therefore|thus|hence|because|since|instead(?! of)|then)\b"
+    r"|(?=\b(?:instead of|rather than)\b)"  # "B rather than A" denies A
     r"|\s[-\u2013]\s|\u2014",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
     r"\b(?:not|never|neither|nor|nobody|cannot|wrong|incorrect(?:ly)?|false|invalid|untrue|impossible|mistaken?|avoid"
     r"|(?:^|(?<=^ )|(?<=let us )|(?<=let['\u2019]s ))(?:suppose|assume)|exclud\w+|except|eliminat\w+|ruled?"
-    r"|reject\w*|doubt\w*|unlikely|instead of|rather than|unless|if|other than)\b|n['\u2019]?t\b"
+    r"|reject\w*|doubt\w*|unlikely|instead of|rather than|unless|if|other than|distractors?|fail(?:s|ed)?"
+    r"|(?:is|are|was|were|do|does|did|ca|wo|would|could|should)nt)\b|n['\u2019]t\b"
     rf"|{NEGATION}",
     re.IGNORECASE,
 )
@@ -77,11 +82,14 @@ _ALSO = re.compile(
     re.IGNORECASE,
 )
 _CUE = re.compile(
-    rf"(?:{ANSWER}|{OPTION}|\b(?:answer|option|choice|letter|solution|choose|chose|pick|select(?:ed)?|with|for|correct|right|best"
-    r"|it is|it['\u2019]?s|that is|that['\u2019]s|this is|guess|so|thus|hence|therefore|final|conclude|think|believe"
-    r"|say|leaving|leaves|left is|(?:must|should|has to|seems to) be|looks like)\b|选|選|因此|所以|よって|따라서)"
-    rf"(?:[\s:=.>,'\u2013\u2014\u2192\u21d2-]|{IS}|{OPTION}|सही|\b(?:is|be|are|would|must|should|might|could|may|option|choice|the|letter"
-    r"|number|probably|likely|definitely|clearly|either|both|maybe|possibly|perhaps|la|le|el|das|die|der)\b)*[(\[]?$",
+    rf"(?:{ANSWER}|{OPTION}|{RIGHT}|\b(?:answer(?:\s+(?:to|for|of)\s+(?:[a-z]+\s+){{0,3}}(?:question|problem|\d+))?(?:\s+\d+)?"
+    r"|ans|option|choice|letter|solution|choose|chose|pick|select(?:ed)?|with|for|correct|right|best|only|just|response"
+    r"|verdict|conclusion|decision|prediction|output|result|it is|it['\u2019]?s|that is|that['\u2019]s"
+    r"|this is|guess|so|thus|hence|therefore|final|conclude|think|believe|say|leaving|leaves|left is"
+    r"|(?:must|should|has to|seems to) be|looks like|gabarito|lösung|chọn)\b|选|選|因此|所以|よって|따라서)"
+    rf"(?:[\s:=.>,'\u2013\u2014\u2192\u21d2-]|{IS}|{OPTION}|的"
+    r"|\b(?:is|be|are|would|must|should|might|could|may|option|choice|the|letter|number|probably|likely|definitely|clearly|either|both|maybe"
+    r"|possibly|perhaps|la|le|el|das|die|der|a|o|yang)\b)*[(\[]?$",
     re.IGNORECASE,
 )
 _STRONG = re.compile(rf"{ANSWER}|(?:answer|choose|chose|pick|select|correct|right|best|final)", re.IGNORECASE)
@@ -101,6 +109,14 @@ _RETRACTED = re.compile(
     r"\b(?:that|this|it)(?:['\u2019]?s| is| was)\s+(?:wrong|incorrect|not\s+(?:right|correct)|a mistake)\b",
     re.IGNORECASE,
 )
+
+
+_TAKEN_BACK = re.compile(
+    r"\s*(?:(?:it|that|this|which)(?:['\u2019]s)?\s+)?(?:is\s+|was\s+)?(?:actually\s+|clearly\s+|in fact\s+)?"
+    r"(?:wrong|incorrect|false|untrue|mistaken|(?:not|isn['\u2019]t|wasn['\u2019]t)\s+(?:right|correct|true|the\s+answer))\b",
+    re.IGNORECASE,
+)
+"""A clause after a letter that denies it: "B seems right, but it is wrong"."""
 
 
 class _Statement(NamedTuple):
@@ -153,7 +169,7 @@ def _with_capital(match: re.Match[str]) -> str:
 
 def _statements(text: str) -> Iterator[_Statement]:
     for whole in _SENTENCE.split(text):
-        if _JOINED.fullmatch(whole) or whole.rstrip().endswith(("?", "\u061f")):
+        if _JOINED.fullmatch(whole) or _NUMBERING.fullmatch(whole) or whole.rstrip().endswith(("?", "\u061f")):
             continue
         corrections = list(_CORRECTED.finditer(whole))
         is_correction = bool(corrections)
@@ -177,7 +193,8 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         before, after = sentence[low:start], sentence[end:high]
         is_hedged = bool(_HEDGED.search(before) or (number and _ALSO.match(after)))
         near = _CLAUSE.split(before)[-1] + " " + _CLAUSE.split(after, maxsplit=1)[0]
-        if _DENIED.search(near) and not is_hedged:
+        later = _CLAUSE.split(after)[1 : None if number + 1 == len(groups) else -1]
+        if (_DENIED.search(near) and not is_hedged) or any(map(_TAKEN_BACK.match, later)):
             continue
         strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))
         affirmed.append((letters, strength, is_hedged))

@@ -14,15 +14,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 ANSWER = (
-    r"(?:答案|答え|答|正解|解答|回答|정답|답변|답|उत्तर|जवाब|উত্তর|సమాధానం|คำตอบ|(?:ال)?[إا]جاب[ةه]|(?:ال)?جواب|پاسخ|(?:ה)?תשובה"
-    r"|απάντηση|ответ|відповідь|"
+    r"(?:答案|答え|答|正解|解答|回答|정답|답변|답|उत्तर|जवाब|উত্তর|సమాధానం|(?:คำ)?ตอบ|(?:ال)?[إا]جاب[ةه]|(?:ال)?جواب|پاسخ|(?:ה)?תשובה"
+    r"|απάντηση|ответ(?:ом)?|відповідь|"
     r"\b(?:respuesta|réponse|reponse|antwort|resposta|risposta|cevap|yanıt|đáp án|câu trả lời|trả lời|jawaban(?:nya)?"
     r"|odpowiedź|odpověď|antwoord|jibu|svar(?:et)?|vastaus|răspuns(?:ul)?|ìdáhùn)\b)"
 )
 """The word "answer"."""
 OPTION = (
-    r"(?:选项|選項|选择|選擇|選択肢|보기|विकल्प|বিকল্প|الخيار|вариант|буква|вариант ответа"
-    r"|\b(?:opci[oó]n|op[cç][aã]o|opzione|letra|lettera|lettre|buchstabe|möglichkeit|seçenek|pilihan|opsi|optie)\b)"
+    r"(?:选项|選項|选择|選擇|選択肢|보기|विकल्प|বিকল্প|الخيار|вариант|буква|вариант ответа|ข้อ|گزینه"
+    r"|\b(?:opci[oó]n|op[cç][aã]o|opzione|letra|lettera|lettre|buchstabe|möglichkeit|seçenek|pilihan|opsi|optie|alternativ[ae])\b)"
 )
 """The words "option" and "letter"."""
 COPULA = (
@@ -30,9 +30,14 @@ COPULA = (
     r"|дорівнює|\b(?:es|est|ist|lautet|beträgt|é|è|là)\b)"
 )
 """The word "is", before the value."""
+RIGHT = (
+    r"(?:正确|正確|正しい|सही|ถูกต้อง|ที่ถูกต้อง|الصحيحة|الصحيح|صحیح|הנכונה|правильн(?:о|ый|ым)|верн(?:о|ый|ым)"
+    r"|\b(?:corr?e(?:c?t)[ao]?|corretta|corretto|correcte|sahihi|richtige?|korrekte?|giusta|certa|đúng|benar|juiste|tọ̀nà)\b)"
+)
+"""The word "right", before "answer", "is" and the value."""
 IS = (
-    rf"(?:{COPULA}|選|选|है|हैं|الصحيحة|النهائية|الصحيح|النهائي"
-    r"|\b(?:ser[ií]a|adalah|ialah|to|je|is|ni|är|on|este|corr?e(?:c?t)[ao]?|corretta|corretto|correcte|sahihi|final[e]?|richtige|giusta)\b)"
+    rf"(?:{COPULA}|選|选|है|हैं|النهائية|النهائي|является|{RIGHT}"
+    r"|\b(?:ser[ií]a|adalah|ialah|to|je|is|ni|är|er|on|este|final[e]?|yang|tó)\b)"
 )
 """Words between "answer" and its value: "is", and adjectives."""
 ENDING = (
@@ -41,9 +46,9 @@ ENDING = (
 )
 """Words after the value in languages that end a sentence with the verb."""
 NEGATION = (
-    r"(?:不是|并非|並非|不对|不為|不为|错|錯|ではな|じゃな|でな|ません|間違|誤り|아니|아닙|않|틀|नहीं|ग़लत|गलत|নয়|না\b|కాదు|ไม่"
-    r"|ليس|لا\s|خطأ|خاطئ|نیست|לא\b|δεν\b|λάθος|неверн|неправильн|не(?=\s)|"
-    r"\b(?:no\s+(?:es|son|era)|incorrect[ao]|nicht|keine?|falsch|n['’]est\s+pas|n['’](?=est)|não|errad[ao]|incorret[ao]"
+    r"(?:不是|并非|並非|不对|不為|不为|不正[确確]|不[选選]|错|錯|ではな|じゃな|でな|ません|間違|誤り|아니|아닙|않|틀|नहीं|ग़लत|गलत|নয়|না\b|కాదు|ไม่"
+    r"|ليس|لا\s|خطأ|خاطئ|نیست|לא\b|δεν\b|λάθος|неверн|неверен|неправильн|не(?=\s)|"
+    r"\b(?:no\s+(?:es|son|era)|incorrect[ao]|nicht|keine?|falsch|nie|ikke|faux|fausse|falso|falsa|fout|salah|felaktigt|n['’]est\s+pas|n['’](?=est)|não|errad[ao]|incorret[ao]"
     r"|non\s+è|sbagliat[ao]|değil|yanlış|không\s+phải|bukan|niet|inte|nu\s+este)\b)"
 )
 """Words that deny a statement."""
@@ -53,7 +58,8 @@ INSTEAD = (
 )
 """Words that replace a denied value by another."""
 ENGLISH_CORRECTION = (
-    r"wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather|make that|oops"
+    r"wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather(?! than)"
+    r"|make that|oops"
     r"|hmm+|on second thought"
 )
 """English words that retract the statement before them, at word boundaries."""
@@ -67,6 +73,19 @@ ALTERNATIVE = (
     r"|\b(?:ou|oder|veya|hoặc|atau|lub|nebo|eller)\b)"
 )
 """The word "or"."""
+BOUND = (
+    r"(?:(?:大于|大於|小于|小於|至少|至多|最多|最少|不少于|不超过|超过|少于|多于|不到|高于|低于|최소|최대|적어도)|\b(?:"
+    r"أكثر من|أقل من|على الأقل|больше|меньше|более|менее|минимум|максимум|свыше|más de|menos de|al menos|por lo menos"
+    r"|como (?:mínimo|máximo)|plus de|moins de|au (?:moins|plus)|mehr als|weniger als|mindestens|höchstens|über|unter"
+    r"|mais de|pelo menos|no (?:mínimo|máximo)|più di|meno di|almeno|al massimo|meer dan|minder dan|minstens|hoogstens"
+    r"|lebih dari|kurang dari|setidaknya|en az|en fazla|nhiều hơn|ít hơn|ít nhất|nhiều nhất|więcej niż|mniej niż"
+    r"|co najmniej|co najwyżej|více než|méně než|alespoň|mer än|mindre än|minst|högst|mere end|mindst|mer enn|vähintään"
+    r"|πάνω από|τουλάχιστον|λιγότερο από|בין|לפחות|بیش از|کمتر از|حداقل|zaidi ya|angalau)|(?:มากกว่า|น้อยกว่า|อย่างน้อย"
+    r"|יותר מ|פחות מ))"
+)
+"""Words before a number that make it a bound: "at least"."""
+RANGE = r"\b(?:entre|zwischen|tra|fra|tussen|antara|między|mezi|mellan|mellem|между|від|от|μεταξύ|بين|बीच)"
+"""The word "between"."""
 REASON = (
     r"(?:因为|由于|なぜなら|왜냐하면|क्योंकि|لأن|потому|так как"
     r"|\b(?:porque|pues|ya que|weil|denn|parce qu|car|perché|poiché|çünkü|vì|karena|ponieważ|protože|omdat|eftersom)\b)"
@@ -85,12 +104,16 @@ _MAX_CHARS = 4_000
 _VERB_LAST = r"(?=[^\n.:।]{1,60}\s(?:है|हैं|است)\s*(?:[।.]|$))"
 _STATEMENT = re.compile(
     rf"({ANSWER})[*_\s]*(?:{_VERB_LAST}"
-    rf"|[^\n.:=?!。।؟\d]{{0,40}}?(?:[:=\u2014\u2013]|{IS}(?<![A-Za-z](?=[A-Za-z])))[*_\s]*(?:{IS}(?=[\s:])[*_\s:]*)*"
+    rf"|[^\n.:=?!。।؟\d]{{0,40}}?(?:[:=\u2014\u2013]|{IS}(?<![A-Za-z](?=[A-Za-z])))[*_\s:]*(?:{IS}(?=[\s:])[*_\s:]*)*"
     r"|\n\s*|(?=[\s*_(\[]*[-+]?[\d$\\]))",
     re.IGNORECASE,
 )
 _END = re.compile(r"[.!?](?=[\s*_\"$]|$)|[\n。।؟]")
-_ENDING = re.compile(rf"(?<=[\d)\]}}$])\s*{COUNTER}?\s*{ENDING}?\s*$|\s*{ENDING}\s*$", re.IGNORECASE)
+_ENDING = re.compile(
+    rf"(?<=[\d)\]}}$])\s*(?:が|は|가|이|就是|是)\s*(?:正确|最终)?{ANSWER}\s*{ENDING}?\s*$"
+    rf"|(?<=[\d)\]}}$])\s*{COUNTER}?\s*{ENDING}?\s*$|\s*{ENDING}\s*$",
+    re.IGNORECASE,
+)
 _REASON = re.compile(rf"[,、]?\s*{REASON}.*", re.DOTALL | re.IGNORECASE)
 _NEGATION = re.compile(NEGATION, re.IGNORECASE)
 _INSTEAD = re.compile(INSTEAD, re.IGNORECASE)
@@ -99,7 +122,7 @@ _ALTERNATIVE = re.compile(rf"\s*{ALTERNATIVE}\s*|(?<=\d)\s+(?:o|u|y|e|i)\s+(?=\d
 
 _LETTERS = {"أ": "A", "ا": "A", "ب": "B", "ج": "C", "د": "D", "অ": "A", "ব": "B", "ড": "C", "ঢ": "D"}
 _LOCAL_LETTER = re.compile(rf"(?<!\w)({'|'.join(_LETTERS)})(?!\w)")
-_SIGNS = str.maketrans({"٫": ".", "٬": ",", "٪": "%", "،": ",", "؛": ";", "−": "-", "、": ","})
+_SIGNS = str.maketrans("٫٬٪،؛−‐‑﹣、", ".,%,;----,")
 _KEPT = frozenset("ℝℤℕℚℂ²³¹⁰⁴⁵⁶⁷⁸⁹⁻⁺ⁿ½¼¾⅓⅔⅛⅜⅝⅞…ªº°™")
 """Characters whose compatibility form has another meaning: ``10²`` is not 102."""
 

@@ -7,10 +7,12 @@ from typing import Literal, NamedTuple
 
 from forge_verifiers.rules.languages import (
     ALTERNATIVE,
+    BOUND,
     COPULA,
     CORRECTION,
     ENGLISH_CORRECTION,
     OTHER_SCRIPTS,
+    RANGE,
     foreign_sentence,
     is_denied,
 )
@@ -66,21 +68,23 @@ RUN = re.compile(
 _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively|could|might)\b", re.IGNORECASE)
 _COMPUTED = re.compile(r"\d[^=]*=\s*$")  # "half as many, or 0.5 * 100 = 50"
 _BETWEEN = re.compile(r"\bbetween[\s*$]*$", re.IGNORECASE)
+_RANGE = re.compile(rf"{RANGE}[\s*$]*$", re.IGNORECASE)
 JOINED = re.compile(
     r"(?:[\s$,;]|\\q?quad|\\[,;) ])*(?:,|\band\b|\bor\b|\bto\b|\\text\{\s*(?:and|or)\s*\})(?:[\s$]|\\q?quad|\\[,;( ])*"
 )
 """Text between two values of a list or a range."""
 _COPULA = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals?|equal to|gives?|makes?|leaves?|gets?|got|ha(?:s|ve)|totals?|yields?|becomes?"
-    rf"|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
+    rf"|adds? up to|(?:sums?|amounts?) to|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
     r"|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
     r"[\s*_]*(?:(?:exactly|about|now|only|just|the number)\s+)?"
 )
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
-    r"\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
-    r"|below|minus|negative|twice|half|double|triple|(?:half|third|quarter|square|cube|root|sum|product|quotient) of"
-    r"|(?:one|two|three)[\s-](?:halves|thirds?|quarters?|fifths?) of)\s+(?:the\s+)?$",
+    rf"(?:{BOUND}|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
+    r"|(?:anything|everything|all) but|except|opposite of|reciprocal of|below|minus|negative"
+    r"|twice|half|double|triple|(?:half|third|quarter|square|cube|root|sum|product|quotient) of"
+    r"|(?:one|two|three)[\s-](?:halves|thirds?|quarters?|fifths?) of)(?:\s+the)?)\s*$",
     re.IGNORECASE,
 )
 _REMARK = re.compile(
@@ -92,7 +96,26 @@ _REMARK = re.compile(
     r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
     re.DOTALL,
 )
-_HEAD = re.compile(r"^(?:[\s,:;!?\u2014]|\.(?!\d)|#+[ \t])+")
+_HEAD = re.compile(
+    r"^(?:[\s,:;!?\u2014\u2022\u2234\u2190-\u21ff\u2700-\u27bf\ufe0f\U0001f300-\U0001faff]|\.(?!\d)|[#*]+[ \t]|[=-]>)+"
+)
+_WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
+    r"\b(?:is|was)\s+(?:(?:clearly|also|definitely|simply|just|the|a)\s+)*(?:wrong|incorrect|false|mistaken)\b(?:\s+answer)?"
+    r"|\b(?:is|was|can)(?:n['\u2019]t|\s+not|not)\s+(?:be\s+)?(?:(?:the|a|my|our)\s+)?(?:(?:final|correct|right)\s+)*"
+    r"(?:answer|correct|right|true|it)\b",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(  # "The capital of France is Paris"
+    r"[Tt]he\s+(?:(?!(?:not|wrong|incorrect|false|is)\b)[\w'\u2019-]+\s+){1,8}is\s+"
+    r"(?!(?i:not|either|neither|probably|perhaps|maybe)\b)([*\"\u201c]*[A-Z\u00c0-\u00de][^\s,;:.!?]*(?:\s+[^\s,;:.!?]+){0,3})",
+)
+_DOUBTED = re.compile(r"(?:i|we)\s+(?:\w+\s+)?doubt\b[^,;]*$", re.IGNORECASE)
+REFUSED = re.compile(
+    r"\W*(?:(?:no|nope)\b\W*)?(?:(?:i|we)\s+(?:do\s*n['\u2019]t|do\s+not)\s+think\s+so"
+    r"|(?:that|this|it)(?:['\u2019]s|\s+is|\s+was)\s+(?:wrong|incorrect|a\s+mistake|not\s+(?:right|correct|true|it)))\b\W*$",
+    re.IGNORECASE,
+)
+"""A text that denies the whole answer before it: "No, that is wrong."."""
 _EXPLAINED = re.compile(  # bounded and possessive, because the time for blank lines would be quadratic
     r"(?<=\S)(?=[^\S\n]{0,200}\n)[\s*_#]{0,200}+(?:Explanation|Reasoning|Justification|Verification|Note)\b"
 )
@@ -121,7 +144,7 @@ _EITHER = re.compile(r",?\s+\(?or\s+([^()]+)\)?$")  # "1/2 (or 0.5)"
 _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|then|well|ok|okay|sure|hmm+|and|or|finally|oh|ah|overall|in (?:conclusion|short)"
     r"|actually|clearly|probably|maybe|perhaps|definitely|certainly|indeed|just|simply|exactly|precisely|about|around|approximately"
-    r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]|a:"
+    r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]|a:|ans\s*[.:=]"
     r"|i(?:['\u2019](?:m|d|ve))?\s+(?:[a-z]+\s+)?(?:think|believe|guess|say|get|got|found|find|reckon|sure|have|see"
     r"|calculated)\b(?:\s+that)?,?:?|(?:we|you)\s+(?:can\s+)?(?:get|have|find|obtain|see)\b(?:\s+that)?,?:?"
     r"|(?:it|that|this|there|they|which|here)(?:['\u2019](?:s|re)|\s+(?:is|are|was|equals|gives|makes|leaves"
@@ -134,9 +157,15 @@ _FOREIGN = re.compile(  # a word that does not occur in formulas
     r"(?<![\\A-Za-z])(?!(?:(?:arc)?(?:sin|cos|tan)h?|exp|abs|mod|and|max|min|log|sqrt|infinity)\b)"
     r"(?:[A-Za-z]{4,}|(?=[A-Za-z]?[AEIOUaeiou])[A-Za-z]{3}|[Tt]he|[Ii][sft]|[Tt]o|[Oo]f|[Ww]e|[Hh]e|[Ss]o|no|[Aa][st]"
     rf"|[Bb][ye]|my|why|try|[{OTHER_SCRIPTS}])(?![A-Za-z])"
+    r"|[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff]|[\u0370-\u03ff]{4,}"
 )
 _TEXT = re.compile(r"\\(?:text|math|begin|end|mbox)[a-z]*\s*\{[^{}]*\}")
-_WRAPPED = re.compile(r"\\(?:text|math|m)(?:bf|it|rm|tt|normal|box)?\s*\{([^{}]*)\}")
+_WRAPPED = re.compile(
+    r"\\(?:text|math|m|underline|bold|boldsymbol)(?:bf|it|rm|tt|normal|box)?\s*\{([^{}]*)\}|\{([^{},;\\]*)\}"
+    r"|\\(?:bf|it|rm|bfseries|large|Large|huge|Huge|displaystyle)(?![A-Za-z])\s*(.*)",
+    re.DOTALL,
+)
+_SPACES = re.compile(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:! ]|~)+$")
 _BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\w(]))+)(?<=\S)\*\*(?![\w(])")
 _LIST = re.compile(r"(?:[ \t]*(?:[-*][ \t]+|\d+[.)][ \t]+)?[-+$(]?\d[\d.,/]*%?[).,;]?[ \t]*(?:\n+|$)){2,}")
 _LIST_MARK = re.compile(r"^\s*(?:[-*]|\d+[.)])\s+")
@@ -144,6 +173,7 @@ _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
 _ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 0x1F700)))
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
 _PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
+_PAIRS += [("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a")]
 
 
 def unmarked_answer(text: str) -> ParsedAnswer:
@@ -158,7 +188,8 @@ def unmarked_answer(text: str) -> ParsedAnswer:
     if not RUN.search(tail):
         lines = clean.splitlines()
         is_short = len(lines) == 1 or (lines and len(lines[-1].split()) <= 5)
-        return ParsedAnswer(text, bare_value(lines[-1] if is_short else clean), "statement")
+        name = _NAMED.fullmatch(clean)
+        return ParsedAnswer(text, bare_value(name[1] if name else lines[-1] if is_short else clean), "statement")
     if ("\n" not in clean or "\\begin" in clean) and _is_expression(lead := without_lead_in(clean)):
         return ParsedAnswer(text, bare_value(lead), "statement")
     sentences: list[str] = []
@@ -167,6 +198,8 @@ def unmarked_answer(text: str) -> ParsedAnswer:
             sentences[-1] += ", or" + sentence
         else:
             sentences.append(sentence)
+    if sentences and REFUSED.match(sentences[-1]):
+        return ParsedAnswer(text, "", "fallback")
     for sentence in reversed(sentences):
         read = sentence_value(sentence)
         if read is not None:
@@ -181,6 +214,15 @@ def sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | 
         text, is_wrong = foreign_sentence(text)
         if is_wrong:
             return None
+    if _DOUBTED.match(text):
+        return None
+    if wrong := _WRONG.search(text):  # "42 is wrong, it is 43"
+        return sentence_value(text[wrong.end() :])
+    return _affirmed_value(text)
+
+
+def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | None:
+    """The value and its source in a sentence that denies no value after it states it."""
     runs = list(RUN.finditer(text))
     corrected = CORRECTED.search(text, runs[0].end()) if runs else None
     if corrected and (again := sentence_value(text[corrected.end() :])):
@@ -207,6 +249,7 @@ def sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | 
             (_HEDGE.search(between) and not _COMPUTED.search(between))
             or JOINED.fullmatch(between)
             or _BETWEEN.search(text, 0, before.start())
+            or (source == "fallback" and _RANGE.search(text, 0, before.start()))
         ):
             value = text[before.start() : at] + value
     return bare_value(value), source
@@ -267,7 +310,7 @@ def strip_markup(text: str) -> str:
         text = _BOLD.sub(r"\1", text)
     for _ in range(6):
         before = text
-        text = _balanced(text.strip().rstrip(",;:!?\u3002").strip())
+        text = _balanced(_SPACES.sub("", text.strip()).rstrip(",;:!?\u3002").strip())
         if text.endswith(".") and not text.endswith("..."):
             text = text[:-1].rstrip()
         text = text.rstrip(_ORNAMENTS)
@@ -276,8 +319,8 @@ def strip_markup(text: str) -> str:
         for sign in ("**", "*"):  # "**Answer: 42**"
             if text.count(sign) == 1 and (text.endswith(sign) or (text.startswith(sign) and not text.startswith("* "))):
                 text = text.removesuffix(sign).removeprefix(sign)
-        if text.startswith("\\") and (wrapped := _WRAPPED.fullmatch(text)):
-            text = wrapped[1]
+        if text.startswith(("\\", "{")) and (wrapped := _WRAPPED.fullmatch(text)):
+            text = str(wrapped[wrapped.lastindex or 0])
         for opening, closing in _PAIRS:
             inner = text[len(opening) : -len(closing)]
             if inner and text == opening + inner + closing and opening not in inner:

@@ -252,7 +252,7 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
 
 def _formulas(answer: str, gold: str, parts: list[Pair]) -> bool | list[Pair] | None:
     """The formulas to compare. False if the answer is not a formula, None if the gold answer is not."""
-    if is_words(answer) and is_words(gold):
+    if is_words(gold) and (is_words(answer) or not gold.isascii()):
         return False
     (left, unit), (right, gold_unit) = split_unit(answer), split_unit(gold)
     if unit and gold_unit and unit.dimension != gold_unit.dimension:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
 
+from forge_verifiers.rules.languages import OTHER_SCRIPTS
 from forge_verifiers.rules.maths.quantity import MAX_CHARS, Quantity, Unit, cleaned, read_quantity, read_unit
 
 _NAMES = (
@@ -14,6 +15,38 @@ _NAMES = (
     "|theta|lambda|mu|rho|sigma|tau|phi|omega"
 )
 _NAME = re.compile(rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])")
+_LOW = {">": "<", "≥": r"\le ", ">=": r"\le ", r"\ge": r"\le ", r"\geq": r"\le ", r"\gt": "<"}
+_BOUND = re.compile(r"\s*([a-z])\s*(>=|<=|[<>≤≥]|\\(?:geq?|leq?|gt|lt)(?![A-Za-z]))\s*([^<>≤≥]+?)\s*")
+
+
+def _matrix(rows: str) -> str:
+    cells = re.sub(r"\]\s*,\s*\[", r"\\\\", rows.removesuffix("]")).replace(",", "&")
+    return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
+
+
+def _point(text: str) -> str:
+    """An end of an interval after a semicolon or before it, so that its comma is decimal."""
+    return text.replace(",", ".")
+
+
+def _ordered(match: re.Match[str]) -> str:
+    """``(y, x) = (2, 1)`` as the tuple of the values in the order of the names."""
+    names, values = match[1].split(","), match[2].split(",")
+    if len(names) != len(values):
+        return match[0]
+    return f"({','.join(value for _, value in sorted(zip(map(str.strip, names), values, strict=True)))})"
+
+
+def _between(match: re.Match[str]) -> str:
+    """``x > 0 and x < 1`` as ``0 < x < 1``. Other conjunctions have no notation here and are not read."""
+    sides = [side for part in match.groups() if (side := _BOUND.fullmatch(part))]
+    if len(sides) < 2 or sides[0][1] != sides[1][1]:
+        return "$"
+    low, high = sorted(sides, key=lambda side: side[2] in _LOW, reverse=True)
+    is_range = low[2] in _LOW and high[2] not in _LOW
+    return f"{low[3]}{_LOW[low[2]]}{low[1]}{high[2]}{high[3]}" if is_range else "$"
+
+
 _Spelling = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"\s+", " "),
@@ -24,7 +57,28 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"ℤ", r"\\mathbb{Z}"),
     (r"ℕ", r"\\mathbb{N}"),
     (r"ℚ", r"\\mathbb{Q}"),
-    (r"(?i)^\s*(?:all|every|any)\s+(?:the\s+)?reals?(?:\s+numbers?)?\s*$", r"\\mathbb{R}"),
+    (r"(?i)^\s*(?:all|every|any)\s+(?:the\s+)?reals?(?:\s+numbers?)?(?=\s*$|\s+except)", r"\\mathbb{R}"),
+    (r"(?<=\\mathbb\{R\})\s+except\s+(?:for\s+)?(?:[a-z]\s*=\s*)?([^{}]+)$", r"\\setminus\\{\1\\}"),
+    (r"\\backslash(?![A-Za-z])", r"\\setminus "),
+    (r"\\bigcup(?![A-Za-z])", r"\\cup "),
+    (r"\\[lr]brace(?![A-Za-z])", lambda m: r"\{" if "l" in m[0] else r"\}"),
+    (r"\\langle(?![A-Za-z])", "("),
+    (r"\\rangle(?![A-Za-z])", ")"),
+    (r"\\(?:vee|lor)(?![A-Za-z])", " or "),
+    (r"\\(?:wedge|land)(?![A-Za-z])", " and "),
+    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"∛\s*(\d+|[A-Za-z])|cbrt\s*\(([^()]*)\)", r"\\sqrt[3]{\1\2}"),
+    (r"(?<![A-Za-z\\])log(2|10)\s*(?=\()", r"\\log_{\1}"),
+    (r"\\(begin|end)\{smallmatrix\}", r"\\\1{pmatrix}"),
+    (r"^\s*\[\s*\[([^\[\]]*)\]((?:\s*,\s*\[[^\[\]]*\])*)\s*\]\s*$", lambda m: _matrix(f"{m[1]}]{m[2]}")),
+    (r",?\s*\(?[a-z]\s*(?:\\in(?![A-Za-z])|∈)\s*(?:\\mathbb\{Z\}|ℤ)\s*\)?$", ""),  # k\pi, k \in \mathbb{Z}
+    (r"(?<=[\[\](])\s*([^;()\[\]]+);([^;()\[\]]+)(?=[\[\])])", lambda m: f"{_point(m[1])},{_point(m[2])}"),
+    (r"(^|\\cup|∪|\\in)\s*\](?=[^\[\]]+[\[\]])", r"\1("),  # ]0, 1[
+    (r"(?<=[^\s(\[,])\s*\[(?=\s*(?:$|\\cup|∪))", ")"),
+    (r"^[^()]*(?:[\[\]]|\\infty|∞).*$", lambda m: re.sub(r"(?<=[\])])\s*or\s*(?=[\[(])", r"\\cup ", m[0])),
+    (r"^\s*\(([a-z](?:\s*,\s*[a-z])+)\)\s*=\s*\(([^()]*)\)\s*$", _ordered),
+    (r"^(.*?(?:[<>≤≥]|\\(?:[gl]eq?|[gl]t)(?![A-Za-z])).*?)\s*(?<![A-Za-z\\])and\s+(.*)$", _between),
     (r"\\varnothing|∅|^\s*\\?\{\s*\\?\}\s*$", r"\\emptyset "),
     (r"\\(?:leq?slant|leqq)(?![A-Za-z])|≤|=<|<=", r"\\le "),
     (r"\\(?:geq?slant|geqq)(?![A-Za-z])|≥|=>|>=", r"\\ge "),
@@ -75,11 +129,12 @@ _EXPENSIVE = re.compile(
     r"\^[\s{(]*\d+\s*\^[\s{(]*\d+\s*\^|\d{5,}\s*!|!\s*!|\^\s*\{?\s*[-+(]?\s*\d{5,}|\\binom\s*\{?\s*\d{5,}"
 )
 _COUNTED = re.compile(r"((?:[^A-Za-z\\%$€£¢°]|\\(?:frac|sqrt|pi|binom)(?![A-Za-z]))+)\s+([A-Za-z$€£¢°%][^\\=]*)")
-_LETTERS_ONLY = re.compile(r"[A-Za-z\s,.()]*")
+_LETTERS_ONLY = re.compile(r"(?:[^\W\d_]|[\s,.()'\u2019-])*")
+_FOREIGN = re.compile(f"[{OTHER_SCRIPTS}]")
 _RELATION = re.compile(r"[<>\u2264\u2265\u2248]|!=|\\(?:le|ge|lt|gt|ne|neq|leq|geq|approx|in)(?![A-Za-z])")
 _VARIABLE = re.compile(
     r"(?:m?\\(?:angle|triangle)\s*)?\\?[A-Za-z]+(?:_\{?\w+\}?)?'?"
-    r"\s*(?:\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\))?"
+    r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\))?|\|\s*[A-Z]{2}\s*\||\\overline\s*\{\s*[A-Z]{2}\s*\}"
 )
 
 
@@ -137,8 +192,8 @@ def _closing(text: str, start: int) -> int:
 def is_words(text: str) -> bool:
     """True if a text looks like words, so that its letters are not factors of a product."""
     text = cleaned(text)
-    words = re.findall(r"[A-Za-z]+", text)
-    is_long = any(len(word) > 2 and not _NAME.fullmatch(word) for word in words)
+    words = re.findall(r"[^\W\d_]+", text)
+    is_long = any((len(word) > 2 and not _NAME.fullmatch(word)) or _FOREIGN.search(word) for word in words)
     is_set = re.fullmatch(r"(?:all|every|any)\s.*real.*", text, re.IGNORECASE)
     return bool(is_long and _LETTERS_ONLY.fullmatch(text) and not is_set)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from forge_verifiers.rules.languages import COUNTER, normalized
+from forge_verifiers.rules.languages import ALTERNATIVE, BOUND, COUNTER, NEGATION, normalized
+from forge_verifiers.rules.maths.number_words import number_in_words
 
 MAX_CHARS = 1_000
 """Longer texts are not read as answers."""
@@ -48,11 +49,20 @@ _BASES = {  # base unit -> names and sizes
     "feet 381/1250 yd 1143/1250 yard 1143/1250 mi 201168/125 mile 201168/125",
     "gram": "mg 1/1000 g 1 kg 1000 lb 45359237/100000 pound 45359237/100000 oz 45359237/1600000 ounce 45359237/1600000",
     "second": "s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
-    "litre": "ml 1/1000 l 1",
+    "litre": "ml 1/1000 mL 1/1000 l 1 L 1",
     "dollar": "$ 1 dollar 1 usd 1 cent 1/100 ¢ 1/100",
     "euro": "€ 1 euro 1 eur 1",
     "sterling": "£ 1 gbp 1",
     "degree": "° 1 degree 1 deg 1",
+    "newton": "N 1 newton 1",
+    "joule": "J 1 joule 1 kj 1000",
+    "watt": "W 1 watt 1 kw 1000",
+    "volt": "V 1 volt 1",
+    "ampere": "A 1 amp 1 ampere 1",
+    "ohm": "Ω 1 ohm 1",
+    "hertz": "hz 1 hertz 1 khz 1000 mhz 1000000",
+    "yen": "¥ 1 yen 1 jpy 1",
+    "rupee": "₹ 1 rupee 1 inr 1",
 }
 _PREFIXES = {"milli": Fraction(1, 1000), "centi": Fraction(1, 100), "": Fraction(1), "kilo": Fraction(1000)}
 _NAMED = {"meter": "metre", "metre": "metre", "gram": "gram", "liter": "litre", "litre": "litre"}
@@ -66,19 +76,30 @@ _NO_UNITS = frozenset(
         r"\w+",
         "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh sqrt exp ln lg log abs alpha beta gamma delta "
         "epsilon theta lambda mu nu rho sigma tau phi omega pi frac binom infinity half halves third thirds quarter "
-        "quarters tenths hundredths squared cubed factorial over times plus minus less more mod modulo and or",
+        "quarters tenths hundredths squared cubed factorial over times plus minus less more mod modulo and or "
+        # "thousand" and "million" in other languages
+        "mil mille tausend tusen duizend ribu bin millones milhões millionen millions miljoner miljoen juta milyon "
+        "тысяч тысячи тысяча миллион миллиона миллионов हजार हज़ार लाख करोड़ ألف آلاف مليون هزار میلیون χιλιάδες "
+        "εκατομμύρια nghìn ngàn triệu tỷ tysięcy tysiące milionów tisíc milionů พัน ล้าน",
     )
 )
 """Words after a number that are operations, functions or variables."""
+_FOREIGN_WORD = re.compile(r"[^\W\d_]{3,}")
+_COUNTED_WORD = re.compile(rf"{COUNTER}[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]{{1,6}}")
+_NO_WORD = re.compile(
+    rf"{ALTERNATIVE}|{NEGATION}|{BOUND}|以|未|左右|不|和|与|と|多|余|超|이상|이하|미만|정도", re.IGNORECASE
+)
 _PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+")
 _PART = re.compile(
-    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¢°]+)\s*(?:(squared|cubed)|\^\s*\{?\s*([1-9])\s*\}?)?"
+    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¥₹¢°Ω]+)\s*(?:(squared|cubed)|\^\s*\{?\s*([1-9])\s*\}?)?"
 )
 _TEMPERATURE = re.compile(r"(?:degrees?|°)\s*([CcFfKk])(?:elsius|ahrenheit|elvin)?")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 
-_GROUPED = re.compile(r"([-+]?\d{1,3}(?:([,' \u00a0\u202f\u2009]|\{,\}|\\[,!]|,\\!)\d{3})(?:\2\d{3})*)(?:([.,])(\d+))?")
+_GROUPED = re.compile(
+    r"([-+]?\d{1,3}(?:([,' _\u00a0\u202f\u2009]|\{,\}|\\[,!]|,\\!)\d{3})(?:\2\d{3})*)(?:([.,])(\d+))?"
+)
 _DOTTED = re.compile(r"([-+]?\d{1,3}(?:(?:\.\d{3}){2,}|(?:\.\d{3})+(?=,)))(?:,(\d+))?")
 _LITERAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 _COMMA = re.compile(r"[-+]?(?:\d{2,}|0),\d+|[-+]?\d,\d{2,}")
@@ -87,12 +108,15 @@ _COMMA_BEFORE_UNIT = re.compile(
 )
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 _WRAPPED = re.compile(r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}")
-_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b")
+_DEGREES = re.compile(r"(?<=\d)\^\s*\{?\s*o\s*\}?(?![A-Za-z])|\^\s*\{?\s*\\circ\s*\}?|\\degree\b")
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
+_SIGNS |= str.maketrans({"\u2019": "'", "\u2044": "/", "\u2215": "/", "\u2236": ":", "\u2103": "°C", "\u2109": "°F"})
+_REPEATING = re.compile(r"^([-+]?\d*\.\d*?)(\d{1,6})\2+\s*(?:\.\.\.|\u2026|\\[lc]?dots)$")  # 0.1666...
+_PERIOD = re.compile(r"^([-+]?\d+\.\d*)\((\d{1,9})\)$")  # 0.1(6)
 _HALVES = {"½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
 _RAISED = re.compile("[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _LOWER = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
-_MONEY = re.compile(r"([-+]?)\s*\\?([$€£])\s*(?=[-\d.])")
+_MONEY = re.compile(r"([-+]?)\s*(?:\\?(?:US|A|C)?\s?\\?([$€£¥₹])\s*|(USD|EUR|GBP|JPY|INR)\s+)(?=[-\d.])")
 _REMARK = re.compile(r"(?<=\d)(\s+(?:dozen|hundred|thousand|million|billion))?\s+[A-Za-z]{2}[A-Za-z\s]*$")
 _DIGITS = r"\d[\d,' .]*\d|\d+\.?|\.\d+"
 _NUMBER = re.compile(
@@ -101,7 +125,7 @@ _NUMBER = re.compile(
     r"|(?P<whole2>\d+)\s+(?P<top2>\d+)\s*/\s*(?P<bottom2>\d+)"
     rf"|(?P<top3>{_DIGITS})\s*(?:/|\s+out\s+of\s+|:)\s*(?P<bottom3>{_DIGITS})(?![\d.,]*\s*[:/])"
     rf"|(?P<mantissa>{_DIGITS})\s*(?:\*|\\times|\\cdot|x)\s*10\s*\^\s*\{{?\s*(?P<ten>[-+]?\d+)\s*\}}?"
-    r"|(?P<once>\d*)\.(?P<then>\d*)\\(?:overline|bar)\s*\{?(?P<again>\d+)\}?"
+    r"|(?P<once>\d*)\.(?P<then>\d*)\\(?:overline|bar|dot)\s*\{?(?P<again>\d+)\}?"
     r"|(?P<digits>[0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(?P<base>\d{1,2})\}?"
     r"|(?P<root>\d+(?:\.\d+)?)\s*\^\s*\{?\s*(?P<power>[-+]?\d+)\s*\}?"
     r"|(?P<factorial>\d+)!"
@@ -139,9 +163,11 @@ def decimal_comma(text: str) -> str | None:
 
 def cleaned(text: str) -> str:
     r"""The text without dollar signs, ``\text``, thin spaces and a final period, with common signs in ASCII."""
-    text = normalized(text).strip().rstrip(".,")
+    text = normalized(text).strip()
     if text.isascii() and text.isalnum():
         return text
+    text = _REPEATING.sub(r"\1\\overline{\2}", _PERIOD.sub(r"\1\\overline{\2}", text)).rstrip(".,")
+    text = re.sub(r"^\((\w+)\)(?=_)", r"\1", text)  # (101)_2
     if "\\\\" in text and "\\begin" not in text:  # escaped twice
         text = text.replace("\\\\", "\\")
     text = re.sub(r"(?<!\\)\\[\[\]()]", " ", text).strip().rstrip(".,")
@@ -149,6 +175,7 @@ def cleaned(text: str) -> str:
         text = re.sub(r"(?<!\\)\$", "", text).strip().rstrip(".,")
     text = _DEGREES.sub("°", _WRAPPED.sub(r" \1 ", text).translate(_SIGNS))
     text = re.sub(r"\\(?:left|right|displaystyle|quad|qquad|bigl?|bigr)(?![A-Za-z])", "", text)
+    text = re.sub(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))", ".", text)  # 6{,}02 in Europe
     text = re.sub(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,|\\!)(?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", re.sub(r"(?<!\\)\\[ ,;:!]|~", " ", text).replace(r"\%", "%"))
     text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_LOWER)}}}", text)
@@ -167,8 +194,10 @@ def read_quantity(text: str) -> Quantity | None:
     text = cleaned(text)
     if digits := literal(text) or decimal_comma(text):
         return _quantity(digits)
+    if spelled := number_in_words(text):
+        return _spelled(*spelled)
     if money := _MONEY.match(text):
-        return _amount(money[1] + text[money.end() :], money[2])
+        return _amount(money[1] + text[money.end() :], money[2] or money[3])
     text = _COMMA_BEFORE_UNIT.sub(lambda m: f"{m[1] or m[3]}.{m[2] or m[4]}", text)
     match = _NUMBER.match(text)
     number = _value(match) if match else None
@@ -181,6 +210,14 @@ def read_quantity(text: str) -> Quantity | None:
     is_spaced = rest[0].isspace() or not rest.strip()[0].isalpha()
     unit = None if "\\" in rest else read_unit(rest, spaced=is_spaced)
     return Quantity(number.value, unit, number.is_decimal) if unit else None
+
+
+def _spelled(value: Fraction, rest: str) -> Quantity | None:
+    """A number in words with at most one word after it, because "one of them is left" is not a quantity."""
+    rest = rest.strip()
+    unit = read_unit(rest, spaced=True) if rest else None
+    is_quantity = not rest or (unit is not None and " " not in rest)
+    return Quantity(value, unit) if is_quantity else None
 
 
 def _amount(text: str, sign: str) -> Quantity | None:
@@ -258,7 +295,7 @@ def _digits(part: dict[str, str | None]) -> Quantity | None:
 def read_unit(text: str, *, spaced: bool) -> Unit | None:
     """The unit in the words after a number, such as ``km/h``. If not `spaced`, a single letter is a variable."""
     text = text.strip().removesuffix(".").strip()
-    if re.fullmatch(COUNTER, text):
+    if re.fullmatch(COUNTER, text) or _is_foreign_unit(text, spaced):
         return Unit(((text, 1),))
     if text.lower() in {"%", "percent", "per cent", "pct", "percentage"}:
         return PERCENT
@@ -278,6 +315,12 @@ def read_unit(text: str, *, spaced: bool) -> Unit | None:
         powers[base[0]] = powers.get(base[0], 0) + power
         factor *= base[1] ** power
     return Unit(tuple(sorted(powers.items())), factor)
+
+
+def _is_foreign_unit(text: str, spaced: bool) -> bool:
+    """True for one word of another language that is not "or", "not" and the like: ``42 яблока``, ``42个苹果``."""
+    is_word = not text.isascii() and (_COUNTED_WORD.fullmatch(text) or (spaced and _FOREIGN_WORD.fullmatch(text)))
+    return bool(is_word) and text.lower() not in _NO_UNITS and not _NO_WORD.search(text)
 
 
 def _base_unit(word: str) -> tuple[str, Fraction] | None:

@@ -1,0 +1,66 @@
+"""English numbers in words: "forty-two", "one hundred and five", "three and a half", "two thirds", "a dozen"."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_ONES = re.findall(
+    r"\w+",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen",
+)
+_TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
+_SMALL = {word: k for k, word in enumerate(_ONES)} | {word: 10 * k for k, word in enumerate(_TENS, 2)}
+_LARGE = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "tenth": 10}
+_ARTICLE = re.compile(r"^an?\s+(?=half|third|quarter|fourth|fifth|sixth|eighth|tenth)", re.IGNORECASE)
+_WORD = rf"(?:{'|'.join([*_SMALL, *_LARGE])})(?![A-Za-z])"
+_NUMBER = re.compile(
+    r"(?P<sign>(?:minus|negative)\s+)?"
+    rf"(?P<whole>(?:an?\s+(?={'|'.join(_LARGE)}))?{_WORD}(?:(?:[\s-]+|\s+and\s+){_WORD}){{0,15}})?"
+    rf"(?:(?P<joint>\s+and\s+(?:an?|one)\s+|[\s-]+|)(?P<part>{'|'.join(_PARTS)})(?P<plural>s?)(?![A-Za-z]))?",
+    re.IGNORECASE,
+)
+
+
+def number_in_words(text: str) -> tuple[Fraction, str] | None:
+    """The number in words at the start of a text, and the text after it, or None if the text starts differently."""
+    match = _NUMBER.match(_ARTICLE.sub("one ", text))
+    if match is None or not (match["whole"] or match["part"]):
+        return None
+    whole = _whole(match["whole"].lower()) if match["whole"] else Fraction(1)
+    if whole is None or (match["part"] and not match["whole"] and match["part"].lower() != "half"):
+        return None
+    if match["part"]:
+        part = Fraction(1, _PARTS[match["part"].lower()])
+        is_added = "and" in match["joint"].lower()
+        if bool(match["plural"]) != (whole > 1 and not is_added):  # "twenty-third" is no fraction
+            return None
+        whole = whole + part if is_added else whole * part
+    return -whole if match["sign"] else whole, match.string[match.end() :]
+
+
+def _whole(text: str) -> Fraction | None:
+    """A whole number, or None for words that are not one number, such as "two three"."""
+    total, current, scale, before = 0, 0, 10**15, ""
+    for word in re.findall("[a-z]+", text):
+        if word in _SMALL:
+            size = 100 if _SMALL[word] >= 10 else 10
+            is_first = not (total or current)
+            if current % size or (size == 10 and 10 <= current % 100 < 20) or (word == "zero" and not is_first):
+                return None
+            current += _SMALL[word]
+        elif word in {"hundred", "dozen"}:
+            if current >= 100:
+                return None
+            current = max(current, 1) * _LARGE[word]
+        elif word in _LARGE:
+            if _LARGE[word] >= scale:
+                return None
+            scale = _LARGE[word]
+            total, current = total + max(current, 1) * scale, 0
+        elif word == "and" and before not in _LARGE:
+            return None
+        before = word
+    return Fraction(total + current)
