@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+from gymnasium.spaces import Text
 
 from forge_agents.envs.conformance.play import (
     HUGE_ACTIONS,
@@ -36,7 +37,7 @@ from forge_agents.envs.conformance.play import (
     play,
     same,
 )
-from forge_agents.envs.env import TextGame, hook, writable
+from forge_agents.envs.env import Observation, TextGame, hook, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
@@ -80,7 +81,15 @@ def pettingzoo_api(case: Case) -> str:
     """Run PettingZoo's `api_test`. Returns its unusual warnings."""
     from pettingzoo.test import api_test
 
-    return _run_test(api_test, case.create(), "derive from TurnEnv, or see PettingZoo's api_test")
+    env = case.create()
+    observe = env.observe
+
+    def observe_with_dtype(agent: str) -> Any:  # `api_test` compares the dtypes of observation and space
+        seen = observe(agent)
+        return Observation(seen) if isinstance(seen, str) else seen
+
+    setattr(env, "observe", observe_with_dtype)  # noqa: B010  # mypy refuses to assign to a method
+    return _run_test(api_test, env, "derive from TurnEnv, or see PettingZoo's api_test")
 
 
 def pettingzoo_seed(case: Case) -> None:
@@ -173,12 +182,15 @@ def num_agents(case: Case) -> str:
 def spaces(case: Case) -> None:
     """Observations are texts within their space, and instructions are texts."""
     for env, seed, (agent, seen, *_) in _steps(case):
-        if not env.observation_space(agent).contains(seen):
-            raise BreachError(
-                f"seed {seed}: observation of {agent!r} ({len(seen)} characters, {seen[:60]!r}) is outside its space",
-                "shorten it, remove lone surrogates, or raise max_observation_chars",
-                "observe_text",
-            )
+        space = env.observation_space(agent)
+        if not space.contains(seen):
+            excerpt = f"{len(seen)} characters, {seen[:60]!r}"
+            message = f"seed {seed}: observation of {agent!r} ({excerpt}) is outside its space"
+            fix = "shorten it, remove lone surrogates, or raise max_observation_chars"
+            if type(space) is Text and (refused := set(seen) - space.character_set):
+                message += f", which does not allow {', '.join(map(repr, sorted(refused)[:8]))}"
+                fix = "use forge_agents.envs.env.TextSpace(max_chars); gymnasium's Text allows letters and digits only"
+            raise BreachError(message, fix, "observe_text")
         text = instructions(env, agent)
         if text != writable(text):
             message = f"seed {seed}: instructions of {agent!r} have lone surrogates: {text[:60]!r}"

@@ -1,6 +1,9 @@
 """A minimal game to derive test environments from."""
 
+from pettingzoo import AECEnv
+
 import forge_agents as fa
+from forge_agents.envs.env import TextSpace
 
 
 def act(env, *texts):
@@ -25,3 +28,33 @@ class Plain(fa.TurnEnv):
 
     def act(self, agent, action):
         return fa.Outcome(done=True)
+
+
+class PlainAEC(AECEnv):
+    """The same in PettingZoo's own terms, without a base class of ours."""
+
+    metadata = {"name": "plain", "render_modes": []}
+    render_mode = None
+    possible_agents = ["a"]
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spaces = {"a": TextSpace(100)}
+        self.action_spaces = {"a": TextSpace(100)}
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.agent_selection = ["a"], "a"
+        self.rewards, self._cumulative_rewards = {"a": 0.0}, {"a": 0.0}
+        self.terminations, self.truncations, self.infos = {"a": False}, {"a": False}, {"a": {}}
+
+    def observe(self, agent):
+        return "Why?"
+
+    def step(self, action):
+        if self.terminations["a"]:
+            self._was_dead_step(action)
+            return
+        self.rewards = {"a": float(action == "Because.")}
+        self.terminations = {"a": True}
+        self._cumulative_rewards = {"a": 0.0}
+        self._accumulate_rewards()

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plain_env import Plain
+from gymnasium.spaces import Text
+from plain_env import Plain, PlainAEC
 
 import forge_agents as fa
 from forge_agents.envs.reasoning import split_reasoning
@@ -64,6 +65,23 @@ def test_a_good_environment_passes_every_check():
     assert str(report).startswith("Good: 17 checks, 13 passed, 0 failed, 4 skipped\n")
     assert f"  skip {'num agents':<20} min_agents is None" in str(report)
     assert report.level == "full" and report.seconds > 0
+
+
+def test_plain_pettingzoo_environment_passes_every_check():
+    report = check_env(PlainAEC)
+    assert report.ok and {"pettingzoo api", "pettingzoo seed", "spaces"} <= {finding.check for finding in report.passed}
+
+
+def test_characters_outside_of_gymnasiums_text_space_are_named():
+    class LettersOnly(PlainAEC):
+        def __init__(self):
+            super().__init__()
+            self.observation_spaces = {"a": Text(100)}
+
+    found = failures(LettersOnly)
+    assert set(found) == {"pettingzoo api", "spaces"}
+    assert found["spaces"].message.endswith("is outside its space, which does not allow '?'")
+    assert "TextSpace(max_chars)" in found["spaces"].fix
 
 
 def test_failures_raise_and_say_what_to_do():
