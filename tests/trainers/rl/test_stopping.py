@@ -20,6 +20,7 @@ from forge_agents.errors import EmptyBatchError
 from forge_agents.policy import resolve_policies
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_trainers.rl.credit import Credit
+from forge_trainers.rl.evaluation import Evaluator
 from forge_trainers.rl.failures import describe_error
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.policy_mapping import at_step, check_trainable
@@ -464,6 +465,19 @@ def test_evaluation_without_turns_has_no_reward(tmp_path, caplog):
     assert "64 by player_1 (rival) with an illegal action" in caplog.text
 
 
+def test_evaluation_has_as_many_episodes_as_the_config_says(tmp_path, monkeypatch):
+    numbers = []
+
+    async def evaluate(evaluator, episodes):
+        numbers.append(episodes)
+
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
+    with trainer(tmp_path, lambda step: MIXED, eval_episodes=8) as run:
+        run.evaluate(Duel)
+        run.evaluate(Duel, episodes=3)
+    assert numbers == [8, 3]
+
+
 def test_one_zero_variance_policy_of_two_does_not_end_the_run():
     def both(seed):
         """The team always earns 1, and a second trained policy has not learned yet."""
@@ -479,6 +493,15 @@ def test_one_zero_variance_policy_of_two_does_not_end_the_run():
     items = asyncio.run(score([both(n) for n in range(40)], env_reward, timeout_s=5))
     trained = {"team", "second"}
     assert endings.after(0, items, credit_groups(items, Credit(), trained), trained, {"t": 1.0}) is None
+    assert endings.summary(sorted(trained)) == (
+        "policy team had no informative group: the rewards of its agents did not differ within groups. Its exported "
+        "weights are those that training started with"
+    )
+    resumed = StoppingCriteria(1)
+    resumed.load_state_dict(endings.state_dict())
+    assert resumed.summary(["team"]) and not resumed.summary(["second"])
+    resumed.load_state_dict({key: value for key, value in endings.state_dict().items() if key != "learned"})
+    assert not resumed.summary(["team"]), "a checkpoint of an earlier version does not tell"
 
 
 def test_reward_ranges_survive_a_resume():

@@ -87,6 +87,14 @@ def test_groups_ages_and_learners_are_reported(tmp_path):
     assert two["staleness/0"] == 4.0 and two["learner/a/loss"] == 0.5 and two["learner/b/loss"] == 0.5
 
 
+def test_used_groups_of_each_policy_are_reported(tmp_path):
+    given = samples(0, 0, policies=("a",))
+    sample = given.samples["a"][0]
+    given = dataclasses.replace(given, samples={"a": [sample, sample, dataclasses.replace(sample, group=2)]})
+    result = run(given, {"a": Learner(), "b": Learner()}, tmp_path)
+    assert (result["groups/used"], result["groups/used/a"], result["groups/used/b"]) == (3.0, 2.0, 0.0)
+
+
 def test_step_without_samples_reports_zero(tmp_path):
     nothing = StepSamples(
         samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "zero_variance": 0}, advantages={}

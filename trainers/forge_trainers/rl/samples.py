@@ -111,10 +111,16 @@ class StepSamples:
     """By policy: fraction of the loss normalization that `samples` make up. Their advantages are multiplied by it."""
 
     def metrics(self, learners: Collection[str]) -> dict[str, float]:
-        """Return ``groups/OUTCOME``, ``dropped/...`` and each learner's ``normalization_fraction``."""
+        """Return ``groups/OUTCOME``, ``dropped/...`` and each learner's ``normalization_fraction``.
+
+        With several learners, ``groups/used/POLICY`` is the number of groups with samples of the policy.
+        """
         compared = self.counts["used"] + self.counts["zero_variance"]
+        several = learners if len(learners) > 1 else ()
+        used = {name: len({sample.group for sample in self.samples.get(name, ())}) for name in several}
         return {
             **{f"groups/{outcome}": float(count) for outcome, count in self.counts.items()},
+            **{f"groups/used/{name}": float(count) for name, count in used.items()},
             "groups/zero_variance_fraction": self.counts["zero_variance"] / compared if compared else float("nan"),
             "dropped/abstained": float(self.abstained),
             "dropped/too_long": float(self.too_long),

@@ -52,6 +52,8 @@ class StoppingCriteria:
         """Number of sampled tokens of each trained policy in the whole run."""
         self._informative_steps = 0
         """Number of steps of the whole run that had an informative group."""
+        self._learned = set[str]()
+        """Trained policies that had a sample in the whole run."""
         self.reset()
 
     def reset(self) -> None:
@@ -92,6 +94,7 @@ class StoppingCriteria:
         if informative:
             self.reset()
             self._informative_steps += 1
+            self._learned.update(samples.samples)
         else:
             self._steps += 1
             self._too_long += samples.counts["too_long"]
@@ -109,9 +112,16 @@ class StoppingCriteria:
         """Return what a finished run did not train. Empty if it trained every policy."""
         idle = [name for name in trained if not self._tokens[name]]
         if idle:
-            names = "policy " + idle[0] if len(idle) == 1 else "policies " + ", ".join(idle)
-            return f"{names} never had a turn, so the exported weights are those that training started with"
-        return "" if self._informative_steps else _UNTRAINED
+            return f"{_named(idle)} never had a turn, so the exported weights are those that training started with"
+        if not self._informative_steps:
+            return _UNTRAINED
+        if left_out := [name for name in trained if name not in self._learned]:
+            its = "its" if len(left_out) == 1 else "their"
+            return (
+                f"{_named(left_out)} had no informative group: the rewards of {its} agents did not differ within "
+                f"groups. {its.capitalize()} exported weights are those that training started with"
+            )
+        return ""
 
     def _record(self, group: EpisodeGroup, trained: Collection[str], *, informative: bool) -> None:
         """Record the rewards of a group, of agents for which a trained policy acted."""
@@ -217,6 +227,7 @@ class StoppingCriteria:
             "policies": np.array(list(self._tokens), dtype=np.str_),
             "tokens": np.array(list(self._tokens.values()), dtype=np.int64),
             "informative_steps": np.array(self._informative_steps),
+            "learned": np.array(sorted(self._learned), dtype=np.str_),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -225,6 +236,11 @@ class StoppingCriteria:
         self._range = {(e, a): (low, high) for (e, a), (low, high) in zip(keys, ranges, strict=True)}
         self._tokens = Counter(dict(zip(state["policies"].tolist(), state["tokens"].tolist(), strict=True)))
         self._informative_steps = int(state["informative_steps"])
+        self._learned = set(state.get("learned", state["policies"]).tolist())  # earlier versions did not save it
+
+
+def _named(policies: Sequence[str]) -> str:
+    return "policy " + policies[0] if len(policies) == 1 else "policies " + ", ".join(policies)
 
 
 def _reaches(reward: float, top: float) -> bool:

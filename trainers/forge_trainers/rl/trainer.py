@@ -126,7 +126,12 @@ class GRPOTrainer:
 
     @named_arguments
     def evaluate(
-        self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
+        self,
+        env: EnvLike,
+        *,
+        episodes: int | None = None,
+        env_args: dict[str, Any] | None = None,
+        reward: Reward | None = None,
     ) -> EvalResult:
         """Evaluate the current weights on at least `episodes` held-out episodes.
 
@@ -136,11 +141,12 @@ class GRPOTrainer:
 
         Args:
             env: As in `fit`.
-            episodes: Number of episodes, at least 1.
+            episodes: Number of episodes, at least 1. None is `eval_episodes` of the config.
             env_args: Arguments of the environment.
             reward: Reward to measure. None is the reward of the run. `EvalResult.env_reward` has the environment's own
                 reward in any case.
         """
+        episodes = self.config.eval_episodes if episodes is None else episodes
         if episodes < 1:
             raise ValueError(f"episodes={episodes} measures nothing. Set at least 1")
         sampler = TaskSampler(env, env_args, hosts=self._hosts)

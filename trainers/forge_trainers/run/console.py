@@ -60,8 +60,8 @@ class _Narrow:
 class Display:
     """Shows step, reward, counts of groups, KL, tokens per second and the remaining time.
 
-    `total` and `done` count the steps of the whole run and of earlier sessions. The rewards of several trained
-    `policies` are also shown one by one, because the mean over two sides of a game is no measure.
+    `total` and `done` count the steps of the whole run and of earlier sessions. The rewards and used groups of several
+    trained `policies` are also shown one by one, because the mean over two sides of a game is no measure.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, policies: Collection[str] = ()) -> None:
@@ -69,6 +69,7 @@ class Display:
         after = {  # the mean of all policies, then each policy
             "reward/mean": [(name, f"reward/{name}", "{:.3f}") for name in several],
             "eval/reward": [(f"held-out {name}", f"eval/reward/{name}", "{:.3f}") for name in several],
+            "groups/used": [(f"{name} used", f"groups/used/{name}", "{:.0f}") for name in several],
         }
         self._shown = [column for shown in _SHOWN for column in (shown, *after.get(shown[1], ()))]
         skipped = [(f"{name} skipped", f"learner/{name}/skipped", "{:.0f}") for name in several]
