@@ -31,6 +31,7 @@ from forge_trainers.rl.session import Session
 from forge_trainers.rl.stopping import StoppingCriteria
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
+from forge_verifiers.core.composition import ForAgent
 from forge_verifiers.rules.text import Exact
 
 
@@ -106,6 +107,21 @@ def test_run_shows_the_policies_of_all_agents(tmp_path, capsys):
     assert shown(fa.League(TEAM))[0] == "player_0, player_1: policy team (trainable, learner team-l)"
     with pytest.raises(ValueError, match="without a name"):
         shown(lambda agent, seed: fa.Policy("m"))
+
+
+def test_run_names_fixed_agents_that_an_ensemble_learns_from(tmp_path):
+    def messages(reward, players):
+        run = GRPOTrainer(players, reward, out_dir=tmp_path)
+        plan, lines = plan_of(run, TaskSampler(Duel)), []
+        run._lifecycle.messages.say = lines.append
+        run._lifecycle.messages.announce(plan, {name: object() for name in plan.models}, 20)
+        return [line for line in lines if "ensemble" in line and "not trained" in line]
+
+    ensemble, fixed = fa.Ensemble([Exact(), fa.EnvReward()]), {"player_0": TEAM, "player_1": fa.Random()}
+    (line,) = messages(ensemble, fixed)
+    assert "not trained: player_1. If" in line and "forge_verifiers.ForAgent(AGENT, ensemble)" in line
+    assert not messages(ensemble, TEAM) and not messages(ForAgent("player_0", ensemble), fixed)
+    assert not messages(fa.Ensemble([ForAgent("player_0", Exact())]), fixed) and not messages(None, fixed)
 
 
 def test_run_shows_learning_rates_and_warns_of_low_ones(tmp_path, capsys, tiny_models):

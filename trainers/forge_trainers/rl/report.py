@@ -12,6 +12,8 @@ from forge_trainers.rl.failures import describe_error
 from forge_trainers.rl.rewards import reward_name
 from forge_trainers.rl.samples import StepSamples
 from forge_trainers.run.plan import rate_line, weak_rates
+from forge_verifiers.core.composition import ForAgent
+from forge_verifiers.ensemble.ensemble import Ensemble
 
 if TYPE_CHECKING:
     from forge_trainers.rl.plan import RunPlan
@@ -61,6 +63,20 @@ class Messages:
                 f"held-out episodes are scored by the run's reward, {reward_name(plan.reward)} (eval/reward), which "
                 "the choice of the best checkpoint uses as well. eval/env_reward is the environment's own reward"
             )
+        if fixed := _fixed_agents_of_ensemble(plan, learners):
+            self.say(
+                f"the ensemble also learns from the texts of agents that are not trained: {', '.join(fixed)}. If these "
+                "texts answer another question, make the reward forge_verifiers.ForAgent(AGENT, ensemble)"
+            )
+
+
+def _fixed_agents_of_ensemble(plan: RunPlan, learners: Mapping[str, object]) -> list[str]:
+    """Agents that no trained policy plays, if the reward is an ensemble that scores their trajectories."""
+    if not isinstance(plan.reward, Ensemble) or all(isinstance(each, ForAgent) for each in plan.reward.verifiers):
+        return []
+    by_policy = plan.agents_by_policy
+    trained = {agent for name in learners for agent in by_policy.get(name, ())}
+    return [agent for agents in by_policy.values() for agent in agents if agent not in trained]
 
 
 def log_step(
