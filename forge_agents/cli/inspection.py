@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forge_agents.cli.registry import command, make_parser
+from forge_agents.errors import ArgumentError, did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import plugin_object
 
@@ -50,7 +51,7 @@ def _report_verifiers(run: str, out: str) -> int:
     history = plugin_object("forge_trainers.records.run_folder:verifier_history")(run)
     report = history[-1].report
     print(report.table())
-    print(report.html(out or user_path(run) / "verifiers.html"))
+    print(f"page   {report.html(out or user_path(run) / 'verifiers.html')}")
     return 0
 
 
@@ -66,7 +67,7 @@ def _report_verifiers(run: str, out: str) -> int:
 def list_(argv: Sequence[str]) -> int:
     """List environments, suites and models. Download a model."""
     parser = make_parser("list")
-    parser.add_argument("names", nargs="*", help=_NAMES)
+    parser.add_argument("names", nargs="*", default=[], help=_NAMES)
     parser.add_argument("--tag", type=str, help="List only environments with this tag.")
     parser.add_argument(
         "--models",
@@ -103,6 +104,7 @@ def _list_environments(names: Sequence[str], tag: str | None) -> None:
     from forge_agents.envs import registry
 
     ids = _environment_ids(names) if names else registry.list_envs()
+    ids = _with_tag(ids, tag) if tag is not None else ids
     rows = [
         (
             spec.id,
@@ -112,7 +114,6 @@ def _list_environments(names: Sequence[str], tag: str | None) -> None:
             "oracle" * bool(spec.oracle),
         )
         for spec in map(registry.spec, ids)
-        if tag is None or tag in spec.tags
     ]
     console = Console()
     if console.is_terminal:
@@ -122,8 +123,22 @@ def _list_environments(names: Sequence[str], tag: str | None) -> None:
         console.print(table)
     else:  # for programs: one line each, with tabs between fields
         print("\n".join("\t".join(row) for row in rows))
-    for suite in [] if names else registry.list_suites():
+    for suite in [] if names or tag is not None else registry.list_suites():
         print(f"suite {suite}")
+
+
+def _with_tag(ids: Sequence[str], tag: str) -> list[str]:
+    """Return the ids of environments with a tag. Raises ArgumentError if there is none."""
+    from forge_agents.envs import registry
+
+    tags = {id_: registry.spec(id_).tags for id_ in ids}
+    if not (tagged := [id_ for id_ in ids if tag in tags[id_]]):
+        known = sorted(set().union(*tags.values()))
+        raise ArgumentError(
+            f"none of {len(ids)} environments has the tag {tag!r}; their tags are {', '.join(known)}."
+            f"{did_you_mean(tag, known)}"
+        )
+    return tagged
 
 
 def _environment_ids(names: Sequence[str]) -> list[str]:
@@ -164,7 +179,7 @@ def check(argv: Sequence[str]) -> int:
     from forge_agents.envs.conformance.check import report_all
 
     parser = make_parser("check")
-    parser.add_argument("ids", nargs="*", help=_NAMES)
+    parser.add_argument("ids", nargs="*", default=[], help=_NAMES)
     parser.add_argument("--all", action="store_true", help="Check every registered environment.")
     parser.add_argument("--tag", type=str, help="Check only environments with this tag (with --all).")
     parser.add_argument("--json", action="store_true", help="Print one JSON object per environment and line.")
@@ -174,10 +189,9 @@ def check(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     if bool(options.ids) == options.all or (options.tag and not options.all):
         parser.error("give environment ids, or --all (which --tag filters)")
+    ids = registry.list_envs() if options.all else [registry.spec(id_).id for id_ in _environment_ids(options.ids)]
     failed = report_all(
-        registry.list_envs(options.tag)
-        if options.all
-        else [registry.spec(id_).id for id_ in _environment_ids(options.ids)],
+        _with_tag(ids, options.tag) if options.tag is not None else ids,
         as_json=options.json,
         brief=options.all,
         episodes=options.episodes,

@@ -41,6 +41,14 @@ def test_list_shows_environments_by_tag(capsys):
     assert has["forge/KuhnPoker-v0"] == "oracle" and has["forge/LeducPoker-v0"] == ""
 
 
+@pytest.mark.parametrize("words", [["list"], ["list", "forge/KuhnPoker-v0"], ["check", "--all"]])
+def test_unknown_tag_is_an_error_that_names_the_tags(words, capsys):
+    assert cli.main([*words, "--tag", "zero-summ"]) == 1
+    output = capsys.readouterr()
+    assert "has the tag 'zero-summ'; their tags are " in output.err and "Did you mean 'zero-sum'?" in output.err
+    assert not output.out
+
+
 def test_check_of_unknown_id_fails_with_a_suggestion(capsys):
     assert cli.main(["check", "forge/KuhnPokr-v0"]) == 1
     assert "forge/KuhnPoker-v0" in capsys.readouterr().err
