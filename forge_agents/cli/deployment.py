@@ -21,7 +21,7 @@ def export(argv: Sequence[str]) -> int:
     folder = export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print)
     models = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
     print(visible("\n".join(f"model  {model}" for model in models)))
-    print_next(f"forge-agents serve {models[0]}")
+    print_next(f"forge-agents serve {folder}")
     return 0
 
 

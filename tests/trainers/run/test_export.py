@@ -45,13 +45,14 @@ def same(one, other):
     return first.keys() == second.keys() and all(bool((second[name] == value).all()) for name, value in first.items())
 
 
-def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys):
+def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys, caplog):
     best, newest = export_checkpoint(run), export_checkpoint(run, checkpoint="newest")
     assert best.name == "export-step-000001" and same(best, run / "model-1")
     assert newest.name == "export-step-000002" and same(newest, run / "model-2") and not same(best, newest)
     assert (best / "adapter/adapter_model.safetensors").exists()
     assert cli.main(["export", str(run), "--checkpoint", "step-000002", "--out", str(run / "mine")]) == 0
     assert same(run / "mine", newest)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     out = capsys.readouterr().out
     assert "checkpoint  step-000002, held-out reward 0.4000" in out
     assert f"next   forge-agents serve {run / 'mine'}" in out

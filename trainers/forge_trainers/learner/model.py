@@ -269,7 +269,7 @@ def _load_weights(model: Any, spec: Any, config: LearnerPlan, ranks: Ranks, *, t
     model.train()
     if config.lora is None:  # with an adapter, all other weights are frozen already
         model.requires_grad_(trainable)
-    adapter = spec.state_dict_adapter(spec.model, str(folder))
+    adapter = spec.state_dict_adapter(spec.model, None)  # a folder would only serve TorchTitan's own export
     load_hf_weights(model, adapter, folder)
     if trainable and config.compute_dtype == "bfloat16" and models.dtype_of(folder) != "float16":
         dither_weights(model, config.seed)  # float16 weights lie anywhere between bfloat16 numbers already
