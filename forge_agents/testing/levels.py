@@ -69,7 +69,7 @@ def _reward(episode: Episode) -> float:
 def _lead(more: np.ndarray, less: np.ndarray) -> float:
     """Return by how many standard errors the first mean is above the second (Welch).
 
-    The variance is increased as by one more episode with reward 0.5. Otherwise two wins after none would be significant.
+    The variance is increased as by one more episode with reward 0.5. Otherwise two wins after none were significant.
     """
     error = math.sqrt(sum((np.var(each, ddof=1) + 0.25 / len(each)) / len(each) for each in (more, less)))
     return float(np.mean(more) - np.mean(less)) / error
