@@ -26,6 +26,7 @@ from forge_agents.envs.reasoning import (
 )
 from forge_agents.errors import ForgeError
 from forge_agents.models import resolve as models
+from forge_agents.models.chat_templates import TemplateRefusalError, render
 from forge_agents.models.families import REASONING_SWITCHES
 from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.policy import Thinking
@@ -315,19 +316,14 @@ class Renderer:
         Raises:
             ValueError: The template refuses these roles or omits a message in every layout.
         """
-        from jinja2 import TemplateError
-
         marks = [f"zq{number}qz" for number in range(len(roles))]
         messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
         refusal: ValueError | None = None
         for layout in _LAYOUTS:
             try:
                 rendered = self._apply_template(layout(messages))
-            except TemplateError as error:  # Gemma and Mistral, if one role has two messages in a row
-                refusal = refusal or ValueError(
-                    f"the chat template of {self._tokenizer.name_or_path!r} refuses a conversation of "
-                    f"{', '.join(roles[:20])} ({error}). Use a model or a template that accepts it"
-                )
+            except TemplateRefusalError as error:  # Gemma and Mistral, if one role has two messages in a row
+                refusal = refusal or error
                 continue
             lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in rendered]
             if not lost:
@@ -341,13 +337,11 @@ class Renderer:
 
     def _check_generation_prompt(self) -> None:
         """Raise ValueError if the template writes a role before an answer but omits it in prompts."""
-        from jinja2 import TemplateError
-
         prompt = self._apply_template(_PROBE)
         if prompt != self._apply_template(_PROBE, generation_prompt=False):
             return
         answered = ""
-        with contextlib.suppress(TemplateError):
+        with contextlib.suppress(TemplateRefusalError):
             answered = self._apply_template(_ANSWERED)
         header = answered.partition(_MARK)[0].removeprefix(prompt) if answered.startswith(prompt) else ""
         if split_reasoning(f"{header}{_MARK}")[1].strip() != _MARK:  # more than blanks and empty reasoning
@@ -373,10 +367,7 @@ class Renderer:
         generation_prompt: bool = True,
     ) -> str:
         chosen = self._switches if switches is None else switches
-        rendered = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=generation_prompt, **chosen
-        )
-        return str(rendered)
+        return render(self._tokenizer, messages, add_generation_prompt=generation_prompt, **chosen)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 import numpy as np
 
 from forge_agents.models import resolve as models
+from forge_agents.models.chat_templates import render
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.judge.prompts import defused
@@ -295,10 +296,8 @@ class RewardModel(_TextVerifier):
             before = [text for pair in safe[:-1] for text in pair]
             return "\n".join([*before, safe[-1][0]]), safe[-1][1]
         roles = ("user", "assistant")
-        messages = [
-            {"role": role, "content": text} for pair in safe for role, text in zip(roles, pair, strict=True)
-        ]
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        messages = [{"role": role, "content": text} for pair in safe for role, text in zip(roles, pair, strict=True)]
+        return render(tokenizer, messages)
 
 
 def _log_odds(logits_NC: torch.Tensor, positive: int) -> torch.Tensor:
@@ -391,9 +390,7 @@ def _nearest(vectors: Mapping[str, np.ndarray], answer: str | None, references: 
     return max(cosines, default=math.nan)
 
 
-def _to_group(
-    vectors: Mapping[str, np.ndarray], answers: Sequence[str | None], groups: Sequence[int]
-) -> list[float]:
+def _to_group(vectors: Mapping[str, np.ndarray], answers: Sequence[str | None], groups: Sequence[int]) -> list[float]:
     members: defaultdict[int, list[np.ndarray]] = defaultdict(list)
     for answer, group in zip(answers, groups, strict=True):
         if answer is not None:

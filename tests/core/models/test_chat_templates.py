@@ -1,0 +1,155 @@
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forge_agents.models import chat_templates
+from forge_agents.models._plain_templates import is_plain
+from forge_agents.models.chat_templates import TemplateLimitError, render
+from forge_agents.rollout.rendering import Renderer
+
+USER = [{"role": "user", "content": "hi <b> \u00e9 \ud800"}]
+LONG = [
+    {"role": "system", "content": " Be brief. "},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\ntwo"},
+    {"role": "user", "content": "three"},
+]
+PRINT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+DOUBLING = "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+TEXT_LOOPS = "{% set t = messages[0].content %}" + "{% for x in t %}" * 4 + "{% endfor %}" * 4
+NAMESPACES = "".join(f"{{% set {b} = namespace(x={a}, y={a}) %}}" for a, b in itertools.pairwise(LETTERS))
+LIMIT = "processor time|memory"
+HOSTILE = {
+    "nested ranges": (NESTED, "processor time"),
+    "macros": ("{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else '' }}{% endmacro %}{{ f(60) }}", "processor time"),
+    "power": ("{{ 10 ** (10 ** 10) > 1 }}", LIMIT),
+    "filter": ("{{ 'x' | center(10 ** 12) }}", "memory"),
+    "product": ("{{ 'x' * 10 ** 12 }}", "memory"),
+    "format": ("{{ '%9999999999d' % 1 }}", LIMIT),
+    "doubled text": (DOUBLING, LIMIT),
+    "doubled lists": (DOUBLING.replace("'xx'", "[1]").replace("ns.s ~ ns.s", "ns.s + ns.s"), LIMIT),
+    "nested lists": (DOUBLING.replace("ns.s ~ ns.s", "[ns.s, ns.s]") + "{{ ns.s }}", LIMIT),
+    "long output": ("{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}", "wrote"),
+    "loops over a text": (TEXT_LOOPS, "processor time"),
+    "namespaces": (NAMESPACES + "{{ z }}", LIMIT),
+}
+"""Templates that take too long or too much, and a word of the error."""
+
+
+@pytest.fixture(autouse=True)
+def short_limit(monkeypatch):
+    monkeypatch.setattr(chat_templates, "_MAX_CPU_S", 0.5)
+    chat_templates._stop()
+    yield
+    chat_templates._stop()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_llama):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_llama)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_endless_template_is_stopped_and_its_folder_named(tokenizer, name):
+    template, reason = HOSTILE[name]
+    tokenizer.chat_template = template
+    assert not is_plain(template)
+    with pytest.raises(TemplateLimitError, match=reason) as error:
+        render(tokenizer, [{"role": "user", "content": "x" * 200}])
+    assert tokenizer.name_or_path in str(error.value)
+    tokenizer.chat_template = PRINT + "{{ '' * 1 }}"  # the next template is rendered as before
+    assert render(tokenizer, USER) == USER[0]["content"]
+
+
+@pytest.mark.parametrize("condition", ["'magic' in messages[-1].content", "messages | length > 4"])
+def test_loop_that_depends_on_the_conversation_is_stopped(tokenizer, condition):
+    tokenizer.chat_template = PRINT + f"{{% if {condition} %}}{NESTED}{{% endif %}}"
+    for _ in range(2):
+        assert render(tokenizer, LONG).startswith(" Be brief. one")
+        with pytest.raises(TemplateLimitError, match="endless loop"):
+            render(tokenizer, [*LONG, {"role": "user", "content": "magic"}])
+
+
+@pytest.mark.parametrize("where", ["user", "assistant"])
+def test_renderer_of_a_folder_with_an_endless_template_fails(tiny_llama, tmp_path, where):
+    folder = tmp_path / "hostile"
+    shutil.copytree(tiny_llama, folder)
+    loop = f"{{% for m in messages %}}{{% if m.role == '{where}' %}}{NESTED}{{% endif %}}{{% endfor %}}"
+    (folder / "chat_template.jinja").write_text(PRINT + loop)
+    with pytest.raises(TemplateLimitError, match="hostile.*chat_template.jinja"):
+        Renderer.of(folder).end_ids  # noqa: B018
+
+
+TEMPLATES = Path(found.submodule_search_locations[0], "chat_templates") if (found := find_spec("trl")) else Path()
+NAMES = sorted(file.stem for file in TEMPLATES.glob("*.jinja")) if found else []
+
+
+@pytest.mark.parametrize("messages", [USER, LONG, LONG[1:], [*USER, *USER]], ids=["user", "long", "no system", "two"])
+def test_worker_renders_as_transformers(tokenizer, messages):
+    import jinja2
+
+    refused = 0
+    for name in NAMES:
+        tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+        switches = {"add_generation_prompt": True, "enable_thinking": False}
+        try:
+            expected = tokenizer.apply_chat_template(messages, tokenize=False, **switches), ""
+        except jinja2.TemplateError as error:
+            expected, refused = ("", str(error)), refused + 1
+        values = {**tokenizer.special_tokens_map, **switches}
+        assert chat_templates._render_in_worker(tokenizer.chat_template, values, messages) == expected, name
+    assert refused < len(NAMES) or not NAMES
+
+
+def test_common_templates_are_plain():
+    names = ["qwen2_5", "qwen3", "qwen3_instruct_2507", "phi3", "phi3_5", "cohere", "cohere2", "gemma"]
+    assert [name for name in names if NAMES and not is_plain((TEMPLATES / f"{name}.jinja").read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% for n in messages %}{% endfor %}{% endfor %}",
+        "{% for m in messages %}{% set m = messages %}{% for n in m %}{% endfor %}{% endfor %}",
+        "{% for m in messages %}{% if true %}{% for n in loop %}{% endfor %}{% endif %}{% endfor %}",
+        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s = namespace(a=n.s, b=n.s) %}{% endfor %}",
+        "{% set a = namespace(x=1) %}{% set b = namespace(x=a, y=a) %}{{ b }}",
+        "{{ messages[0].content % 1 }}", "{% set loop = messages[0] %}{{ loop.content % 2 }}", "{{ 2 * 3 }}",
+        "{{ 'x'.center(99) }}", "{{ 'x' | tojson(indent=9) }}", "{{ 'x'.split(*messages) }}", "{{ lipsum(9) }}",
+        "{% macro f() %}{% endmacro %}", "{{ [1] }}", "{{ {1: 2} }}", "{% for m in", "x" * 20_000,
+        "{% for m in 'a' %}{% endfor %}", "{% block b %}{% endblock %}", "{% include 'x' %}",
+    ],
+)  # fmt: skip
+def test_template_that_could_grow_is_not_plain(template):
+    assert not is_plain(template)
+
+
+def test_worker_ends_with_its_process():
+    program = """
+import os, signal
+from forge_agents.models import chat_templates
+assert chat_templates._render_in_worker("{{ messages }}", {}, []) == ("[]", "")
+print(chat_templates._WORKERS[os.getpid()].process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(int(ended.stdout)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(ended.stdout))
