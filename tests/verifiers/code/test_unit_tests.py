@@ -86,6 +86,11 @@ FAKES = {
     ),
     "no more assertions": "import builtins; builtins.AssertionError = Exception\ndef add(a, b): return None",
     "patched built-ins": "import builtins; builtins.abs = builtins.sum = lambda *a: 0\ndef add(a, b): return None",
+    "shadowed built-ins": (
+        "abs = lambda x: 0\nsorted = len = list = sum = max = min = round = lambda *a: 3\n"
+        "isinstance = any = all = lambda *a: True\ndef add(a, b): return None"
+    ),
+    "shadowed names of the runner": "class AssertionError(BaseException): pass\nencode = exec = print = attempt = add = id",
     "patched modules": "import json, sys; json.dumps = lambda *a: 'x'; sys.exit = print\ndef add(a, b): return None",
     "frames": (
         "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n"
@@ -103,7 +108,7 @@ FAKES = {
     "endless object": "def add(a, b):\n    while True: yield 1",
     "own protocol": (
         "import os\nfor n in range(3, 9):\n"
-        "    try: os.write(n, b'[\"ready\", \"\"]\\n[\"answer\", true, [null, null]]\\n' * 9)\n"
+        '    try: os.write(n, b\'["ready", ""]\\n["answer", true, [null, null]]\\n\' * 9)\n'
         "    except OSError: pass\ndef add(a, b): return None"
     ),
     "garbage protocol": (
@@ -120,6 +125,44 @@ def test_faked_success_scores_nothing():
     assert scores == dict.fromkeys(FAKES, 0.0)
 
 
+def test_code_may_define_functions_with_names_of_python():
+    code = """
+def list(values): return [*values]
+def sum(values):
+    total = None
+    for value in list(values):
+        total = value if total is None else total + value
+    return total
+def print(*words): raise OSError
+def input(): return 1
+def max(*values): return 0
+def len(values): return 100
+def add(a, b): return sum([a, b])
+"""
+    assert PATIENT.run(code, TESTS).passed == (True,) * 4
+    tests = "assert len([add(1, 2), 5]) == 2 and max(7, sum([add(2, 2), 1])) == 7\nprint(add(1, 1))\nassert list('a') == ['a']"
+    assert PATIENT.run(code, tests).passed == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("tests", "expected"),
+    [
+        ("assert sum(10, 15) == 25", [1.0, 0.0]),  # the only name that is called
+        ("from solution import sum\nassert abs(sum(10, 15) - 25) < 1", [1.0, 0.0]),
+        ("import solution\nassert max(solution.sum(10, 15), 0) == 25", [1.0, 0.0]),
+        ("def test_sum():\n    try: sum(None, 1)\n    except TypeError: return\n    assert False", [1.0, 0.0]),
+    ],
+)
+def test_tests_of_a_function_with_a_name_of_python_run_the_code(tests, expected):
+    codes = ["def sum(a, b): return a + b", "def sum(a, b): return 0"]
+    assert UnitTests(tests=tests, timeout_s=20).score([wrote(code) for code in codes]).tolist() == expected
+
+
+def test_tests_that_call_only_functions_of_python_are_refused():
+    with pytest.raises(ScoreError, match="abs, sum; import the function of the code.*from solution import sum"):
+        UnitTests(tests="assert abs(sum(10, 15) - 25) < 1")
+
+
 def test_an_expected_exception_is_not_faked_by_ending():
     tests = "def test_refuses():\n    try: add(None, 1)\n    except Exception: return\n    assert False"
     verifier = UnitTests(tests=tests, timeout_s=20)
@@ -127,7 +170,7 @@ def test_an_expected_exception_is_not_faked_by_ending():
     assert verifier.score([wrote(GOLD), wrote(ends)]).tolist() == [1.0, 0.0]
 
 
-OBJECTS = '''
+OBJECTS = """
 from solution import Point, count, apply, sort_in_place, refuse, Table, Log
 p = Point(1)
 assert p.x == 1 and str(p) == "P1" and isinstance(p, Point)
@@ -159,7 +202,7 @@ def test_a_list_in_a_tuple_may_change():
 def check(f):
     assert f(10**40)
 check(count)
-'''
+"""
 OBJECTS_GOLD = """
 class Point:
     def __init__(self, x): self.x = x
@@ -238,8 +281,10 @@ SOLUTION = "```python\ndef add(a, b):\n    return a + b\n```"
         f"{SOLUTION}\n```python\nimport unittest\nclass T(unittest.TestCase): pass\nunittest.main()\n```",
         "1. Define it:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Call it.",
         "~~~py\ndef add(a, b):\n    return a + b\n~~~",
-        ("First a helper:\n```python\ndef plus(a, b):\n    return a + b\n```\nThen:\n```python\n"
-        "def add(a, b):\n    return plus(a, b)\n```"),
+        (
+            "First a helper:\n```python\ndef plus(a, b):\n    return a + b\n```\nThen:\n```python\n"
+            "def add(a, b):\n    return plus(a, b)\n```"
+        ),
         "```python\nimport operator\n```\n```python\ndef add(a, b):\n    return operator.add(a, b)\n```",
         "```python\ndef add(a, b):\n    return a - b  # wrong\n```\nNo, it has to be\n" + SOLUTION,
         "The function:\n\n    def add(a, b):\n        return a + b\n\nIt adds.",

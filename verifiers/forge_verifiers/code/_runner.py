@@ -366,12 +366,17 @@ def _exception(base: str, name: str, text: str) -> Exception:
 
 
 class Names(dict):  # type: ignore[type-arg]
-    """Global names of the tests. Undefined names are looked up in the candidate."""
+    """Global names of the tests. Undefined names are looked up in the candidate.
+
+    Python's own names are not, because a candidate could define an ``abs`` or ``sorted`` that hides its errors.
+    """
 
     candidate: Candidate
+    own = ""
+    """A built-in name that the tests expect from the candidate."""
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):
+        if name != self.own and hasattr(builtins, name):
             return getattr(builtins, name)
         try:
             return self.candidate.ask("name", None, name)
@@ -392,13 +397,14 @@ class Solution(types.ModuleType):
         return self._candidate.ask("name", None, name)
 
 
-def run_tests(output: Any, source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> None:
+def run_tests(output: Any, source: str, units: list[tuple[str, bool, str]], timeout_s: float, own: str) -> None:
     """Run all tests and write one line per test, in order of execution: test functions last.
 
-    `units` are the statements of the tests, whether each is a test, and the name of a test function.
+    `units` are the statements of the tests, whether each is a test, and the name of a test function. `own` is a
+    built-in name that they expect from the candidate.
     """
     candidate, names = Candidate(source), Names(__name__="tests")
-    names.candidate = candidate
+    names.candidate, names.own = candidate, own
     sys.modules["solution"] = Solution(candidate)
     setup_error = ""
     for text, counts, function in units:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import math
 import os
@@ -48,6 +49,7 @@ class UnitTests(TrajectoryRule):
     The code is in the fenced blocks of the last action, see `extract_code`. Tests are Python source. Each top-level
     `assert`, each function ``test_*`` and each top-level call of a function that the tests define is one test. Other
     statements are setup. Names that the tests do not define belong to the code, also by ``from solution import name``.
+    A name such as ``sum`` is Python's, unless the tests import it from `solution` or it is the only name they call.
 
     Tests and code run in two processes in one sandbox. The code never sees the tests, and its results are compared as
     data. A test fails if the code exits, hangs or crashes.
@@ -74,6 +76,7 @@ class UnitTests(TrajectoryRule):
             raise ValueError(f"max_parallel={self.max_parallel} of {self.name!r} must not be negative")
         if isinstance(self.tests, str):
             _units(self.tests)
+            _builtin_of_code(self.tests)
 
     def grade(self, trajectory: Trajectory) -> float | None:
         """The fraction of tests passed, or None without tests or turns. Raises as `run`."""
@@ -129,11 +132,12 @@ class UnitTests(TrajectoryRule):
         Raises:
             SandboxUnavailable: This machine does not support the sandbox.
             SandboxError: The sandbox itself failed.
-            ScoreError: The tests are no Python or hold no test.
+            ScoreError: The tests are no Python, hold no test or call no function of the code.
         """
         units = _units(tests)
         num = sum(counts for _, counts, _ in units)
-        request = json.dumps({"source": code, "units": units, "timeout_s": self.timeout_s})
+        own = _builtin_of_code(tests)
+        request = json.dumps({"source": code, "units": units, "timeout_s": self.timeout_s, "own": own})
         result = self.sandbox.run(_runner_source(), stdin=request)
         lines = [json.loads(line) for line in result.stdout.split("\n")[:-1]][:num]
         missing = result.limit or result.stderr.strip()[-200:] or "the tests were ended"
@@ -232,6 +236,28 @@ def _names_of_tests(tests: str) -> frozenset[str]:
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     bound, others, used = _names_of(tests) or (set(), set(), set())
     return frozenset((used - bound - others - stored) | imported | attributes)
+
+
+@lru_cache(maxsize=4096)
+def _builtin_of_code(tests: str) -> str:
+    """The name of a built-in function that the code must define, or empty if the tests name other functions of it.
+
+    Raises:
+        ScoreError: The tests call several built-in functions and nothing of the code.
+    """
+    nodes = list(ast.walk(ast.parse(tests)))
+    modules = {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
+    modules |= {name.name for n in nodes if isinstance(n, ast.Import) for name in n.names}
+    if "solution" in modules or any(not hasattr(builtins, name) for name in _names_of_tests(tests)):
+        return ""
+    called = {n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    names = sorted(called & _names_of_tests(tests))
+    if len(names) > 1:
+        raise ScoreError(
+            f"tests call only Python's own functions {', '.join(names)}; import the function of the code, for example "
+            f"`from solution import {names[-1]}`; source {tests[:80]!r}"
+        )
+    return "".join(names)
 
 
 @cache
