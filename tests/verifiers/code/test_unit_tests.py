@@ -90,7 +90,7 @@ FAKES = {
         "abs = lambda x: 0\nsorted = len = list = sum = max = min = round = lambda *a: 3\n"
         "isinstance = any = all = lambda *a: True\ndef add(a, b): return None"
     ),
-    "shadowed names of the runner": "class AssertionError(BaseException): pass\nencode = exec = print = attempt = add = id",
+    "shadowed names of the runner": "class AssertionError(BaseException): pass\nencode = exec = attempt = add = id",
     "patched modules": "import json, sys; json.dumps = lambda *a: 'x'; sys.exit = print\ndef add(a, b): return None",
     "frames": (
         "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n"
@@ -140,7 +140,7 @@ def len(values): return 100
 def add(a, b): return sum([a, b])
 """
     assert PATIENT.run(code, TESTS).passed == (True,) * 4
-    tests = "assert len([add(1, 2), 5]) == 2 and max(7, sum([add(2, 2), 1])) == 7\nprint(add(1, 1))\nassert list('a') == ['a']"
+    tests = "assert len([add(1, 2), 5]) == 2\nprint(add(1, 1))\nassert max(7, sum([add(2, 2), 1])) == 7"
     assert PATIENT.run(code, tests).passed == (True, True)
 
 
