@@ -323,3 +323,8 @@ def test_code_is_the_last_block_or_all():
     assert extract_code("<answer>\nx = 1\n</answer>") == "x = 1"
     assert extract_code(" x = 1 ") == "x = 1"
     assert extract_code("x" * 200_000) == ""
+
+
+def test_arguments_of_the_runner_are_not_those_of_the_program():
+    code = "import sys\nif len(sys.argv) > 1:\n    sys.exit()\n\ndef double(x):\n    return 2 * x"
+    assert UnitTests().run(code, "assert double(3) == 6").passed == (True,)

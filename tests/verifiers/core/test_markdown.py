@@ -21,6 +21,7 @@ from forge_verifiers.core.markdown import CodeBlock, answer_section, code_blocks
         "<answer>\n```python\ndef f():\n    return 1\n```\n</answer>",
         "Use `f` as in ```python\ndef f():\n    return 1\n```",
         "```python\ndef f():\n    return 1",
+        "```python\ndef f():\n    return 1\n```<|im_end|>",
     ],
 )
 def test_a_fenced_block_is_found_wherever_markdown_allows_it(text):
@@ -34,6 +35,7 @@ def test_a_fenced_block_is_found_wherever_markdown_allows_it(text):
         ("<answer>\nx = 1\n</answer>\n", "x = 1"),
         ("so <answer>{}</answer>", "{}"),
         ("x = 1", "x = 1"),
+        ("\ufeffx = 1", "x = 1"),
         ("<answer>x = 1", "<answer>x = 1"),
         ("</answer><answer>", "</answer><answer>"),
         ("f'<answer>{x}</answer>'", "f'<answer>{x}</answer>'"),
@@ -48,6 +50,20 @@ def test_fences_in_a_docstring_belong_to_the_code():
     code = 'def f():\n    """Example:\n\n    ```python\n    f()\n    ```\n    """\n    return 1\n'
     assert code_blocks(f"```python\n{code}```\nDone.") == [CodeBlock("python", code)]
     assert [block.text.strip() for block in code_blocks("```python\n    x = 1\n    ```\nDone.\n")] == ["x = 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ('`{"a": 1}`', CodeBlock("", '{"a": 1}')),
+        ('```json {"a": 1} ```', CodeBlock("json", '{"a": 1}')),
+        ("```f = 1```", CodeBlock("", "f = 1")),
+        ("```python f = 1\n```", CodeBlock("python", "f = 1")),
+    ],
+)
+def test_code_on_one_line_is_a_block(text, block):
+    assert code_blocks(text) == [block]
+    assert code_blocks(f"Call {text} now") == [] or "\n" in text
 
 
 def test_blocks_keep_their_order_language_and_inner_fences():

@@ -63,6 +63,7 @@ RIGHT = by_gold({
         The most likely answer is C. ¦ I think the answer is (C) since (A) and (B) are wrong.
         Both A and B are wrong. So the answer is C. ¦ A and B are wrong, so C.
         (A) fails. (B) fails. (C) holds. Answer: C ¦ \boxed{\mathrm{C}} ¦ \boxed C
+        只有C是对的 ¦ Conclusion: (C). Eliminated: (A), (B), (D).
         Of the options A, B, C, D, the answer is C. ¦ Choice (C) is the best answer ¦ Hence, option (c) is correct.
         The answer is c. ¦ option c ¦ c ¦ c) ¦ Answer: (c) water ¦ {'answer': 'C'} ¦ answer → C ¦ => C
     """,
@@ -113,7 +114,7 @@ WRONG = by_gold({
     """,
     "D": r"""
         (A) Paris (B) Rome (C) Bern (D) Oslo ¦ A⏎B⏎C⏎D ¦ A. B. C. D. ¦ Answer: A B C D ¦ The answer is A, B, C, or D
-        A is wrong. B is wrong. C is wrong. D is wrong.
+        A is wrong. B is wrong. C is wrong. D is wrong. ¦ Eliminated: (D) ¦ Conclusion: (B). Eliminated: (A), (C), (D).
     """,
     "(A)": r"""The answer is not (A)""",
     "I": r"""I do not know ¦ I think it is B ¦ I, for one, choose B ¦ So do I think""",

@@ -68,7 +68,8 @@ def test_the_table_of_pairs_is_large_and_has_enough_unequal_ones():
         log2(8) ≡ 3 ¦ {1 \over 2} ≡ 1⁄2 ¦ ∛8 ≡ cbrt(8) ¦ {5 \choose 2} ≡ 10 ¦ 6{,}02 ≡ 6.02 ¦ 1’000’000 ≡ 1_000_000
         USD 5 ≡ $5 ¦ US$5 ≡ 5 dollars ¦ ₹500 ≡ 500 rupees ¦ 37 ℃ ≡ 37 °C ¦ 5 newtons ≡ 5 N ¦ 2 L ≡ 2000 mL
         10 Ω ≡ 10 ohms
-        45^{o} ≡ 45^\circ ¦ 3∶4 ≡ 3:4 ¦ \langle 1,2 \rangle ≡ (1,2) ¦ \lbrace 1,2 \rbrace ≡ \{1,2\} ¦ 0.1666... ≡ 1/6
+        45^{o} ≡ 45^\circ ¦ 3∶4 ≡ 3:4 ¦ \langle 1,2 \rangle ≡ (1,2) ¦ {1,3} \cup {2,4} ≡ \{1,2,3,4\}
+        \lbrace 1,2 \rbrace ≡ \{1,2\} ¦ 0.1666... ≡ 1/6
         [[1,2],[3,4]] ≡ \begin{smallmatrix}1&2\\3&4\end{smallmatrix} ¦ (y, x) = (2, 1) ≡ x=1, y=2 ¦ 0.(3) ≡ 0.\dot{3}
         ‑3 ≡ -3 ¦ (101)_2 ≡ 101_2 ¦ x = k\pi, k \in \mathbb{Z} ≡ k\pi ¦ f(3) = 42 ≡ 42
         \overline{AB}=42 ≡ 42 ¦ |AB| = 42 ≡ 42

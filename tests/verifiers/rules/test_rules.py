@@ -139,3 +139,20 @@ def test_a_rule_that_returns_nonsense_is_named(grade):
 def test_wrong_options_are_refused(make):
     with pytest.raises(ValueError, match=r"=|pattern|schema|finite"):
         make()
+
+
+def test_empty_sections_are_no_format_except_reasoning_that_closes_at_once():
+    texts = ["<think></think><answer>b</answer>", "<think>a</think><answer> </answer>"]
+    assert Format().score([said(text) for text in texts]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "日本の首都は東京です。多くの観光客が毎年訪れ、寺院や神社を見ることができます。",
+        "首先，我们设小明有九个苹果。根据题意，两人一共有十五个，因此小红有六个。",
+        "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย มีประชากรมากกว่าแปดล้านคน",
+    ],
+)
+def test_repetitions_in_languages_without_spaces_are_found(text):
+    assert Repetition().score([said(text), said(f"{text} {text}\n{text}")]).tolist() == [1, pytest.approx(0.3, abs=0.1)]

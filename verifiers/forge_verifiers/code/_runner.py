@@ -116,6 +116,7 @@ class Service:
         source = self.pipe.receive()
         error_text = ""
         try:
+            sys.argv[:] = ["solution.py"]  # programs may look for arguments of their own
             exec(compile(source, "solution.py", "exec"), self.module.__dict__)
         except Exception as error:
             error_text = f"{type(error).__name__}: {error}"[:300]

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 _OPENING_AFTER_TEXT = re.compile(
     r"^(?!(?:[-*+>]|\d+[.)]|[ \t])*[`~]{3})((?:[^`\n]|`(?!``))*\S[ \t]*)(?=```[ \t]*\w*[ \t]*$)", re.MULTILINE
 )
-_CLOSING_BEFORE_TAG = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*(?=</)", re.MULTILINE)
+_CLOSING_BEFORE_TAG = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*(?=</|<\|)", re.MULTILINE)
+_CODE_SPAN = re.compile(r"\s*(`{1,3})(?:(json|python|py)\b)?([^`]+)\1\s*", re.IGNORECASE)
 _DEEP_FENCE = re.compile(r"^(?=(?: {4}|\t)[ \t]*(?:`{3}|~{3}))", re.MULTILINE)
 """A fence at an indentation at which CommonMark would continue the paragraph above it."""
 _WORD = re.compile(r"[\w+#-]+")
@@ -32,6 +33,7 @@ def answer_section(text: str) -> str:
 
     Tags in code blocks are ignored.
     """
+    text = text.removeprefix("\ufeff")
     before, tag, section = text.partition("<answer>")
     if not tag or not text.rstrip().endswith("</answer>") or "```" in before or "~~~" in before:
         return text
@@ -43,8 +45,11 @@ def code_blocks(text: str) -> list[CodeBlock]:
 
     Fences of backticks or tildes count at any indentation, in lists and in quotes. A block without a closing fence ends
     with the text. In addition to CommonMark, an opening fence may follow other text on its line
-    (``<answer>```python``), and a tag may follow a closing fence (```` ```</answer> ````).
+    (``<answer>```python``), a tag may follow a closing fence (```` ```</answer> ````), code may follow the language on
+    the line of the opening fence, and a text that is a code span as a whole is a block.
     """
+    if (span := _CODE_SPAN.fullmatch(text)) and "\n" not in span[3].strip(" \t"):
+        return [CodeBlock((span[2] or "").lower(), span[3].strip())]
     if "```" not in text and "~~~" not in text:
         return []
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -58,7 +63,12 @@ def code_blocks(text: str) -> list[CodeBlock]:
 
 
 def _fences(parser: MarkdownIt, text: str) -> list[CodeBlock]:
-    return [CodeBlock(_language(token.info), token.content) for token in parser.parse(text) if token.type == "fence"]
+    return [_block(token.info, token.content) for token in parser.parse(text) if token.type == "fence"]
+
+
+def _block(info: str, content: str) -> CodeBlock:
+    """A block with the code that follows the language on the line of the opening fence, if the block is empty."""
+    return CodeBlock(_language(info), content if content.strip() else info.strip().partition(" ")[2])
 
 
 def indented_blocks(text: str) -> list[CodeBlock]:

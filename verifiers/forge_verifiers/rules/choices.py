@@ -74,6 +74,11 @@ _DENIED = re.compile(
     rf"|{NEGATION}",
     re.IGNORECASE,
 )
+_ELIMINATED = re.compile(
+    r"\b(?:eliminated|rejected|excluded|ruled out|wrong|incorrect|false)"
+    r"(?:\s+(?:options?|answers?|choices?))?\s*:[\s(\[]*$",
+    re.IGNORECASE,
+)
 _HEDGED = re.compile(
     rf"(?:\b(?:or|maybe|perhaps|possibly|also|alternatively|either|if not)\b|{ALTERNATIVE})[\s,:(\[]*$", re.IGNORECASE
 )
@@ -86,7 +91,7 @@ _CUE = re.compile(
     r"|ans|option|choice|letter|solution|choose|chose|pick|select(?:ed)?|with|for|correct|right|best|only|just|response"
     r"|verdict|conclusion|decision|prediction|output|result|it is|it['\u2019]?s|that is|that['\u2019]s"
     r"|this is|guess|so|thus|hence|therefore|final|conclude|think|believe|say|leaving|leaves|left is"
-    r"|(?:must|should|has to|seems to) be|looks like|gabarito|lösung|chọn)\b|选|選|因此|所以|よって|따라서)"
+    r"|(?:must|should|has to|seems to) be|looks like|gabarito|lösung|chọn)\b|选|選|因此|所以|只有|よって|따라서)"
     rf"(?:[\s:=.>,'\u2013\u2014\u2192\u21d2-]|{IS}|{OPTION}|的"
     r"|\b(?:is|be|are|would|must|should|might|could|may|option|choice|the|letter|number|probably|likely|definitely|clearly|either|both|maybe"
     r"|possibly|perhaps|la|le|el|das|die|der|a|o|yang)\b)*[(\[]?$",
@@ -194,7 +199,8 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         is_hedged = bool(_HEDGED.search(before) or (number and _ALSO.match(after)))
         near = _CLAUSE.split(before)[-1] + " " + _CLAUSE.split(after, maxsplit=1)[0]
         later = _CLAUSE.split(after)[1 : None if number + 1 == len(groups) else -1]
-        if (_DENIED.search(near) and not is_hedged) or any(map(_TAKEN_BACK.match, later)):
+        is_denied = (_DENIED.search(near) and not is_hedged) or _ELIMINATED.search(before)
+        if is_denied or any(map(_TAKEN_BACK.match, later)):
             continue
         strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))
         affirmed.append((letters, strength, is_hedged))

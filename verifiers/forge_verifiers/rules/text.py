@@ -96,7 +96,7 @@ class Format(TrajectoryRule):
     of the agent's responses in this format.
 
     With "think" in `tags`, the reasoning is part of the format. Reasoning tags of other models, such as ``[THINK]``,
-    count as ``<think>``. Without "think", only the answer is checked.
+    count as ``<think>``. Without "think", only the answer is checked. Sections other than "think" must not be empty.
     """
 
     tags: Sequence[str] = ("think", "answer")
@@ -122,7 +122,7 @@ class Format(TrajectoryRule):
             if text.count(opening) != 1 or text.count(closing) != 1 or not text.startswith(opening, position):
                 return False
             end = text.find(closing, position)
-            if end < 0:
+            if end < 0 or (tag != "think" and not text[position + len(opening) : end].strip()):
                 return False
             position = end + len(closing)
             while position < len(text) and text[position].isspace():
@@ -275,11 +275,15 @@ class Language(TrajectoryRule):
         return len(self._pattern.findall(letters)) / len(letters) if letters else None
 
 
+_UNSPACED = "".join(_SCRIPTS[name] for name in ("han", "kana", "thai"))
+_WORDS = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Repetition(TrajectoryRule):
     """1 minus the fraction of repeated word n-grams in the responses, reasoning included.
 
-    Responses without white space are compared by characters.
+    Responses without white space, and Chinese, Japanese and Thai, are compared by characters.
     """
 
     size: int = 4
@@ -298,7 +302,7 @@ class Repetition(TrajectoryRule):
         """1 without repetitions, 0 if everything is repeated."""
         if not trajectory.turns:
             return None
-        words: Sequence[str] = [word for turn in trajectory.turns for word in turn.response.split()]
+        words: Sequence[str] = [word for turn in trajectory.turns for word in _WORDS.findall(turn.response)]
         if len(words) == 1:
             words = words[0]
         total = len(words) - self.size + 1

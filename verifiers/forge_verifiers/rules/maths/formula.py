@@ -62,6 +62,7 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"\\backslash(?![A-Za-z])", r"\\setminus "),
     (r"\\bigcup(?![A-Za-z])", r"\\cup "),
     (r"\\[lr]brace(?![A-Za-z])", lambda m: r"\{" if "l" in m[0] else r"\}"),
+    (r"(?<![\\A-Za-z_^}])\{([^{}\\]*,[^{}\\]*)\}", r"\\{\1\\}"),
     (r"\\langle(?![A-Za-z])", "("),
     (r"\\rangle(?![A-Za-z])", ")"),
     (r"\\(?:vee|lor)(?![A-Za-z])", " or "),
