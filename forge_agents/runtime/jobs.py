@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from forge_agents.runtime import _monarch
 from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.hosts import ON_GPUS, Hosts
 from forge_agents.runtime.machine import gpu_variables, visible_gpus
+from forge_agents.runtime.processes import make_log_folder
 
 _PROCESS_END_S = 2.0
 _MARGIN_S = 60.0
@@ -64,7 +64,7 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
 
     Monarch's ProcessJob is not used, because it leaves its hosts behind when the controller is killed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="forge-agents-hosts-"))
+    folder = make_log_folder("host")  # a later run removes it if this process is killed
     started: list[subprocess.Popen[bytes]] = []
 
     def end() -> None:

@@ -16,14 +16,15 @@ import pytest
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
+from forge_agents.runtime import _monarch, jobs, mesh
 from forge_agents.runtime import allocation as allocation_module
-from forge_agents.runtime import mesh
 from forge_agents.runtime.allocation import Host, gpus_per_node
 from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
 from forge_agents.runtime.jobs import gpus_of_processes
 from forge_agents.runtime.machine import gpu_bytes, visible_gpus
+from forge_agents.runtime.private_folder import private_folder
 
 pytestmark = pytest.mark.anyio
 
@@ -508,6 +509,19 @@ runner.run(asyncio.to_thread(print, "trained"))
 def test_job_of_the_hosts_ends_at_the_exit_of_the_program() -> None:
     done = subprocess.run([sys.executable, "-c", NEVER_CLOSED], capture_output=True, text=True, timeout=110, check=True)
     assert (done.stdout, done.stderr) == ("trained\njob ended\n", "")
+
+
+def test_sockets_and_logs_of_host_processes_are_in_the_private_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = [sys.executable, "-c", "input()"]
+    monkeypatch.setattr(jobs, "_host_process", lambda *_: subprocess.Popen(program, stdin=-1, start_new_session=True))
+    monkeypatch.setattr(_monarch, "new_host_address", lambda address: address)
+    monkeypatch.setattr(_monarch, "attach", lambda role, addresses: addresses)
+    job = jobs._processes(fa.Hosts(kind="process", hosts={"engines": 2}), {})
+    folders = {Path(address.removeprefix("ipc://")).parent for address in job.meshes["engines"]}
+    (folder,) = folders
+    assert folder.is_dir() and folder.parent == private_folder()  # swept if this process is killed
+    job.end()
+    assert not folder.exists()
 
 
 def test_learner_uses_a_divisor_of_its_ranks_after_host_loss() -> None:
