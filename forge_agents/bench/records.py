@@ -19,7 +19,7 @@ RECORD_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatRecord:
+class AgentRecord:
     """Result of one agent in one episode."""
 
     player: str
@@ -51,7 +51,7 @@ class Record:
     sample: int
     lineup: Mapping[str, str]
     """Player by agent."""
-    seats: Mapping[str, SeatRecord]
+    seats: Mapping[str, AgentRecord]
     """Results of the agents that took part. Empty if the episode failed."""
     end: str
     error: str
@@ -64,7 +64,7 @@ class Record:
     ) -> Record:
         """Return the record of an episode. `together` as in `SuiteEnv`."""
         error = episode.error
-        results: dict[str, SeatRecord] = {}
+        results: dict[str, AgentRecord] = {}
         if not error:
             success, forfeits = reported_success(episode), forfeits_of(episode, together=together)
             results = {
@@ -86,7 +86,7 @@ class Record:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Record:
         """Return the record that `as_json` wrote. Raises TypeError, KeyError or ValueError for other data."""
-        results = {str(agent): SeatRecord(**result) for agent, result in row["seats"].items()}
+        results = {str(agent): AgentRecord(**result) for agent, result in row["seats"].items()}
         return cls(**{**row, "seats": results})
 
     def as_json(self, *, timing: bool = True) -> dict[str, Any]:
@@ -147,11 +147,11 @@ def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
     return prompt, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
 
 
-def _result(trajectory: Trajectory, player: str, success: bool | None, forfeit: bool) -> SeatRecord:
+def _result(trajectory: Trajectory, player: str, success: bool | None, forfeit: bool) -> AgentRecord:
     turns = trajectory.turns
     invalid = sum(bool(turn.info.get("illegal")) for turn in turns)
     prompt_tokens, sampled = tokens_of(trajectory)
-    return SeatRecord(
+    return AgentRecord(
         player=player,
         reward=trajectory.reward,
         success=success,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, SuiteEnv
-from forge_agents.bench.records import Record, SeatRecord
+from forge_agents.bench.records import AgentRecord, Record
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
 from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
@@ -191,7 +191,7 @@ def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, playe
     return [record for record, names in names_of if player in names and (names == {player}) == alone]
 
 
-def _results(record: Record, player: str) -> list[SeatRecord]:
+def _results(record: Record, player: str) -> list[AgentRecord]:
     """Return the results of a player's agents. Empty if the episode failed.
 
     If only an opponent forfeited, the player's agents did not succeed.
@@ -203,7 +203,7 @@ def _results(record: Record, player: str) -> list[SeatRecord]:
     return results
 
 
-def _by_seed(records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]) -> dict[int, list[float]]:
+def _by_seed(records: Iterable[Record], player: str, value: Callable[[AgentRecord], float]) -> dict[int, list[float]]:
     """Return a value of each of a player's agents, by seed."""
     values: dict[int, list[float]] = {}
     for record in records:
@@ -218,8 +218,8 @@ _reward, _success, _decisions = map(operator.attrgetter, ("reward", "success", "
 def _stratum(
     records: Sequence[Record],
     player: str,
-    hits: Callable[[SeatRecord], float],
-    trials: Callable[[SeatRecord], float] = lambda _: 1.0,
+    hits: Callable[[AgentRecord], float],
+    trials: Callable[[AgentRecord], float] = lambda _: 1.0,
 ) -> tuple[list[float], list[float]]:
     """Return the sums of hits and of trials by seed."""
     hit_sums, trial_sums = (
@@ -228,7 +228,7 @@ def _stratum(
     return hit_sums, trial_sums
 
 
-def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]) -> Interval:
+def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[AgentRecord], float]) -> Interval:
     return statistics.mean([_mean(values) for values in _by_seed(records, player, value).values()])
 
 

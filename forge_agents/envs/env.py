@@ -303,7 +303,7 @@ class TextGame(Forkable):
 
     def _check_names(self) -> None:
         """Raise if the game hides a method, such as `last`, which PettingZoo's loop calls, or a private one."""
-        cls = type(self)
+        cls: type = type(self)
         hiding = [name for name, value in vars(self).items() if callable(getattr(cls, name, None)) > callable(value)]
         private, hidden = _private_methods(cls)
         hiding += [*hidden, *private.intersection(vars(self))]

@@ -107,8 +107,8 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
 
 
 def _of_record(row: Mapping[str, Any]) -> Digest:
-    seats: Mapping[str, Any] = row["seats"]
-    rewards = {agent: number(seat.get("reward")) for agent, seat in seats.items()}
+    results: Mapping[str, Any] = row["seats"]
+    rewards = {agent: number(result.get("reward")) for agent, result in results.items()}
     error = str(row.get("error", ""))
     return Digest(
         step=None,
@@ -116,8 +116,8 @@ def _of_record(row: Mapping[str, Any]) -> Digest:
         seed=int(row["seed"]),
         reward=_mean(rewards.values()),
         trained=None,
-        turns=sum(int(seat.get("decisions", 0)) for seat in seats.values()),
-        tokens=sum(int(seat.get("tokens", 0)) for seat in seats.values()),
+        turns=sum(int(result.get("decisions", 0)) for result in results.values()),
+        tokens=sum(int(result.get("tokens", 0)) for result in results.values()),
         seconds=number(row.get("seconds")) or 0.0,
         error=": ".join(error.split(": ")[:2]),
         end=str(row.get("end", "")),

@@ -548,13 +548,13 @@ def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -
     return decide
 
 
-def _oracle(seat: AgentFactory, agent: str, seeds: list[int]) -> Player:
+def _oracle(oracle: AgentFactory, agent: str, seeds: list[int]) -> Player:
     """The environment's oracle, created at the first decision, so that its failure is the episode's."""
     created: list[Callable[[str], str]] = []
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
         if not created:
-            created.append(seat(agent, info, random.Random(repr(seeds))))
+            created.append(oracle(agent, info, random.Random(repr(seeds))))
         action = created[0](observation)
         if not isinstance(action, str):
             raise TypeError(f"the oracle returned {type(action).__name__} for {agent!r}. Return a str")
@@ -602,6 +602,6 @@ def make_player(
     if isinstance(policy, Random):
         return _random(policy, agent, episode_seed, episode_index)
     if isinstance(policy, Oracle):
-        seat = oracle_of(spec, getattr(spec, "id", "an environment without an id"))
-        return _oracle(seat, agent, _seeds(policy, agent, episode_seed, episode_index))
+        oracle = oracle_of(spec, getattr(spec, "id", "an environment without an id"))
+        return _oracle(oracle, agent, _seeds(policy, agent, episode_seed, episode_index))
     return _scripted(policy, agent)

@@ -25,10 +25,10 @@ from forge_agents.envs.reasoning import (
     split_response,
 )
 from forge_agents.errors import ForgeError
+from forge_agents.imports import without_garbage_collection
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import TemplateRefusalError, render
 from forge_agents.models.families import REASONING_SWITCHES
-from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.policy import Thinking
 from forge_agents.runtime import startup
 from forge_agents.tools.native import CallReader, reader_for
@@ -449,7 +449,7 @@ _LAYOUTS: tuple[Layout, ...] = (list, _alternating, _as_user("tool"), _as_user("
 def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
     loaded = "transformers" in sys.modules
     progress = contextlib.nullcontext() if loaded else startup.track("library", "transformers", "for the tokenizer")
-    with progress, lean_transformers():
+    with progress, without_garbage_collection():
         from transformers import AutoTokenizer
 
     with models.no_remote_code(folder) as arguments:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import hashlib
 import json
 import logging
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import ModelNotFoundError
+from forge_agents.imports import without_garbage_collection
 from forge_agents.models import resolve as models
-from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Sampling
 from forge_agents.runtime.machine import available_bytes
@@ -77,24 +76,23 @@ def adapter_number(config: EnginePlan, adapter: str) -> int:
 
 def build(config: EnginePlan) -> Any:
     """Build a vLLM engine in this process."""
-    with lean_transformers():
+    with without_garbage_collection():
         from vllm import LLMEngine
 
-        gc.freeze()  # vLLM runs five full collections during a start; objects of modules are never garbage
-        _patch(config)
-        if config.tp > 1:  # vLLM would have torch listen on all interfaces
-            from vllm.platforms import current_platform
+    _patch(config)
+    if config.tp > 1:  # vLLM would have torch listen on all interfaces
+        from vllm.platforms import current_platform
 
-            from forge_agents.runtime.ranks import join
+        from forge_agents.runtime.ranks import join
 
-            join(current_platform.dist_backend, _COLLECTIVE_TIMEOUT_S)
-        engine = LLMEngine.from_engine_args(_engine_args(config))
-        engine.set_weight_version(json.dumps({_BASE: 0}))
-        # now, because a request keeps the adapter that existed when it was added
-        for number, (name, lora) in enumerate(config.adapters.items(), 1):
-            load_adapter(engine, number, lora, _initial_adapter(config, name), 0)
-        _warm_up(engine)
-        return engine
+        join(current_platform.dist_backend, _COLLECTIVE_TIMEOUT_S)
+    engine = LLMEngine.from_engine_args(_engine_args(config))
+    engine.set_weight_version(json.dumps({_BASE: 0}))
+    # now, because a request keeps the adapter that existed when it was added
+    for number, (name, lora) in enumerate(config.adapters.items(), 1):
+        load_adapter(engine, number, lora, _initial_adapter(config, name), 0)
+    _warm_up(engine)
+    return engine
 
 
 def _dtype(config: EnginePlan) -> str:

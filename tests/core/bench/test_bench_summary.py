@@ -5,14 +5,14 @@ from bench_helpers import FIRST_FREE, TOE, play
 
 import forge_agents as fa
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import Record, SeatRecord, reported_success
+from forge_agents.bench.records import AgentRecord, Record, reported_success
 from forge_agents.bench.summary import summarize
 from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
 
 def record(seed, lineup, rewards, *, env="bench/Two-v0", forfeit=None, success=False):
     seats = {
-        seat: SeatRecord(
+        seat: AgentRecord(
             player=lineup[seat],
             reward=reward,
             success=None if success is None else success and reward > 0,

@@ -194,15 +194,15 @@ def test_listed_actions_are_accepted_by_the_game(id_):
             assert "Minesweeper" in id_ or not any(info["forfeits"] for info in infos.values())
 
 
-@pytest.mark.parametrize("game", ["KuhnPoker", "TicTacToe", "Nim", "ConnectFour", "Othello", "LiarsDice"])
+@pytest.mark.parametrize("game", ["KuhnPoker", "TicTacToe", "Nim", "ConnectFour", "Othello"])
 def test_random_players_never_forfeit_games_with_listed_actions(game):
     for seed in range(5):
         episode = fa.play(f"textarena/{game}-v0", fa.Random(), seed=seed)
         assert all(t.info["forfeits"] == [] for t in episode.trajectories.values())
 
 
-def test_chess_and_checkers_list_what_their_boards_allow():
-    """The modules need Python 3.12, so the boards are set by hand."""
+def test_chess_lists_what_its_board_allows():
+    """The module needs Python 3.12, so the board is set by hand."""
     from types import SimpleNamespace
 
     import chess
@@ -212,9 +212,6 @@ def test_chess_and_checkers_list_what_their_boards_allow():
     state = SimpleNamespace(done=False, current_player_id=0, game_state={"board": chess.Board()})
     moves = legal_moves("Chess", SimpleNamespace(state=state))
     assert len(moves) == 20 and "[e2e4]" in moves and "[g1f3]" in moves
-    allowed = {(5, 0, 4, 1), (5, 0, 3, 2)}
-    board = SimpleNamespace(state=state, _is_valid_move=lambda player, *move: move in allowed)
-    assert sorted(legal_moves("Checkers", board)) == ["[5 0 3 2]", "[5 0 4 1]"]
 
 
 # ---- rewards: who knows the answer earns the most, who avoids it the least

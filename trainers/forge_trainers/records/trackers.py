@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 
 from forge_agents.errors import DISTRIBUTION, MissingExtraError, StallError, did_you_mean
 from forge_agents.runtime.threads import begin_in_thread
@@ -52,7 +52,16 @@ def check_installed(tracker: Tracker) -> None:
 
 
 class Curves(Protocol):
-    """Curves of one run in a tracker. Methods raise the tracker's own errors."""
+    """Curves of one run in a tracker. Methods raise the tracker's own errors.
+
+    A new tracker is a class with these members, in this file, and its name in `Tracker` and `_TRACKERS`.
+    """
+
+    settings: ClassVar[str]
+    """Settings that opening the tracker depends on, for an error message."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Open the curves of the run in `folder`, with its settings."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one row. A resumed run may log a step again."""
@@ -75,7 +84,7 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
             raise
         raise StallError(
             f"{tracker} did not open within {OPEN_TIMEOUT_S:g} s. Check that its server can be reached and that it "
-            f"asks for no input ({_SETTINGS[tracker]}), or leave out tracker={tracker}",
+            f"asks for no input ({_TRACKERS[tracker].settings}), or leave out tracker={tracker}",
             who=tracker,
         ) from late
 
@@ -132,7 +141,9 @@ def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], An
 class _TensorBoard:
     """Event files in ``FOLDER/tensorboard``, written in the calling thread, so that a full disk raises once."""
 
-    def __init__(self, folder: Path, _config: Mapping[str, Any]) -> None:
+    settings = "it writes to the run folder"
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder = folder / "tensorboard"
         self._names = TrackerNames(r"-\w./", longest=500)
         self._file: Any = None
@@ -167,6 +178,8 @@ class _TensorBoard:
 class _WandB:
     """Run of Weights & Biases. ``WANDB_MODE=offline`` keeps it in the run folder."""
 
+    settings = "WANDB_API_KEY, WANDB_BASE_URL. WANDB_MODE=offline needs no server"
+
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
@@ -194,6 +207,8 @@ class _WandB:
 
 class _MLflow:
     """Run of MLflow, at ``MLFLOW_TRACKING_URI`` or MLflow's default location."""
+
+    settings = "MLFLOW_TRACKING_URI"
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient
@@ -235,19 +250,7 @@ class _MLflow:
         self._client.set_terminated(self._run)
 
 
-_TRACKERS: Mapping[Tracker, Callable[[Path, Mapping[str, Any]], Curves]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _WandB,
-    "mlflow": _MLflow,
-}
-
-
-_SETTINGS: Mapping[Tracker, str] = {
-    "tensorboard": "it writes to the run folder",
-    "wandb": "WANDB_API_KEY, WANDB_BASE_URL. WANDB_MODE=offline needs no server",
-    "mlflow": "MLFLOW_TRACKING_URI",
-}
-"""Settings that opening each tracker depends on."""
+_TRACKERS: Mapping[Tracker, type[Curves]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

@@ -96,32 +96,32 @@ def _process_lines(
     order = [name for name, *_ in meshes]
     others = _USUAL_GPUS if gpus_per_host is None else gpus_per_host
     try:
-        seats = mesh.preview_placement_on(hosts, placed_first, gpus_per_host=others, here=gpus_per_host)
+        slots = mesh.preview_placement_on(hosts, placed_first, gpus_per_host=others, here=gpus_per_host)
     except HostError as error:
         if gpus_per_host is None and hosts.kind == "local":
             raise HostError(f"{error}. With --gpus_per_host a dry run assumes that many on this machine") from error
         raise
-    seats = sorted(seats, key=lambda seat: order.index(seat.name))
+    slots = sorted(slots, key=lambda slot: order.index(slot.name))
     command = default_bootstrap_cmd()
     words = [command.program, *command.args]
     lines = []
-    for host in dict.fromkeys(seat.host for seat in seats):
+    for host in dict.fromkeys(slot.host for slot in slots):
         name = "" if host.startswith(HERE) else host.partition(" ")[0]
         lines.append(f"{host}: {_shell(processes.variables(name))}")
-        on_host = [seat for seat in seats if seat.host == host]
-        for seat in on_host:
-            gpus = [other.gpu for other in on_host if other.name == seat.name and other.gpu]
-            engine = judges.get(seat.name, config.engine)
-            env = _vllm.environment(EnginePlan.of(engine)) if seat.role in ("engines", "judges") else {}
+        on_host = [slot for slot in slots if slot.host == host]
+        for slot in on_host:
+            gpus = [other.gpu for other in on_host if other.name == slot.name and other.gpu]
+            engine = judges.get(slot.name, config.engine)
+            env = _vllm.environment(EnginePlan.of(engine)) if slot.role in ("engines", "judges") else {}
             learner_threads = config.learner.threads or threads.learner
-            engine_threads = engine.threads or (threads.engine if seat.role == "engines" else None)
-            count = {"learner": learner_threads, "store": 1}.get(seat.role, engine_threads)
-            where = f", GPU {seat.gpu}" * bool(seat.gpu)
+            engine_threads = engine.threads or (threads.engine if slot.role == "engines" else None)
+            count = {"learner": learner_threads, "store": 1}.get(slot.role, engine_threads)
+            where = f", GPU {slot.gpu}" * bool(slot.gpu)
             variables = mesh.mesh_variables(gpus, env, count)
             shown = " ".join(filter(None, (_shell(variables), shlex.join(words))))
-            lines.append(f"  {seat.name} rank {seat.rank}{where}: {shown}")
+            lines.append(f"  {slot.name} rank {slot.rank}{where}: {shown}")
     lines.append("Judges and workers of environments start with their first request.")
-    if used := {(seat.host, seat.gpu) for seat in seats if seat.gpu}:
+    if used := {(slot.host, slot.gpu) for slot in slots if slot.gpu}:
         lines.append(f"GPU memory is not checked here. Run `forge-agents simulate` with --gpus {len(used)} --model.")
     return lines
 

@@ -400,10 +400,10 @@ async def _start_store(config: ProcessConfig, hosts: Hosts, faults: Faults) -> W
     return await faults.start_with_retries(STORE, lambda: WeightStore.start(name=STORE, **timeouts))
 
 
-def _share_gpus(seats: Iterable[ProcessSlot]) -> bool:
+def _share_gpus(slots: Iterable[ProcessSlot]) -> bool:
     """Return whether a learner has a GPU of an engine: vLLM measures the free memory there while it starts."""
     gpus: dict[str, set[tuple[str, str]]] = {"learner": set(), "engines": set()}
-    for seat in seats:
-        if seat.gpu and seat.role in gpus:
-            gpus[seat.role].add((seat.host, seat.gpu))
+    for slot in slots:
+        if slot.gpu and slot.role in gpus:
+            gpus[slot.role].add((slot.host, slot.gpu))
     return not gpus["learner"].isdisjoint(gpus["engines"])
