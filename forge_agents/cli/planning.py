@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     "simulate",
     "forge-agents simulate train.yaml --measured runs/measured",
     "forge-agents simulate train.yaml --measured runs/measured runs/async --trainer.max_staleness 1 --json",
-    "forge-agents simulate train.yaml --measured runs/measured --gpus 64 --learner_gpus 16",
-    "forge-agents simulate train.yaml --measured runs/measured --gpus 512 --sweep --price_per_gpu_hour 2.5",
+    "forge-agents simulate train.yaml --measured runs/measured --gpus 8 --trainer.learner_procs 4",
     "forge-agents simulate train.yaml --gpus 8 --model 8b",
     "forge-agents simulate train.yaml --gpus 8 --model solver=8b critic=0.6b",
     "forge-agents simulate train.yaml --gpus 8 --model",
 )
 def simulate(argv: Sequence[str]) -> int:
-    """Predict time and cost of a run, or whether it fits into GPUs."""
+    """Predict the time of a run, or whether it fits into GPUs."""
     from rich.console import Console
 
     import forge_agents as fa
@@ -38,7 +37,6 @@ def simulate(argv: Sequence[str]) -> int:
         "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs (default: out_dir)."
     )
     parser.add_class_arguments(hardware_kind, as_group=False)
-    parser.add_argument("--sweep", action="store_true", help="Show every split of the GPUs that was tried.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.add_argument(
         "--model",
@@ -49,10 +47,9 @@ def simulate(argv: Sequence[str]) -> int:
         "of the file.",
     )
     chosen = parser.parse_args(with_flag("--config", argv))
-    measured, sweep, as_json, model = (chosen.pop(name) for name in ("measured", "sweep", "json", "model"))
+    measured, as_json, model = (chosen.pop(name) for name in ("measured", "json", "model"))
     models = _parse_models(parser, model)
-    timing = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
-    _check_flags(parser, chosen, fits=models is not None, timing=[name for name, value in timing.items() if value])
+    _check_flags(parser, chosen, fits=models is not None, measured=measured)
 
     def both(**values: object) -> tuple[fa.RunConfig, Any]:
         machine = {field.name: values.pop(field.name) for field in fields(hardware_kind)}
@@ -66,25 +63,21 @@ def simulate(argv: Sequence[str]) -> int:
         print(json.dumps(prediction.json()))
         return 0
     console = Console()
-    if sweep:
-        console.print(prediction.splits_table())
     console.print(prediction.table())
     for assumption in prediction.assumptions:
         console.print(f"assumed: {assumption}", highlight=False)
     return 0
 
 
-def _check_flags(parser: Parser, chosen: Any, *, fits: bool, timing: Sequence[str]) -> None:
-    """Exit if flags of a memory check (`fits`) and of a prediction (`timing`) are combined, or --gpus is missing."""
+def _check_flags(parser: Parser, chosen: Any, *, fits: bool, measured: Sequence[str]) -> None:
+    """Exit if flags of a memory check (`fits`) and of a prediction are combined, or --gpus is missing."""
     if fits and not chosen.gpus:
         parser.error("--model needs --gpus, the number of GPUs to fit the run into (at least 1)")
-    if fits and timing:
-        parser.error(f"--model only checks memory and cannot be combined with --{timing[0]}")
+    if fits and measured:
+        parser.error("--model only checks memory and cannot be combined with --measured")
     for name in ("gpu_gb", "host_gb"):
         if not fits and chosen[name] != parser.get_default(name):
             parser.error(f"--{name} needs --model")
-    if "sweep" in timing and not chosen.gpus:
-        parser.error("--sweep needs --gpus, the number of GPUs to split")
 
 
 def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str, str] | None:

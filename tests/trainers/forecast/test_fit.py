@@ -363,7 +363,7 @@ def test_simulate_command_reports_fit(simulate):
     report = json.loads(simulate(team, *eight, "--json"))
     assert report["fits"] and [process["role"] for process in report["processes"]] == ["learner", "engines"]
     assert "the run uses 1 of them" in simulate(team, *eight, "--policies.team.trainable", "false")
-    assert "cannot be combined with --sweep" in simulate(team, *eight, "--sweep", status=2)
+    assert "cannot be combined with --measured" in simulate(team, *eight, "--measured", "runs/x", status=2)
     assert "needs --model" in simulate(team, "--gpus", "4", "--gpu_gb", "40", status=2)
 
 

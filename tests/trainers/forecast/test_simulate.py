@@ -24,7 +24,7 @@ from forge_trainers.forecast.model import (
     collection_work,
     step_times,
 )
-from forge_trainers.forecast.simulate import Hardware, _num_engines, _split, _splits, planned
+from forge_trainers.forecast.simulate import Hardware, on_gpus, planned
 from forge_trainers.run_file import RunLeague
 
 TRUE = StageTimes(
@@ -329,18 +329,17 @@ def test_larger_run_is_predicted_from_a_small_one(folders, tmp_path):
     assert prediction.step_s == pytest.approx(actual.step_s, rel=0.25)
     stages = (prediction.collect_s, prediction.score_s, prediction.learn_s, prediction.sync_s)
     assert prediction.step_s == pytest.approx(sum(stages))
-    assert (prediction.steps, prediction.gpus, prediction.cost) == (40, 0, 0.0)
+    assert (prediction.steps, prediction.engine_gpus, prediction.learner_gpus) == (40, 0, 0)
     assert prediction.hours == pytest.approx(40 * prediction.step_s / 3600)
 
 
 def test_asynchronous_rollouts_on_gpus_hide_the_shorter_stage(folders):
-    hardware = Hardware(gpus=2, learner_gpus=1, price_per_gpu_hour=3.0)
+    hardware = Hardware(gpus=2)
     together, ahead = (
         fa.simulate(config(max_staleness=k), measured=[folders["sync"]], hardware=hardware) for k in (0, 1)
     )
     assert ahead.step_s < together.step_s and ahead.engines_idle < together.engines_idle
-    assert ahead.cost == pytest.approx(3.0 * ahead.gpu_hours)
-    assert ahead.gpu_hours == pytest.approx(2 * ahead.hours)
+    assert (ahead.engine_gpus, ahead.learner_gpus) == (1, 1)
     assert any("measured on a CPU" in text for text in ahead.assumptions)
     assert any("microbatches have 2,048 positions" in text for text in ahead.assumptions)
     explicit = config(learner=fa.LearnerConfig(max_tokens_per_microbatch=2048))
@@ -348,42 +347,18 @@ def test_asynchronous_rollouts_on_gpus_hide_the_shorter_stage(folders):
     assert len(fewer) == len(together.assumptions) - 1
 
 
-def test_fastest_split_is_chosen(folders):
-    prediction = fa.simulate(config(), measured=[folders["sync"]], hardware=Hardware(gpus=6))
-    assert [split.hours for split in prediction.splits] == sorted(split.hours for split in prediction.splits)
-    assert {split.learner_gpus for split in prediction.splits} == {1, 2, 3, 4, 5}
-    assert (prediction.step_s, prediction.learner_gpus) == (
-        prediction.splits[0].step_s,
-        prediction.splits[0].learner_gpus,
-    )
-    assert _splits(512, 1)[:5] == [1, 2, 4, 8, 16]
-    assert [512 - k for k in _splits(512, 1)[-5:]] == [16, 8, 4, 2, 1]
-    assert max(_splits(512, 2)) == 510
-
-
-def test_engine_of_two_ranks_takes_two_gpus(folders):
-    two = config(engine=fa.EngineConfig(tp=2))
-    six, four = Hardware(gpus=6, learner_gpus=2), Hardware(gpus=4, learner_gpus=2)
-    prediction = fa.simulate(two, measured=[folders["sync"]], hardware=six)
-    same = fa.simulate(config(), measured=[folders["sync"]], hardware=four)  # two replicas each
-    assert (prediction.step_s, prediction.engine_gpus) == (same.step_s, 4)
+def test_settings_decide_how_many_gpus_there_are(folders):
+    two, wide = (config(engine=fa.EngineConfig(replicas=r, tp=t), learner_procs=2) for r, t in ((1, 2), (2, 2)))
+    prediction = fa.simulate(two, measured=[folders["sync"]], hardware=Hardware(gpus=8))
+    assert (prediction.engine_gpus, prediction.learner_gpus) == (2, 2)
     assert "every engine replica has 2 GPU(s) of the measured kind" in " ".join(prediction.assumptions)
     assert "an engine of 2 rank(s) is as fast as the measured engines of 1" in prediction.assumptions
-    with pytest.raises(ValueError, match="need at least 3"):
-        fa.simulate(two, measured=[folders["sync"]], hardware=Hardware(gpus=2))
-
-
-def test_ranks_of_an_engine_share_a_host(folders):
-    def count(gpus, per_host, learner_gpus, ranks):
-        return _num_engines(learner_gpus, Hardware(gpus=gpus, gpus_per_host=per_host), ranks)
-
-    assert (count(16, 8, 1, 3), count(16, 16, 1, 3)) == (4, 5)  # 7 and 8 GPUs hold two engines of three ranks each
-    assert (count(16, 8, 8, 8), count(16, 8, 9, 8), count(20, 8, 8, 4)) == (1, 0, 3)
-    wide = config(engine=fa.EngineConfig(tp=4))
-    prediction = fa.simulate(wide, measured=[folders["sync"]], hardware=Hardware(gpus=8, gpus_per_host=4))
-    assert {split.learner_gpus for split in prediction.splits} == {1, 2, 3, 4}
-    with pytest.raises(ValueError, match=r"engine.tp=4: .* no split of 8 GPUs \(2 per host\) has room for 1"):
-        fa.simulate(wide, measured=[folders["sync"]], hardware=Hardware(gpus=8, gpus_per_host=2))
+    more = fa.simulate(wide, measured=[folders["sync"]], hardware=Hardware(gpus=8))
+    assert (more.engine_gpus, more.learner_gpus) == (4, 2) and more.collect_s < prediction.collect_s
+    with pytest.raises(ValueError, match="gpus=5: the engines need 4 and the learner 2"):
+        fa.simulate(wide, measured=[folders["sync"]], hardware=Hardware(gpus=5))
+    with pytest.raises(ValueError, match=r"engine.tp=2: .* a host has 1 GPUs"):
+        fa.simulate(two, measured=[folders["sync"]], hardware=Hardware(gpus=8, gpus_per_host=1))
 
 
 def test_each_learner_has_its_own_gpus():
@@ -397,13 +372,12 @@ def test_each_learner_has_its_own_gpus():
     assert of(hero=None, rival=None).learners == 2
     assert of(hero=fa.LoRA(), rival=fa.LoRA()).learners == 1
     assert of(hero=fa.LoRA(), rival=fa.LoRA(rank=4)).learners == 2  # adapters of two shapes share only the engine
-    assert all(count % 2 == 0 for count in _splits(16, 2, 2)) and 14 in _splits(16, 2, 2)
-    base, hardware = of(hero=None, rival=None), Hardware(gpus=8, learner_scaling=1.0)
-    runs = types.SimpleNamespace(run=types.SimpleNamespace(on_gpu=True, plan=base))
-    split = _split(base, runs, hardware, 4)
-    assert (split.learner_ranks, split.learner_speed, split.replicas) == (2, 2.0, 2)  # measured with one GPU each
-    with pytest.raises(ValueError, match="learner_gpus=1 must be at least 2"):
-        _split(base, runs, hardware, 1)
+    base, hardware = of(hero=None, rival=None), Hardware(gpus=6, learner_scaling=1.0)
+    for on_gpu, speed in ((True, 2.0), (False, 4.0)):  # measured with one GPU each, or on one host together
+        runs = types.SimpleNamespace(run=types.SimpleNamespace(on_gpu=on_gpu, plan=base))
+        assert on_gpus(dataclasses.replace(base, learner_ranks=2), runs, hardware).learner_speed == speed
+    with pytest.raises(ValueError, match="the engines need 2 and the learner 2"):
+        on_gpus(base, runs, Hardware(gpus=3))
 
 
 def test_threads_of_an_engine_are_those_of_all_its_ranks():
@@ -416,8 +390,8 @@ def test_threads_of_an_engine_are_those_of_all_its_ranks():
 
 def test_more_gpus_speed_the_learner_up_by_the_scaling(folders):
     def learn_s(gpus):
-        hardware = Hardware(gpus=9, learner_gpus=gpus, learner_scaling=0.75)
-        return fa.simulate(config(), measured=[folders["sync"]], hardware=hardware).learn_s
+        hardware = Hardware(gpus=9, learner_scaling=0.75)
+        return fa.simulate(config(learner_procs=gpus), measured=[folders["sync"]], hardware=hardware).learn_s
 
     one, two, four = map(learn_s, (1, 2, 4))
     variable = (one - two) / (1 - 1 / 1.5)
@@ -435,12 +409,10 @@ def test_evaluations_take_time(folders):
     [
         (lambda: dataclasses.replace(config(), env="forge/KuhnPoker-v0"), {}, "Measure the same environments"),
         (lambda: dataclasses.replace(config(), league=RunLeague()), {}, "Remove league"),
-        (config, {"gpus": 1}, "need at least 2"),
+        (config, {"gpus": 1}, "the engines need 1 and the learner 1"),
         (config, {"cores": 0.0}, "cores=0.0 must be above 0"),
-        (config, {"gpus": 4, "learner_gpus": 4}, "need one GPU each"),
         (config, {"gpus": -3}, "gpus=-3 must be at least 0"),
         (config, {"gpus": 4, "learner_scaling": 0.2}, r"in \[0.5, 1\]"),
-        (config, {"price_per_gpu_hour": -1.0}, "at least 0"),
         (config, {"gpu_gb": 0.0}, "gpu_gb=0.0"),
     ],
 )
@@ -481,17 +453,14 @@ def test_command_prints_json_and_tables(folders, tmp_path, capsys):
     words = ["simulate", str(file)]
     assert cli.main([*words, "--gpus", "3", "--trainer.max_staleness", "1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["gpus"], len(printed["splits"])) == (3, 2)
-    assert cli.main([*words, "--measured", str(folders["sync"]), str(folders["async"]), "--gpus", "2", "--sweep"]) == 0
+    assert (printed["engine_gpus"], printed["learner_gpus"]) == (1, 1)
+    assert cli.main([*words, "--measured", str(folders["sync"]), str(folders["async"]), "--gpus", "2"]) == 0
     text = capsys.readouterr().out
-    assert "splits" in text and "engines idle" in text
+    assert "1 for engines, 1 for the learner" in text and "engines idle" in text
     assert cli.main([*words, "--out_dir", str(tmp_path / "none")]) == 1
     assert "no measured run" in capsys.readouterr().err
     assert cli.main([*words, "--out_dir", str(tmp_path / "none"), "--gpus", "4"]) == 1
     assert "needs no measurement: --gpus 4 --model 8b" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main([*words, "--sweep"])
-    assert "--sweep needs --gpus" in capsys.readouterr().err
 
 
 def test_prediction_needs_no_torch():

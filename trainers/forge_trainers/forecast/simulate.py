@@ -1,4 +1,4 @@
-"""Prediction of a run: step time, idle fractions and cost on other hardware, from short measured runs."""
+"""Prediction of a run: step time and idle fractions on other hardware, from short measured runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from forge_trainers.run_file import RunConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_EVEN_SPLITS = 8
-"""Number of even divisions of the GPUs that are tried, in addition to powers of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +40,11 @@ class Prediction:
     """Steps of the whole run."""
     hours: float
     """Duration of the whole run with evaluations, without startup and checkpoints."""
-    gpus: int
-    """0: the measured hardware."""
     engine_gpus: int
+    """GPUs of all engines. 0: the measured hardware."""
     learner_gpus: int
-    gpu_hours: float
-    cost: float
-    """`gpu_hours` at the given price."""
+    """GPUs of all learners. 0: the measured hardware."""
     assumptions: Sequence[str]
-    splits: Sequence[Prediction] = ()
-    """Every split of the GPUs that was tried, fastest first."""
 
     def json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -73,24 +65,11 @@ class Prediction:
             "sampled tokens": f"{self.tokens_per_s:,.0f} per second",
             "run": f"{self.steps} steps in {self.hours:.2f} hours",
         }
-        if self.gpus:
-            rows["GPUs"] = f"{self.gpus}: {self.engine_gpus} for engines, {self.learner_gpus} for the learner"
-            rows["cost"] = f"{self.cost:,.2f} for {self.gpu_hours:,.1f} GPU hours"
+        if self.learner_gpus:
+            rows["GPUs"] = f"{self.engine_gpus} for engines, {self.learner_gpus} for the learner"
         table = Table("quantity", "predicted", title="prediction")
         for row in rows.items():
             table.add_row(*row)
-        return table
-
-    def splits_table(self) -> Table:
-        """Return a table with a row per split."""
-        from rich.table import Table
-
-        table = Table("engines", "learner", "step s", "engines idle", "learner idle", "hours", "cost", title="splits")
-        for split in self.splits:
-            table.add_row(
-                str(split.engine_gpus), str(split.learner_gpus), f"{split.step_s:.2f}", f"{split.engines_idle:.0%}",
-                f"{split.learner_idle:.0%}", f"{split.hours:.2f}", f"{split.cost:,.2f}",
-            )  # fmt: skip
         return table
 
 
@@ -100,15 +79,11 @@ class Hardware:
     """Hardware that a run is predicted for."""
 
     gpus: int = 0
-    """Number of GPUs. 0 (default): the measured machine."""
+    """Number of GPUs, one for each process of engines and learners. 0 (default): the measured machine."""
     gpus_per_host: int = 8
     """GPUs of each host. The ranks of one engine are on one host."""
-    learner_gpus: int = 0
-    """GPUs of the learner. 0 (default): the fastest split."""
     learner_scaling: float = 0.9
     """Fraction of the ideal speedup that each doubling of the learner's GPUs keeps, in [0.5, 1]."""
-    price_per_gpu_hour: float = 0.0
-    """Price in any currency."""
     cores: float | None = None
     """CPU cores that engines and learner share. None: those of this machine if the runs were measured on CPU. With GPUs
     none are shared."""
@@ -122,7 +97,6 @@ class Hardware:
             "gpus": (self.gpus >= 0, "at least 0 (0: the measured machine)"),
             "gpus_per_host": (self.gpus_per_host >= 1, "at least 1"),
             "learner_scaling": (0.5 <= self.learner_scaling <= 1, "in [0.5, 1]; 0.5 means no speedup"),
-            "price_per_gpu_hour": (0 <= self.price_per_gpu_hour < math.inf, "finite and at least 0"),
             "cores": (self.cores is None or self.cores > 0, "above 0"),
             "gpu_gb": (0 < self.gpu_gb < math.inf, "finite and above 0"),
             "host_gb": (self.host_gb is None or 0 < self.host_gb < math.inf, "above 0, or None if it is not known"),
@@ -130,11 +104,6 @@ class Hardware:
         for name, (holds, expected) in allowed.items():
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)} must be {expected}")
-        if not 0 <= self.learner_gpus <= max(0, self.gpus - 1):
-            raise ValueError(
-                f"learner_gpus={self.learner_gpus} of gpus={self.gpus}: learner and engines need one GPU each. "
-                "0 chooses the fastest split"
-            )
 
 
 def simulate(
@@ -161,12 +130,7 @@ def simulate(
         )
     runs = measure([read_run(folder, cores=hardware.cores) for folder in measured or [run.out_dir]])
     plan = planned(run, runs, hardware)
-    if not hardware.gpus:
-        return _predict(run, runs, plan, hardware)
-    counts = [hardware.learner_gpus] if hardware.learner_gpus else _possible_splits(plan, hardware)
-    predictions = [_predict(run, runs, _split(plan, runs, hardware, k), hardware, learner_gpus=k) for k in counts]
-    predictions.sort(key=lambda prediction: (prediction.hours, prediction.learner_gpus))
-    return dataclasses.replace(predictions[0], splits=tuple(predictions))
+    return _predict(run, runs, on_gpus(plan, runs, hardware) if hardware.gpus else plan, hardware)
 
 
 def planned(run: RunConfig, runs: Measured, hardware: Hardware) -> Plan:
@@ -200,73 +164,38 @@ def planned(run: RunConfig, runs: Measured, hardware: Hardware) -> Plan:
     return plan
 
 
-def _possible_splits(plan: Plan, hardware: Hardware) -> list[int]:
-    """Return the numbers of learner GPUs to try."""
-    engines = len(set(plan.homes.values()))
-    engine_gpus = engines * plan.engine_ranks
-    if hardware.gpus < engine_gpus + plan.learners:
-        raise ValueError(
-            f"gpus={hardware.gpus}: {engines} engine(s) of {plan.engine_ranks} rank(s) and {plan.learners} learner(s) "
-            f"need at least {engine_gpus + plan.learners}"
-        )
-    counts = [
-        count
-        for count in _splits(hardware.gpus, engine_gpus, plan.learners)
-        if engines <= _num_engines(count, hardware, plan.engine_ranks)
-    ]
-    if not counts:
-        raise ValueError(
-            f"engine.tp={plan.engine_ranks}: the ranks of one engine are on one host, and no split of {hardware.gpus} "
-            f"GPUs ({hardware.gpus_per_host} per host) has room for {engines} engine(s) and a learner. Lower engine.tp"
-        )
-    return counts
+def on_gpus(plan: Plan, runs: Measured, hardware: Hardware) -> Plan:
+    """Return a plan whose engines and learners have a GPU for each process.
 
-
-def _splits(gpus: int, engine_gpus: int, learners: int = 1) -> list[int]:
-    """Return candidate numbers of GPUs for the learners: even steps, and powers of two from either end.
-
-    One replica of each engine takes `engine_gpus`. All learners take equally many GPUs.
+    Raises:
+        ValueError: There are too few GPUs, or an engine has more ranks than a host has GPUs.
     """
-    most = gpus - engine_gpus
-    even = {round(most * part / _EVEN_SPLITS) for part in range(1, _EVEN_SPLITS)}
-    powers = {2**n for n in range(most.bit_length())}
-    counts = even | {learners * power for power in powers} | {gpus - power * engine_gpus for power in powers}
-    return sorted({count - count % learners for count in counts if learners <= count <= most})
-
-
-def _num_engines(learner_gpus: int, hardware: Hardware, ranks: int) -> int:
-    """Return how many engines fit on the GPUs after the learners'. The ranks of an engine are on one host."""
-    per_host = hardware.gpus_per_host
-    hosts = range(0, hardware.gpus, per_host)
-    free = (min(first + per_host, hardware.gpus) - max(first, learner_gpus) for first in hosts)
-    return sum(max(0, count) // ranks for count in free)
-
-
-def _split(plan: Plan, runs: Measured, hardware: Hardware, learner_gpus: int) -> Plan:
-    """Return a plan with `learner_gpus` for the learners and the other GPUs for the engines."""
-    replicas = _num_engines(learner_gpus, hardware, plan.engine_ranks) // len(set(plan.homes.values()))
-    if replicas < 1:
+    engine_gpus, learner_gpus = _gpus_of(plan)
+    if engine_gpus + learner_gpus > hardware.gpus:
         raise ValueError(
-            f"learner_gpus={learner_gpus} of gpus={hardware.gpus} leaves fewer than {plan.engine_ranks} GPUs on a host "
-            f"({hardware.gpus_per_host} per host) for each engine"
+            f"gpus={hardware.gpus}: the engines need {engine_gpus} and the learner {learner_gpus}. Change "
+            "engine.replicas, engine.tp or learner_procs, or give more GPUs"
         )
-    ranks = learner_gpus // plan.learners
-    if ranks < 1:
-        raise ValueError(f"learner_gpus={learner_gpus} must be at least {plan.learners}, one per learner")
+    if plan.engine_ranks > hardware.gpus_per_host:
+        raise ValueError(
+            f"engine.tp={plan.engine_ranks}: the ranks of one engine are on one host, and a host has "
+            f"{hardware.gpus_per_host} GPUs. Lower engine.tp"
+        )
     # on a CPU all learners together had one host
-    ratio = ranks / runs.run.plan.learner_ranks * (1 if runs.run.on_gpu else plan.learners)
-    return dataclasses.replace(
-        plan,
-        replicas=replicas,
-        learner_ranks=ranks,
-        learner_speed=ratio ** (1 + math.log2(hardware.learner_scaling)),
-        engine_threads=math.inf,
-    )
+    ratio = plan.learner_ranks / runs.run.plan.learner_ranks * (1 if runs.run.on_gpu else plan.learners)
+    speed = ratio ** (1 + math.log2(hardware.learner_scaling))
+    return dataclasses.replace(plan, learner_speed=speed, engine_threads=math.inf)
 
 
-def _predict(run: RunConfig, runs: Measured, plan: Plan, hardware: Hardware, *, learner_gpus: int = 0) -> Prediction:
+def _gpus_of(plan: Plan) -> tuple[int, int]:
+    """Return the numbers of processes of all engines and of all learners."""
+    return len(set(plan.homes.values())) * plan.replicas * plan.engine_ranks, plan.learners * plan.learner_ranks
+
+
+def _predict(run: RunConfig, runs: Measured, plan: Plan, hardware: Hardware) -> Prediction:
     times = step_times(plan, runs.stages, runs.workload)
     hours = (run.steps * times.step_s + _evaluations_s(run, runs, plan)) / 3600
+    engine_gpus, learner_gpus = _gpus_of(plan) if hardware.gpus else (0, 0)
     return Prediction(
         step_s=times.step_s,
         collect_s=times.collect_s,
@@ -278,11 +207,8 @@ def _predict(run: RunConfig, runs: Measured, plan: Plan, hardware: Hardware, *, 
         tokens_per_s=times.tokens / times.step_s,
         steps=run.steps,
         hours=hours,
-        gpus=hardware.gpus,
-        engine_gpus=hardware.gpus - learner_gpus,
+        engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
-        gpu_hours=hardware.gpus * hours,
-        cost=hardware.gpus * hours * hardware.price_per_gpu_hour,
         assumptions=_assumptions(run, runs, hardware),
     )
 

@@ -138,7 +138,7 @@ def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], An
             raise RuntimeError(f"{names} left out: {type(why).__name__}: {why}") from None
 
 
-class _TensorBoard:
+class _TensorBoard(Curves):
     """Event files in ``FOLDER/tensorboard``, written in the calling thread, so that a full disk raises once."""
 
     settings = "it writes to the run folder"
@@ -175,7 +175,7 @@ class _TensorBoard:
             self._file.close()
 
 
-class _WandB:
+class _WandB(Curves):
     """Run of Weights & Biases. ``WANDB_MODE=offline`` keeps it in the run folder."""
 
     settings = "WANDB_API_KEY, WANDB_BASE_URL. WANDB_MODE=offline needs no server"
@@ -205,7 +205,7 @@ class _WandB:
         self._run.finish()
 
 
-class _MLflow:
+class _MLflow(Curves):
     """Run of MLflow, at ``MLFLOW_TRACKING_URI`` or MLflow's default location."""
 
     settings = "MLFLOW_TRACKING_URI"
