@@ -352,7 +352,7 @@ def test_longest_sample_is_one_pass():
 
 def test_model_is_given_by_shape_or_name(tiny_llama):
     assert _model_of(str(tiny_llama)).size.layers == 2 and _model_of("8B").size.layers == 36
-    with pytest.raises(ModelNotFoundError, match=r"known: 0\.6b, 8b"):
+    with pytest.raises(ModelNotFoundError, match=r"Known: 0\.6b, 8b"):
         ModelSize.named("9b")
 
 

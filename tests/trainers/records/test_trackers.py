@@ -101,7 +101,7 @@ def test_a_tracker_that_hangs_at_the_end_is_named_and_left(hangs, wandb, tmp_pat
     with caplog.at_level(logging.WARNING):
         run.log(0, {"x": 0.0})
         run.close()
-    last = {"log": "wandb is left open", "finish": "wandb did not close (no answer in 0.02 s;"}[hangs]
+    last = {"log": "wandb is left open", "finish": "wandb did not close (no answer in 0.02 s."}[hangs]
     assert last in caplog.text and not wandb.runs[0].finished
     answered.set()
     RunFolder(tmp_path, {}).close()  # the folder is free all the same
