@@ -52,7 +52,28 @@ def compute_advantages(
         return [g for group in groups for g in compute_advantages([group], credit, trained, baselines)]
     if credit.is_per_group and groups[0].advantages is not None:
         return [*groups]
-    parts: dict[str, tuple[float, dict[_Row, Scored]]] = {}  # by name: weight of the reward, and what it scored
+    sums: dict[_Row, list[np.ndarray]] = {}
+    for weight, rows in _scored_parts(groups, trained):
+        for row, advantages in zip(rows, credit.assign([*rows.values()], baselines), strict=True):
+            if advantages is not None:
+                # GDPO (arXiv 2601.05242): each reward is compared separately, and the advantages are added.
+                sums.setdefault(row, []).append(weight * advantages)
+    totals = {row: np.sum(values, axis=0) for row, values in sums.items()}
+    return [
+        replace(
+            group,
+            advantages={
+                agent: [totals.get((number, agent, index)) for index in range(len(group.episodes))]
+                for agent in group.rewards
+            },
+        )
+        for number, group in enumerate(groups)
+    ]
+
+
+def _scored_parts(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> list[tuple[float, dict[_Row, Scored]]]:
+    """Return the weight of each part of the reward, and the trajectories that it scored."""
+    parts: dict[str, tuple[float, dict[_Row, Scored]]] = {}
     for number, group in enumerate(groups):
         for agent in () if group.failed else group.rewards_of(trained):
             for index in np.flatnonzero(~np.isnan(group.rewards[agent])).tolist():
@@ -69,23 +90,7 @@ def compute_advantages(
                         turns=None if part.turn_rewards is None else part.turn_rewards[agent][index],
                         noise=None if part.noise is None else float(part.noise[agent][index]),
                     )
-    sums: dict[_Row, list[np.ndarray]] = {}
-    for weight, rows in parts.values():
-        for row, advantages in zip(rows, credit.assign([*rows.values()], baselines), strict=True):
-            if advantages is not None:
-                # GDPO (arXiv 2601.05242): each reward is compared separately, and the advantages are added.
-                sums.setdefault(row, []).append(weight * advantages)
-    totals = {row: np.sum(values, axis=0) for row, values in sums.items()}
-    return [
-        replace(
-            group,
-            advantages={
-                agent: [totals.get((number, agent, index)) for index in range(len(group.episodes))]
-                for agent in group.rewards
-            },
-        )
-        for number, group in enumerate(groups)
-    ]
+    return [*parts.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_UNCHANGED = "The checkpoints are unchanged, and the next run continues from the newest"
+
 
 async def train(
     batches: Mapping[str, EpisodeBatch],
@@ -78,9 +80,7 @@ async def train(
         if skipped[name]:
             message = saved(name, DivergedError(f"policy {name}: {reason}"))
             if skipped[name] > config.max_skipped_steps:
-                raise DivergedError(
-                    f"{message}. The checkpoints are unchanged, and the next run continues from the newest"
-                ) from cause
+                raise DivergedError(f"{message}. {_UNCHANGED}") from cause
             _log.warning("%s skipped, and max_skipped_steps=%d: %s", subject, config.max_skipped_steps, message)
         return {**result, "skipped": float(cause is not None)}
 
@@ -90,9 +90,7 @@ async def train(
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise MismatchError(
-                    f"{saved(name, error)}. The checkpoints are unchanged, and the next run continues from the newest"
-                ) from None
+                raise MismatchError(f"{saved(name, error)}. {_UNCHANGED}") from None
         metrics |= {f"{prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 

@@ -487,19 +487,9 @@ def export_checkpoint(
     Raises:
         RunFolderError: Run or checkpoint are missing or damaged, or `out` exists.
     """
-    from forge_trainers.learner.core import LearnerCore
-
     folder = user_path(run)
     check_contained(folder)
-    policies, checkpoints = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
-    complete = {path.name: path for path in checkpoints.complete()}
-    if not complete:
-        raise RunFolderError(f"{folder} holds no complete checkpoint. checkpoint_every sets how often one is written")
-    newest = next(iter(complete.values()))
-    by_name = {"best": checkpoints.best() or newest, "newest": newest, **complete}
-    if checkpoint not in by_name:
-        raise RunFolderError(f"{folder} has no checkpoint {checkpoint!r}. It has {', '.join(by_name)}")
-    chosen = by_name[checkpoint]
+    policies, chosen = _policies(folder), _select(folder, checkpoint)
     target = user_path(out) if out else folder / f"export-{chosen.name}"
     if target.exists():
         raise RunFolderError(f"{target} exists already. Name another folder with --out, or remove it")
@@ -511,19 +501,39 @@ def export_checkpoint(
         reward = "no held-out reward" if mark.score is None else f"held-out reward {mark.score:.4f}"
         say(f"checkpoint  {chosen.name}, {reward}")
     for name in mark.policies:
-        with tempfile.TemporaryDirectory() as dump:
-            try:
-                policy = policies[name]
-                lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
-                plan = LearnerPlan(model=str(models.resolve(policy["model"])), lora=lora, dump_folder=dump)
-            except (KeyError, TypeError, AttributeError) as cause:
-                raise RunFolderError(
-                    f"config.yaml has no policy {name!r}, which is in the checkpoint: {cause!r}"
-                ) from cause
-            core = LearnerCore(plan)
-            core.load(chosen / name)
-            core.export(target if len(mark.policies) == 1 else target / name)
+        _export_policy(policies, name, chosen / name, target if len(mark.policies) == 1 else target / name)
     return target
+
+
+def _select(folder: Path, name: str) -> Path:
+    """Return the checkpoint of a run that `name` stands for. Raises RunFolderError if there is none."""
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1)
+    complete = {path.name: path for path in checkpoints.complete()}
+    if not complete:
+        raise RunFolderError(f"{folder} holds no complete checkpoint. checkpoint_every sets how often one is written")
+    newest = next(iter(complete.values()))
+    by_name = {"best": checkpoints.best() or newest, "newest": newest, **complete}
+    if name not in by_name:
+        raise RunFolderError(f"{folder} has no checkpoint {name!r}. It has {', '.join(by_name)}")
+    return by_name[name]
+
+
+def _export_policy(policies: Mapping[str, Any], name: str, checkpoint: Path, target: Path) -> None:
+    """Write the weights of one policy. Raises RunFolderError if the run's settings do not have it."""
+    from forge_trainers.learner.core import LearnerCore
+
+    with tempfile.TemporaryDirectory() as dump:
+        try:
+            policy = policies[name]
+            lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
+            plan = LearnerPlan(model=str(models.resolve(policy["model"])), lora=lora, dump_folder=dump)
+        except (KeyError, TypeError, AttributeError) as cause:
+            raise RunFolderError(
+                f"config.yaml has no policy {name!r}, which is in the checkpoint: {cause!r}"
+            ) from cause
+        core = LearnerCore(plan)
+        core.load(checkpoint)
+        core.export(target)
 
 
 def _policies(folder: Path) -> Mapping[str, Any]:
