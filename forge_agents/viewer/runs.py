@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
@@ -21,6 +23,8 @@ from forge_agents.viewer.index import EpisodeIndex
 T = TypeVar("T")
 MAX_POINTS = 1000
 """Maximum number of points of a curve. Longer curves are thinned evenly and keep their ends."""
+_MAX_ROWS = 4 * MAX_POINTS
+"""Maximum number of rows of a file that are kept. Of more rows, every second, fourth, ... stays, and the last one."""
 _MAX_TEXT = 1000
 """Maximum number of characters in a cell of a league's table."""
 _FILES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "league.json", "board.json")
@@ -61,8 +65,8 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """Return counts, problems, the stop reason and a stamp that changes with the files. The page polls this."""
-        rows, problems = self._metric_lines.read()
-        problems = [*problems, *self._verifier_lines.read()[1]]
+        metrics = self._metric_lines.read()
+        problems = [*metrics.problems, *self._verifier_lines.read().problems]
         try:
             episodes = self.index.status()
         except RunFolderError as cause:
@@ -74,12 +78,12 @@ class Run:
             "id": self.number,
             "name": self.name,
             "folder": str(self.folder),
-            "steps": len(rows),
+            "steps": metrics.total,
             "ending": self._ending(),
             "episodes": {key: episodes[key] for key in ("episodes", "bytes", "indexed")},
             "problems": list(dict.fromkeys([*self._update_problems, *problems, *episodes["problems"]])),
             "has": {
-                "metrics": bool(rows),
+                "metrics": bool(metrics.total),
                 "episodes": bool(episodes["bytes"]),
                 "verifiers": bool(files["verifiers.jsonl"][0]),
                 "tables": bool(files["league.json"][0] or self._boards()),
@@ -90,13 +94,13 @@ class Run:
 
     def metrics(self) -> dict[str, Any]:
         """Return ``step`` and ``series`` (values by metric, None where a step has none), with at most `MAX_POINTS`."""
-        rows, _ = self._metric_lines.read()
-        points = _thinned(rows)
+        lines = self._metric_lines.read()
+        points = lines.points
         names = dict.fromkeys(name for row in points for name in row if name != "step")
         return {
             "step": [row["step"] for row in points],
             "series": {name: [_short(row.get(name)) for row in points] for name in names},
-            "every": max(1, math.ceil(len(rows) / MAX_POINTS)),
+            "every": lines.every,
         }
 
     def settings(self) -> dict[str, Any]:
@@ -106,10 +110,9 @@ class Run:
 
     def verifiers(self) -> dict[str, Any]:
         """Return ``latest``, the newest report, and ``step`` and ``series`` with curves by ``QUANTITY/VERIFIER``."""
-        rows = [row for row in self._verifier_lines.read()[0] if isinstance(row.get("verifiers"), list)]
-        if not rows:
+        points = [row for row in self._verifier_lines.read().points if isinstance(row.get("verifiers"), list)]
+        if not points:
             return {"latest": None, "step": [], "series": {}}
-        points = _thinned(rows)
         series: dict[str, list[float | None]] = {}
         for index, row in enumerate(points):
             verifiers = [verifier for verifier in row["verifiers"] if isinstance(verifier, Mapping)]
@@ -117,7 +120,7 @@ class Run:
             values["effective number"] = row.get("effective_number")
             for name, value in values.items():
                 series.setdefault(name, [None] * len(points))[index] = _short(value)
-        return {"latest": finite(rows[-1]), "step": [row["step"] for row in points], "series": series}
+        return {"latest": finite(points[-1]), "step": [row["step"] for row in points], "series": series}
 
     def tables(self) -> list[dict[str, Any]]:
         """Return league tables and benchmark reports as ``title``, ``heads``, ``rows``, ``note`` and ``names``."""
@@ -162,6 +165,18 @@ class Run:
         return result
 
 
+class _Read(NamedTuple):
+    """Rows of a file."""
+
+    total: int
+    """Number of rows."""
+    every: int
+    points: list[dict[str, Any]]
+    """Every such row and the last one, at most `MAX_POINTS` and one."""
+    problems: list[str]
+    """Why other lines are left out."""
+
+
 class _Lines:
     """Rows of a JSON-lines file in the order of steps. Another process appends to the file or replaces it.
 
@@ -172,10 +187,13 @@ class _Lines:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._reading = threading.Lock()  # requests come from several threads
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._steps = array("q")
+        self._problems: list[str] = []
         self._reset(0)
 
-    def read(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the rows so far, and why other lines are left out."""
+    def read(self) -> _Read:
+        """Read new lines and return all rows so far, thinned."""
         with self._reading:
             try:
                 with self._file.open("rb") as file:
@@ -185,10 +203,7 @@ class _Lines:
                     file.seek(self._at)
                     for raw, row, problem in whole_lines(file):
                         if isinstance(row, dict) and _is_step(row.get("step")):
-                            while self._rows and self._rows[-1]["step"] >= row["step"]:
-                                self._rows.pop()
-                                self._replaced += 1
-                            self._rows.append(row)
+                            self._append(row)
                         elif row is not None or problem:
                             why = problem or "its step is not a whole number"
                             self._problems.append(f"line {self._line + 1} of {self._file.name} is left out: {why}")
@@ -197,12 +212,28 @@ class _Lines:
             except FileNotFoundError:
                 self._reset(0)
             replaced = f"{self._replaced} rows of {self._file.name} are left out: later rows repeat their steps"
-            return list(self._rows), [*self._problems, *([replaced] if self._replaced else [])]
+            count, every = len(self._steps), self._every
+            every *= max(1, math.ceil(count / MAX_POINTS / every))
+            points = [row for number, row in self._rows.items() if number % every == 0 or number == count - 1]
+            return _Read(count, every, points, [*self._problems, *([replaced] if self._replaced else [])])
+
+    def _append(self, row: dict[str, Any]) -> None:
+        while self._steps and self._steps[-1] >= row["step"]:
+            self._steps.pop()
+            self._rows.pop(len(self._steps), None)
+            self._replaced += 1
+        number = len(self._steps)
+        if (number - 1) % self._every:
+            self._rows.pop(number - 1, None)
+        self._steps.append(row["step"])
+        self._rows[number] = {sys.intern(name): value for name, value in row.items()}  # rows share their names
+        if len(self._rows) > _MAX_ROWS:
+            self._every *= 2
+            self._rows = {n: row for n, row in self._rows.items() if n == number or n % self._every == 0}
 
     def _reset(self, inode: int) -> None:
         self._inode, self._at, self._line, self._replaced = inode, 0, 0, 0
-        self._rows: list[dict[str, Any]] = []
-        self._problems: list[str] = []
+        self._steps, self._every, self._rows, self._problems = array("q"), 1, {}, []
 
 
 def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -269,11 +300,6 @@ def _yaml(file: Path) -> Any:
         return safe_yaml.read(file)
     except ValueError:
         return None
-
-
-def _thinned(rows: Sequence[T]) -> list[T]:
-    every = max(1, math.ceil(len(rows) / MAX_POINTS))
-    return [*rows[:-1:every], *rows[-1:]]
 
 
 def _short(value: Any) -> float | None:

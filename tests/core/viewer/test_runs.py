@@ -6,7 +6,7 @@ import pytest
 from viewer_runs import episode, metrics, record, write_lines
 
 from forge_agents.errors import RunFolderError
-from forge_agents.viewer import save_page
+from forge_agents.viewer import runs, save_page
 from forge_agents.viewer.index import Query
 from forge_agents.viewer.runs import MAX_POINTS, Run, find_runs
 
@@ -67,6 +67,21 @@ def test_long_runs_are_thinned_and_keep_their_ends(tmp_path):
     assert result["every"] == 3 and len(result["step"]) <= MAX_POINTS + 1
     assert result["step"][:2] == [0, 3] and result["step"][-1] == 2 * MAX_POINTS + 4
     assert len(result["series"]["reward/mean"]) == len(result["step"])
+
+
+def test_rows_of_a_long_run_are_kept_thinned_and_repeated_steps_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "MAX_POINTS", 10)
+    monkeypatch.setattr(runs, "_MAX_ROWS", 40)
+    file, run = tmp_path / "metrics.jsonl", None
+    for first, last in [(0, 30), (30, 100), (100, 1000), (951, 990), (700, 731)]:
+        write_lines(file, metrics(last - first, start=first))
+        run = run or only(tmp_path)
+        result, status = run.metrics(), run.status()
+        assert status["steps"] == last
+        assert result["step"] == [*range(0, last - 1, result["every"]), last - 1] and len(result["step"]) <= 11
+        assert result["series"]["reward/mean"][-1] == metrics(1, start=last - 1)[0]["reward/mean"]
+        assert len(run._metric_lines._rows) <= 41
+    assert status["problems"] == ["339 rows of metrics.jsonl are left out: later rows repeat their steps"]
 
 
 def test_damaged_metrics_are_reported_and_others_shown(run_folder):
