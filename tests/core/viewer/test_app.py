@@ -90,7 +90,7 @@ def test_episodes_are_found_and_opened(server):
         ("api/runs/7/metrics", 404, "there is no run 7"),
         ("api/runs/-1/metrics", 404, "there is no run -1"),
         ("api/runs/0/episodes/999", 404, "there is no episode 999"),
-        ("api/runs/0/episodes?sort=worst", 400, "known are newest"),
+        ("api/runs/0/episodes?sort=worst", 400, "Known are newest"),
         ("api/runs/0/episodes?limit=100000", 400, "limit 0 to 500"),
         ("api/runs/0/episodes?reward_from=much", 422, "float"),
         ("api/runs/0/nothing", 422, "metrics"),

@@ -158,7 +158,7 @@ def test_a_league_is_a_table_by_rating(tmp_path):
     assert table["heads"][:4] == ("name", "kind", "rating", "rating_sigma")
     assert [row[:3] for row in table["rows"]] == [("hero", "learns", "27.12"), ("hero-000000", "start", "20")]
     (tmp_path / "league.json").write_text('{"policy": ')
-    assert "another version" in only(tmp_path).tables()[0]["note"]
+    assert "Another version" in only(tmp_path).tables()[0]["note"]
 
 
 def test_benchmark_reports_are_shown_or_marked_as_damaged(tmp_path):
