@@ -42,10 +42,12 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     """Expand ``~``, ``~name``, ``$NAME`` and ``${NAME}`` in a path as a shell does, unless the literal path exists.
 
     Raises:
-        ValueError: A variable is not set, or there is no such user.
+        ValueError: The path is empty, a variable is not set, or there is no such user.
     """
     written = Path(path)
     text = os.fspath(path)
+    if not text:
+        raise ValueError("a path is empty; write . for the current folder")
     if not ({"~", "$"} & set(text)) or written.exists():
         return written
     filled = os.path.expandvars(text)

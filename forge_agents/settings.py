@@ -278,7 +278,7 @@ def _as(name: str, value: Any, hint: Any) -> Any:
     if hint in (int, float):
         return _number(name, value, hint)
     if origin is Literal:
-        return _word(value, get_args(hint))
+        return _word(name, value, get_args(hint))
     if hint in (bool, str, type(None)):
         return _simple(name, value, hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -287,7 +287,7 @@ def _as(name: str, value: Any, hint: Any) -> Any:
         return _items(name, value, get_args(hint))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _entries(name, value, get_args(hint))
-    if isinstance(origin, type) and issubclass(origin, list) and not isinstance(value, list | tuple):
+    if isinstance(origin, type) and issubclass(origin, Sequence) and not isinstance(value, list | tuple):
         raise TypeError(f"{name}={reprlib.repr(value)} must be a list")
     return value
 
@@ -303,7 +303,7 @@ def _number(name: str, value: Any, hint: Any) -> Any:
         raise ValueError(f"{name}={reprlib.repr(value)} must be {what}")
     if hint is float:
         return number
-    if number != math.inf and number == int(number):
+    if math.isfinite(number) and number == int(number):
         return int(number)
     raise ValueError(f"{name}={reprlib.repr(value)} must be {what}")
 
@@ -319,12 +319,12 @@ def _simple(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _word(value: Any, words: Sequence[Any]) -> Any:
-    """YAML 1.1 reads on and off as booleans."""
-    if isinstance(value, Mapping):
-        raise TypeError(f"{reprlib.repr(value)} must be one of {', '.join(map(repr, words))}")
+def _word(name: str, value: Any, words: Sequence[Any]) -> Any:
+    """Return a choice. YAML 1.1 reads on and off as booleans. `_check_choice` refuses other texts."""
     if isinstance(value, bool) and {"on", "off"} <= set(words):
         return "on" if value else "off"
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={reprlib.repr(value)}; choose one of {', '.join(map(repr, words))}")
     return value
 
 
@@ -370,6 +370,6 @@ def _check_choice(name: str, value: Any, hint: Any) -> None:
     others = [member for member in alternatives(hint) if get_origin(member) is not Literal and member is not type(None)]
     if value is None and type(None) in alternatives(hint):
         return
-    if words and not others and _word(value, words) not in words:
+    if words and not others and _word(name, value, words) not in words:
         near = did_you_mean(str(value), map(str, words))
         raise ValueError(f"{name}={reprlib.repr(value)}. Choose one of {', '.join(map(repr, words))}.{near}")

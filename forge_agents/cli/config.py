@@ -12,12 +12,11 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, _loaders_dumpers,
 from forge_agents.cli import completion, keys
 from forge_agents.cli.help import ALL_FLAG, has_short_help, short_help, usage
 from forge_agents.cli.schema import FileSettings, check_entries, converted_flags, name_entries
-from forge_agents.cli.yaml_file import YamlFile, as_text
+from forge_agents.cli.yaml_file import ValueLoader, YamlFile, as_text, plain
 from forge_agents.display import visible
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import add_user_folder
-from forge_agents.safe_yaml import BoundedLoader
 from forge_agents.settings import field_hints
 
 T = TypeVar("T")
@@ -25,13 +24,7 @@ T = TypeVar("T")
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
-class _ValueLoader(BoundedLoader):
-    """jsonargparse reads the texts in a settings file as YAML once more. Its own loader, in C, has no bounds."""
-
-    yaml_implicit_resolvers = _loaders_dumpers.get_yaml_default_loader().yaml_implicit_resolvers  # type: ignore[no-untyped-call]
-
-
-_loaders_dumpers.yaml_default_loader = _ValueLoader  # type: ignore[assignment]
+_loaders_dumpers.yaml_default_loader = ValueLoader  # type: ignore[assignment]  # its own loader, in C, has no bounds
 
 
 class _Formatter(DefaultHelpFormatter):
@@ -154,7 +147,7 @@ def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     if isinstance(kind, type):
         name_entries(values, kind)
     try:
-        settings = kind(**parser.instantiate(values))
+        settings = kind(**plain(dict(parser.instantiate(values))))
         keys.check(settings, parser.settings_files, agreed)
     except (TypeError, ValueError) as cause:
         parser.error(str(cause))
@@ -211,5 +204,7 @@ def _about_value(message: str) -> str:
     kinds = ["a mapping of settings"] * ("subclass of" in errors or "dot import path" in errors) + words + kinds
     if not kinds:
         return ""
+    if missing := re.search(r"the following arguments are required: ([\w, ]+)", errors):
+        return f"{'.'.join(names)} has no {missing.group(1)}; add it"
     text = value.group(1).strip().removesuffix(".")
     return f"{'.'.join(names)} is {text[:200]}. Expected {' or '.join(dict.fromkeys(kinds))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -51,17 +52,20 @@ class FileSettings:
 
     def _value(self, value: Any, hint: Any, at: str) -> Any:
         members = alternatives(hint)
+        if value is None and _is_settings(hint) and type(None) not in members:
+            value = {}  # a section without keys
         if isinstance(value, Mapping):
             inner = nested_kind(hint)
             if inner is not None and inner in members:
                 return self._mapping(value, inner, f"{at}.")
             entries = next((get_args(member)[1] for member in members if is_mapping(member) and get_args(member)), Any)
             return {str(key): self._value(entry, entries, f"{at}.{key}") for key, entry in value.items()}
+        if isinstance(value, str | list) and not isinstance(value, Switch) and _is_settings(hint):
+            # the parser would read a text as YAML, unseen by the checks of keys and of `api_key_env`
+            what = "text" if isinstance(value, str) else "list"
+            raise UnknownKeyError(f"{at} is the {what} {reprlib.repr(value)}. Expected a mapping of settings")
         if isinstance(value, list):
             return [self._value(item, next(iter(get_args(members[0])), Any), at) for item in value]
-        if isinstance(value, str) and not isinstance(value, Switch) and _is_settings(hint):
-            # the parser would read the text as YAML, unseen by the checks of keys and of `api_key_env`
-            raise UnknownKeyError(f"{at} is the text {value[:80]!r}. Expected a mapping of settings")
         if isinstance(value, Switch | bool):
             return _switched(value, members)
         if isinstance(value, float) and value.is_integer() and int in members and float not in members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -21,6 +22,40 @@ class Switch(str):
     def truth(self) -> bool:
         """Value in YAML 1.1."""
         return self.lower() in ("yes", "on", "true")
+
+
+class ValueLoader(safe_yaml.BoundedLoader):
+    """Loader of values and files for jsonargparse, which reads every plain `str` as YAML once more.
+
+    Quoted text is a `Text`, which jsonargparse leaves alone. A bare yes, no, on or off is a boolean.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # same name as in PyYAML's class
+
+    def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
+        """Return quoted text as `Text`."""
+        text: str = super().construct_scalar(node)
+        return Text(text) if node.style else text
+
+
+class Text(str):
+    """Quoted text."""
+
+    __slots__ = ()
+
+
+def plain(value: Any) -> Any:
+    """Return values with `str` in place of `Text`. Settings objects are changed in place."""
+    if isinstance(value, Text):
+        return str(value)
+    if isinstance(value, dict):
+        return {plain(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            object.__setattr__(value, field.name, plain(getattr(value, field.name)))
+    return value
 
 
 class YamlFile:
@@ -66,9 +101,8 @@ class _Loader(safe_yaml.BoundedLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         first: dict[Any, int] = {}
         for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
+            is_merge = key_node.tag == "tag:yaml.org,2002:merge"
+            key = key_node.value if is_merge else self.construct_object(key_node, deep=True)
             key, line = str(key) if isinstance(key, Switch) else key, key_node.start_mark.line + 1
             if isinstance(key, Hashable) and key in first:
                 raise yaml.constructor.ConstructorError(
@@ -91,7 +125,7 @@ def _switch(loader: _Loader, node: yaml.ScalarNode) -> Switch:
     return Switch(node.value)
 
 
-def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _whole(loader: safe_yaml.BoundedLoader, node: yaml.ScalarNode) -> int:
     text = node.value.replace("_", "").lower()
     base = {"0x": 16, "0o": 8}.get(text.lstrip("+-")[:2], 10)
     return int(text, base)
@@ -112,9 +146,12 @@ _KINDS = (
 """Plain scalars that are not text: tag, pattern and first characters. This is the core schema of YAML 1.2 with merge
 keys, underscores in numbers and exponents without a sign."""
 for _tag, _forms, _first in _KINDS:
-    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_forms})$"), list(_first))
+    for _kind, _name in ((_Loader, _tag), (ValueLoader, "tag:yaml.org,2002:bool" if _tag == "!switch" else _tag)):
+        _kind.add_implicit_resolver(_name, re.compile(f"^(?:{_forms})$"), list(_first))
+        _kind.add_constructor("tag:yaml.org,2002:int", _whole)
 _Loader.add_constructor("!switch", _switch)
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+ValueLoader.add_constructor("tag:yaml.org,2002:str", ValueLoader.construct_yaml_str)
+yaml.SafeDumper.add_representer(Text, yaml.SafeDumper.represent_str)  # for --print_config
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_yaml_map)
 
 

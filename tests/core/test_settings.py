@@ -46,12 +46,14 @@ def test_values_of_other_types_are_refused(kind):
             check_refused(kind, name, value, (TypeError, ValueError), f"^{name}=.* must be a")
         if hint in NUMBERS:
             check_refused(kind, name, "1e-5", TypeError, f"^{name}='1e-5' is a text. Give a number")
+        for value in (float("inf"), -float("inf")) if hint in (int, int | None) else ():
+            check_refused(kind, name, value, ValueError, f"^{name}={value} must be a whole number")
         if hint in (int, int | None):
             check_refused(kind, name, 2.5, ValueError, f"^{name}=2.5 must be a whole number")
         if hint in (int, float, bool, str):
             check_refused(kind, name, None, TypeError, f"{name}=None")
-        if get_origin(hint) is Literal:
-            check_refused(kind, name, None, (TypeError, ValueError), f"{name}=None")
+        for value in (None, 1, {}) if get_origin(hint) is Literal else ():
+            check_refused(kind, name, value, TypeError, f"{name}={value}; choose one of")
         for value in (1, "yes") if hint is bool else ():
             check_refused(kind, name, value, TypeError, f"{name}={value!r} must be True or False")
 
@@ -164,3 +166,27 @@ def test_odd_value_of_any_setting_is_taken_or_refused_by_its_own_error(kind):
         for value in ODD_VALUES if field.init else ():
             with contextlib.suppress(TypeError, ValueError, ForgeError):
                 kind(**{**CLASSES[kind], field.name: value})
+
+
+@pytest.mark.parametrize("value", [True, 2.5, [], b"mask"])
+def test_correction_of_another_type_is_refused(value):
+    with pytest.raises(TypeError, match=r"^correction must be Correction\(...\)"):
+        fa.LearnerConfig(correction=value)
+
+
+@pytest.mark.parametrize("kind", [fa.GRPOConfig, fa.SFTConfig])
+@pytest.mark.parametrize("value", [float("inf"), 1e300])
+def test_waits_have_a_timeout_that_threads_accept(kind, value):
+    for name in ("stage_timeout_s", "heartbeat_timeout_s"):
+        with pytest.raises(ValueError, match=f"^{name}=.* must be positive and finite"):
+            kind(**{name: value})
+
+
+def test_levels_of_a_curriculum_are_a_list():
+    with pytest.raises(TypeError, match="env=5 must be a list"):
+        fa.Curriculum(env=5)
+
+
+def test_empty_path_is_refused():
+    with pytest.raises(ValueError, match="a path is empty"):
+        fa.GRPOTrainer(fa.Policy("m"), out_dir="")

@@ -19,7 +19,8 @@ from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig
 from forge_trainers.rl.rewards import engines_of, models_of
-from forge_trainers.rl.tasks import EnvLike
+from forge_trainers.rl.tasks import EnvLike, check_weights
+from forge_trainers.run.config import check_at_least
 from forge_trainers.selfplay.league import League, LeagueConfig
 
 if TYPE_CHECKING:
@@ -108,10 +109,12 @@ class RunConfig:
             raise ValueError(
                 "policies is empty. Name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}"
             )
-        if isinstance(self.env, list):
+        if isinstance(self.env, list | tuple):
             if not self.env or len(set(self.env)) < len(self.env):
-                raise ValueError(f"env lists {', '.join(self.env) or 'nothing'}. Name one id or more, each once")
+                raise ValueError(f"env lists {', '.join(map(str, self.env)) or 'nothing'}. Name ids, each once")
             object.__setattr__(self, "env", dict.fromkeys(self.env, 1.0))
+        check_weights({self.env: 1.0} if isinstance(self.env, str) else self.env)
+        check_at_least(self, 1, "steps")
         named = self._named()
         servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}
         both = named.keys() & servers.keys()

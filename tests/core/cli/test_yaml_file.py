@@ -184,3 +184,45 @@ def test_texts_in_settings_are_bounded(run, refused, bomb):
 )
 def test_oversized_files_are_refused_quickly(refused, bomb, message):
     assert message in refused(bomb)
+
+
+@pytest.mark.parametrize("text", ["010", "5", "1e3", "yes", "null", "a: b", "- a", "# a", "1:30", "[1, 2]", " 5 "])
+def test_quoted_text_stays_text_in_arguments_of_an_environment(run, text):
+    result = run(f"{RUN}env_args: {{a: {json.dumps(text)}, b: [{json.dumps(text)}]}}\n")
+    assert result.env_args == {"a": text, "b": [text]} and type(result.env_args["a"]) is str
+    flag = run(RUN, "--env_args.a", json.dumps(text))
+    assert flag.env_args == {"a": text} and type(flag.env_args["a"]) is str
+
+
+def test_block_of_text_stays_text(run):
+    assert run(f"{RUN}env_args:\n  a: |\n    b: 1\n    c: 2\n").env_args == {"a": "b: 1\nc: 2\n"}
+
+
+def test_times_are_no_numbers(run, refused):
+    assert run(f"{RUN}env_args: {{a: 1:30}}\n").env_args == {"a": "1:30"}
+    assert run(RUN, "--env_args.a", "1:30").env_args == {"a": "1:30"}
+    assert "steps is 1:30; expected a whole number" in refused(f"{RUN}steps: 1:30\n")
+    assert "trainer.learner.lr is 1:30" in refused(RUN, "--trainer.learner.lr", "1:30")
+
+
+def test_section_without_keys_has_the_defaults(run):
+    assert run(f"{RUN}mesh:\ntrainer:\n  group_size: 4\n  learner:\n").trainer == fa.GRPOConfig(group_size=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer: []\n", "trainer is the list []; expected a mapping of settings"),
+        ("trainer: {<<: {seed: 3}, <<: {seed: 5}}\n", "'<<' is a duplicate of line 5"),
+        ("trainer: {credit: {overlong: {max_tokens: 9}}}\n", "trainer.credit.overlong has no cache_tokens"),
+        ("steps: 0\n", "steps=0 must be at least 1"),
+        ("warm_start: {team: {data: x, epochs: 0}}\n", "epochs=0 must be at least 1"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(refused, text, message):
+    assert message in refused(RUN + text)
+
+
+@pytest.mark.parametrize("env", ["{}", "''", "{e: 0}", "{e: -1, f: 2}", "{e: .inf}"])
+def test_environments_have_names_and_positive_weights(refused, env):
+    assert "positive, finite weights" in refused(RUN.replace("forge/Relay-v0", env))

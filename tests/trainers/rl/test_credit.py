@@ -230,3 +230,17 @@ def test_custom_credit_rule_is_used():
     ]
     given = [None if own is None else own.tolist() for own in Best().assign(step)]
     assert given == [[0.0, 0.0], [2.0, 2.0], None, None]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"baseline": "rae", "scale": "none", "noise_multiple": 2.0},
+        {"baseline": "none", "scale": "batch_std", "noise_multiple": 2.0},
+        {"baseline": "none", "scale": "none", "min_spread": 0.5},
+    ],
+)
+def test_setting_that_the_baseline_does_not_read_is_refused(settings):
+    with pytest.raises(ValueError, match="has no effect without"):
+        Credit(**settings)
+    Credit(baseline="rae", scale="batch_std", min_spread=0.5)

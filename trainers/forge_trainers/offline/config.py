@@ -134,6 +134,7 @@ class WarmStart:
             raise ValueError(f"games={self.games} shows nothing. Set at least 1, or null where data is a file")
         if self.env_args and self.games is None:
             raise ValueError(f"env_args={self.env_args} are for games of an oracle. Set their number with games")
+        check_at_least(self, 1, "epochs", "steps")
 
     def dataset(self, agents: Collection[str] = ()) -> str | list[Episode]:
         """Return the data for `fit`: `data`, or the oracle's games, which are played now, of `agents` (empty: all)."""

@@ -123,6 +123,7 @@ class Credit:
     that the reward reports. At least 0. 0 (default) uses only `min_spread`."""
 
     def __post_init__(self) -> None:
+        compares = self.baseline in _OF_A_GROUP
         for name in ("min_spread", "noise_multiple"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
@@ -130,7 +131,7 @@ class Credit:
             raise ValueError(f"discount={self.discount} must be in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
         if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
             raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
-        if self.scale == "std" and self.baseline not in _OF_A_GROUP:
+        if self.scale == "std" and not compares:
             raise ValueError(
                 f"scale='std' needs a group, but baseline={self.baseline!r} does not use one. Set scale to 'batch_std' "
                 "or 'none'"
@@ -138,6 +139,8 @@ class Credit:
         for name, default, is_used, condition in (
             ("rae_decay", 0.95, self.baseline == "rae", "baseline='rae'"),
             ("discount", 1.0, self.turns != "own", "turns='to_go' or turns='return'"),
+            ("noise_multiple", 0.0, compares, "baseline='mean' or baseline='leave_one_out'"),
+            ("min_spread", 1e-6, compares or self.scale == "batch_std", "baseline='mean' or scale='batch_std'"),
         ):
             if getattr(self, name) != default and not is_used:
                 setting = f"{name}={getattr(self, name)}"

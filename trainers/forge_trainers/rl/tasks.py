@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -203,9 +204,14 @@ def _weights_of(env: EnvLike, *, remote: bool) -> dict[str, float]:
             )
     else:
         raise TypeError(f"fit takes an id, a class, a curriculum or {{id: weight}}, got {type(env).__name__}")
-    if not weights or min(weights.values()) <= 0:
-        raise ValueError(f"environment weights must be positive, got {weights}")
+    check_weights(weights)
     return weights
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise ValueError if there is no environment, or a weight is not positive and finite."""
+    if not weights or not all(name and 0 < weight < math.inf for name, weight in weights.items()):
+        raise ValueError(f"environments need names and positive, finite weights, got {dict(weights)}")
 
 
 def _check_level(env_id: str, env_args: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields
+from threading import TIMEOUT_MAX
 
 from forge_agents.policy import Policy
 from forge_agents.serving.config import EngineConfig
@@ -23,10 +24,10 @@ def check_at_least(settings: object, least: int, *names: str) -> None:
 
 
 def check_timeouts(settings: object, *names: str) -> None:
-    """Raise ValueError if one of the fields `names` is not above 0."""
+    """Raise ValueError if one of the fields `names` is not above 0, or longer than threads can wait."""
     for name in names:
-        if not getattr(settings, name) > 0:
-            raise ValueError(f"{name}={getattr(settings, name)} must be positive: every wait has a timeout")
+        if not 0 < (value := getattr(settings, name)) <= TIMEOUT_MAX:
+            raise ValueError(f"{name}={value} must be positive and finite: every wait has a timeout")
 
 
 @settings_class
