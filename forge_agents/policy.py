@@ -551,7 +551,7 @@ def with_unique_names(policies: PolicyMapping) -> PolicyMapping:
     if not isinstance(policies, Mapping):
         return policies
     unnamed = {id(p): agent for agent, p in reversed(list(policies.items())) if isinstance(p, Policy) and not p.named}
-    used = {p.name for p in policies.values() if id(p) not in unnamed}
+    used = {p.name for p in policies.values() if isinstance(p, AnyPolicy) and id(p) not in unnamed}
     if len(unnamed) + ("policy" in used) < 2:
         return policies
     renamed: dict[int, AnyPolicy] = {}

@@ -128,16 +128,45 @@ def values_of(settings: Any, kind: type | None = None) -> dict[str, Any]:
 
 
 def named_arguments(function: F) -> F:
-    """Decorator of a public function or constructor that refuses unknown keywords and names the nearest known one."""
-    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    """Decorator of a public function or constructor that checks its arguments as `settings_class` does.
+
+    Unknown keywords are refused, with the nearest known one. Values are checked if the type of a parameter consists of
+    numbers, booleans, texts and settings classes.
+    """
+    parameters = list(inspect.signature(function).parameters)
+    names = [name for name in parameters if name != "self"]
     what = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         check_names(what, kwargs, names)
-        return function(*args, **kwargs)
+        hints = _parameter_hints(function)
+
+        def checked(name: str, value: Any) -> Any:
+            return _as_any_of(name, value, hints[name]) if name in hints else value
+
+        first = [checked(name, value) for name, value in zip(parameters, args, strict=False)]
+        return function(*first, *args[len(first) :], **{name: checked(name, value) for name, value in kwargs.items()})
 
     return typing.cast("F", call)
+
+
+@functools.cache
+def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of the parameters that `named_arguments` checks."""
+    hints: dict[str, Any] = {}
+    for name, annotation in function.__annotations__.items():
+        holder = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints |= get_type_hints(holder, function.__globals__)
+        except (NameError, TypeError):  # written for type checkers only
+            continue
+    plain = (int, float, bool, str, type(None))
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if name != "return" and all(part in plain or dataclasses.is_dataclass(part) for part in alternatives(hint))
+    }
 
 
 def check_names(what: str, arguments: Mapping[str, Any], names: Sequence[str], *, kind: type | None = None) -> None:
@@ -255,13 +284,16 @@ def _converted(kind: type, name: str, value: Any, hint: Any) -> Any:
     Raises:
         TypeError, ValueError: The field does not take such a value.
     """
-    members = alternatives(hint)
-    if value is None and type(None) not in members:
+    if value is None and type(None) not in alternatives(hint):
         default = next(field.default for field in dataclasses.fields(kind) if field.name == name)
         if default == ():
             return default  # None stands for an empty tuple
+    return _as_any_of(name, value, hint)
+
+
+def _as_any_of(name: str, value: Any, hint: Any) -> Any:
     error: Exception | None = None
-    for member in members:
+    for member in alternatives(hint):
         try:
             return _as(name, value, member)
         except (TypeError, ValueError) as problem:

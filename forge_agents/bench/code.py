@@ -171,11 +171,34 @@ def _bodies(code: CodeType) -> Iterator[CodeType]:
 
 
 def _source(target: Any) -> str:
+    code = getattr(target, "__code__", None)
     try:
-        return inspect.getsource(target)
-    except (OSError, TypeError):  # entered interactively, or compiled
-        code = getattr(target, "__code__", None)
-        return f"{getattr(target, '__qualname__', '')} {code.co_code.hex() if code else ''}"
+        source = inspect.getsource(target)
+    except (OSError, TypeError):  # entered interactively, read from stdin, or compiled
+        return " ".join([getattr(target, "__qualname__", ""), *map(_compiled, [code] if code else _members(target))])
+    if getattr(target, "__name__", "") == "<lambda>":  # another one may be in the same line
+        return f"{min((column for *_, column, _ in code.co_positions() if column), default=0)} {source}"
+    return source
+
+
+def _members(cls: Any) -> list[Any]:
+    """Return the code of the methods of a class, and its constants."""
+    members = [(name, getattr(each, "__func__", each)) for name, each in getattr(cls, "__dict__", {}).items()]
+    return [
+        getattr(each, "__code__", each)
+        for name, each in members
+        if inspect.isfunction(each) or (_is_immutable(each) and not name.startswith("__"))
+    ]
+
+
+def _compiled(code: Any) -> str:
+    """Describe code without a source, or a constant."""
+    if not inspect.iscode(code):
+        return repr(code)
+    return " ".join(
+        f"{body.co_code.hex()} {[each for each in body.co_consts if not inspect.iscode(each)]} {body.co_names}"
+        for body in _bodies(code)
+    )
 
 
 def _assignments(file: Any, name: str) -> list[str]:

@@ -32,6 +32,7 @@ from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving.config import EngineConfig
+from forge_agents.settings import named_arguments
 from forge_agents.types import Episode
 
 BOARD = "board.json"
@@ -40,6 +41,7 @@ _MAX_CONSECUTIVE_FAILURES = 32
 """Consecutive failures of one player after which no episode starts: its endpoint is down, or its function broken."""
 
 
+@named_arguments
 def benchmark(
     players: Mapping[str, PlayerLike],
     suite: SuiteLike = "core-v1",

@@ -17,11 +17,13 @@ from forge_agents.policy import Oracle
 from forge_agents.rollout.rollout import Rollout, agents_of
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.settings import named_arguments
 from forge_agents.types import Episode
 
 _MAX_CONCURRENT = 64
 
 
+@named_arguments
 def demonstrations(
     env_id: str,
     games: int,

@@ -25,6 +25,7 @@ from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
+from forge_agents.settings import named_arguments
 from forge_agents.types import Episode, Turn
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ def _engine_key(policy: Policy) -> str:
     return policy.model if policy.thinking == "auto" else f"{policy.model} with thinking {policy.thinking}"
 
 
+@named_arguments
 def play(
     env: str | EnvSpec | PlayableEnv | Callable[..., PlayableEnv],
     policies: PolicyMapping,

@@ -18,6 +18,7 @@ from forge_agents.display import visible
 from forge_agents.envs.env import writable
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, user_path
+from forge_agents.settings import named_arguments
 from forge_agents.types import Episode, total_tokens
 
 EPISODES = "episodes.jsonl"
@@ -263,6 +264,7 @@ class EpisodeTable(Sequence[dict[str, Any]]):
             raise RunFolderError(f"{self._name}: {cause}") from cause
 
 
+@named_arguments
 def load_episodes(
     run: str | os.PathLike[str],
     *,

@@ -190,3 +190,32 @@ def test_levels_of_a_curriculum_are_a_list():
 def test_empty_path_is_refused():
     with pytest.raises(ValueError, match="a path is empty"):
         fa.GRPOTrainer(fa.Policy("m"), out_dir="")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fa.benchmark({}, "forge/KuhnPoker-v0", episodes=True), "episodes=True must be a whole number"),
+        (lambda: fa.benchmark({}, "forge/KuhnPoker-v0", swap_agents="no"), "swap_agents='no' must be True or False"),
+        (lambda: fa.benchmark({}, "forge/KuhnPoker-v0", limits=5), "limits must be BenchLimits"),
+        (lambda: fa.benchmark({}, num_episodes=3), "Did you mean 'episodes'"),
+        (lambda: fa.play("forge/KuhnPoker-v0", fa.Random(), max_turns=2.5), "max_turns=2.5 must be a whole number"),
+        (lambda: fa.demonstrations("forge/Relay-v0", True), "games=True must be a whole number"),
+        (lambda: fa.GRPOTrainer(fa.Policy("m")).fit("forge/Relay-v0", steps="3"), "steps='3' is a text"),
+        (lambda: fa.GRPOTrainer(fa.Policy("m")).fit({"forge/Relay-v0": float("nan")}, steps=1), "finite weights"),
+        (lambda: fa.GRPOTrainer(fa.Policy("m")).fit({"forge/Relay-v0": True}, steps=1), "finite weights"),
+        (lambda: fa.GRPOTrainer(fa.Policy("m"), config=fa.SFTConfig()), r"must be GRPOConfig\(...\), got SFTConfig"),
+    ],
+)
+def test_arguments_of_other_types_are_refused_by_name(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_settings_of_a_call_may_be_mappings():
+    assert fa.GRPOTrainer(fa.Policy("m"), config={"group_size": 4}).config == fa.GRPOConfig(group_size=4)
+
+
+def test_text_in_place_of_a_policy_is_refused():
+    with fa.GRPOTrainer({"asker": "m", "answerer": "m"}) as trainer, pytest.raises(TypeError, match="write fa.Policy"):
+        trainer.fit("forge/Relay-v0", steps=1)

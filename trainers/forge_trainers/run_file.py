@@ -111,7 +111,8 @@ class RunConfig:
             )
         if isinstance(self.env, list | tuple):
             if not self.env or len(set(self.env)) < len(self.env):
-                raise ValueError(f"env lists {', '.join(map(str, self.env)) or 'nothing'}. Name ids, each once")
+                listed = ", ".join(map(str, self.env)) or "nothing"
+                raise ValueError(f"env lists {listed}. Name one id or more, each once")
             object.__setattr__(self, "env", dict.fromkeys(self.env, 1.0))
         check_weights({self.env: 1.0} if isinstance(self.env, str) else self.env)
         check_at_least(self, 1, "steps")

@@ -189,3 +189,30 @@ def test_changed_task_data_change_the_environment_hash(tmp_path):
         data.save_to_disk(str(tmp_path / "saved"))
         prints.append(with_content(str(tmp_path / "saved")))
     assert prints[-2] != prints[-1]
+
+
+PROGRAM = """
+from forge_agents.bench.code import described
+from forge_agents.bench.fingerprints import digest
+
+class Player:
+    word = WORD
+    def __call__(self, observation):
+        return "METHOD"
+
+print(digest(described(lambda observation: "METHOD")), digest(described(Player())))
+"""
+
+
+def test_code_from_stdin_is_told_apart_by_its_constants():
+    prints = [
+        subprocess.run(
+            [sys.executable, "-"],
+            input=PROGRAM.replace("WORD", word).replace("METHOD", method),
+            capture_output=True, text=True, check=True, timeout=120,
+        ).stdout.split()
+        for word, method in (("1", "a"), ("2", "a"), ("1", "b"), ("1", "a"))
+    ]  # fmt: skip
+    assert prints[0] == prints[3]
+    assert prints[0][0] == prints[1][0] != prints[2][0]
+    assert len({player for _, player in prints}) == 3

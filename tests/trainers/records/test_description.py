@@ -1,12 +1,17 @@
 """What config.yaml says of Python objects."""
 
+import datetime as dt
+import fractions
 import functools
 import importlib
 import json
+import operator
+import re
 import textwrap
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import forge_agents as fa
@@ -143,3 +148,30 @@ def test_every_description_is_plain_yaml_of_bounded_size():
     text = yaml.safe_dump(describe(values))
     assert len(text) < 3_000 and yaml.safe_load(text) == describe(values)
     assert describe({"many": list(range(10_000))}) != describe({"many": [*range(9_999), 1]})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (dt.date(2026, 1, 1), dt.date(2026, 1, 2)),
+        (fractions.Fraction(1, 3), fractions.Fraction(2, 3)),
+        (re.compile("a"), re.compile("a", re.IGNORECASE)),
+        (operator.itemgetter("a"), operator.itemgetter("b")),
+        (torch.arange(3), torch.arange(1, 4)),
+        (range(3), range(4)),
+        (set(range(100)), set(range(1, 101))),
+    ],
+)
+def test_values_of_libraries_show_what_they_hold(first, second):
+    assert describe(first) != describe(second)
+    assert describe(object()) == {"class": "builtins:object"}
+
+
+def test_code_without_a_source_file_and_cached_functions_have_a_hash(module):
+    functions = [{}, {}]
+    for number, names in enumerate(functions):
+        exec(f"def reward(ts): return {number}", names)
+    assert describe(functions[0]["reward"]) != describe(functions[1]["reward"])
+    assert describe(functools.cache(module().helper))["source"]
+    one, two = lambda ts: 1, lambda ts: 2
+    assert describe(one) != describe(two)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.files import user_path
-from forge_agents.settings import settings_class
+from forge_agents.settings import named_arguments, settings_class
 from forge_trainers.forecast.measured import TO_MEASURE, Measured, measure, plan_of, read_run
 from forge_trainers.forecast.model import Plan, evaluation_s, step_times
 from forge_trainers.learner.plan import LEAST_MICROBATCH
@@ -106,6 +106,7 @@ class Hardware:
                 raise ValueError(f"{name}={getattr(self, name)} must be {expected}")
 
 
+@named_arguments
 def simulate(
     run: RunConfig, *, measured: Sequence[str | os.PathLike[str]] = (), hardware: Hardware | None = None
 ) -> Prediction:

@@ -81,7 +81,8 @@ class _Describer:
         if isinstance(value, Mapping):
             return self._named(value, depth)
         if isinstance(value, set | frozenset):
-            return sorted(self._listed(list(value), depth), key=repr) if len(value) <= _MAX_ITEMS else len(value)
+            members = sorted((self.describe(each, depth) for each in value), key=repr)
+            return members if len(members) <= _MAX_ITEMS else self._listed(members, depth)
         if isinstance(value, list | tuple):
             return self._listed(value, depth)
         if isinstance(value, functools.partial):
@@ -94,8 +95,10 @@ class _Describer:
             return self._code("class", value)
         if isinstance(value, types.FunctionType):
             return self._function(value, depth)
-        if inspect.isroutine(value) or isinstance(value, types.ModuleType):
-            return {"function": _path(value)}
+        if isinstance(value, types.ModuleType):
+            return {"module": value.__name__}
+        if inspect.isroutine(value) or callable(getattr(value, "__wrapped__", None)):  # as of functools.cache
+            return self._code("function", value)
         return self._instance(value, depth)
 
     def _code(self, kind: str, target: Callable[..., Any] | type) -> dict[str, Any]:
@@ -124,7 +127,13 @@ class _Describer:
         code = self._code("class", type(value))
         if (arguments := _arguments(value)) is not None:
             return {**code, **self._named(arguments, depth)}
-        return code if _is_library(_module_of(type(value))) else {**code, **self._named(_attributes(value), depth)}
+        module = _module_of(type(value))
+        if not _is_library(module):
+            return {**code, **self._named(_attributes(value), depth)}
+        if module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
+            return code
+        text = str(value)  # of a date, a pattern, a fraction or a tensor
+        return code if text.startswith("<") or " at 0x" in text else {**code, "value": _text(text)}
 
     def _named(self, values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         if len(values) > _MAX_ITEMS:
@@ -219,7 +228,5 @@ def _is_library(module: str) -> bool:
     top = module.partition(".")[0]
     if top in (*_OUR_PACKAGES, "__main__"):
         return False
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if top in sys.stdlib_module_names or not file:
-        return True
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+    file = getattr(sys.modules.get(module) or sys.modules.get(top), "__file__", None) or ""
+    return top in sys.stdlib_module_names or bool({"site-packages", "dist-packages"} & set(Path(file).parts))

@@ -194,7 +194,7 @@ def _weights_of(env: EnvLike, *, remote: bool) -> dict[str, float]:
     elif isinstance(env, str):
         weights = {env: 1.0}
     elif isinstance(env, Mapping):
-        weights = {name: float(weight) for name, weight in env.items()}
+        weights = dict(env)
     elif callable(env):
         weights = {getattr(env, "__name__", type(env).__name__): 1.0}
         if remote:
@@ -205,12 +205,13 @@ def _weights_of(env: EnvLike, *, remote: bool) -> dict[str, float]:
     else:
         raise TypeError(f"fit takes an id, a class, a curriculum or {{id: weight}}, got {type(env).__name__}")
     check_weights(weights)
-    return weights
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Raise ValueError if there is no environment, or a weight is not positive and finite."""
-    if not weights or not all(name and 0 < weight < math.inf for name, weight in weights.items()):
+    """Raise ValueError if there is no environment, or a weight is not a positive, finite number."""
+    numbers = (isinstance(weight, Real) and weight is not True for weight in weights.values())
+    if not weights or not all(numbers) or not all(name and 0 < weight < math.inf for name, weight in weights.items()):
         raise ValueError(f"environments need names and positive, finite weights, got {dict(weights)}")
 
 
