@@ -176,7 +176,7 @@ def _source(target: Any) -> str:
         source = inspect.getsource(target)
     except (OSError, TypeError):  # entered interactively, read from stdin, or compiled
         return " ".join([getattr(target, "__qualname__", ""), *map(_compiled, [code] if code else _members(target))])
-    if getattr(target, "__name__", "") == "<lambda>":  # another one may be in the same line
+    if code is not None and code.co_name == "<lambda>":  # another one may be in the same line
         return f"{min((column for *_, column, _ in code.co_positions() if column), default=0)} {source}"
     return source
 

@@ -62,6 +62,13 @@ def test_rate_that_cannot_move_weights_is_named(tiny_models):
         assert not weak_rate(replace(low, lr=fine), 1), "a control, the default and more give no warning"
 
 
+def test_warmup_longer_than_the_run_is_named(tiny_models):
+    model = str(tiny_models(family="llama", dtype="bfloat16"))
+    plan = LearnerPlan(model=model, lr=1e-3, warmup_steps=20)
+    assert "the learning rate ends at 0.0005 and never reaches lr=0.001" in weak_rate(plan, 10)
+    assert not weak_rate(plan, 20) and not weak_rate(replace(plan, lr=0.0), 10)
+
+
 def test_warning_counts_the_schedule_and_the_adapter(tiny_models):
     model = str(tiny_models(family="llama", dtype="bfloat16"))
     steady = LearnerPlan(model=model, lr=1.9e-5)

@@ -186,6 +186,7 @@ def test_names_are_cleaned_stably_and_stay_apart():
     assert first["a:1"] == "a_1" and first["a@1"].startswith("a_1_") and first["/x//y/../z/"] == "x/y/__/z"
     assert first["eval/reward"] == "eval/reward" and first["eval/reward/hero"] == "eval/reward.hero"
     assert first["é b"] == "é b" and len(first["n" * 60]) == 40 and first[".."] == "__"
+    assert names.of(["x/y", "x"])["x/y"] == "x/y_" and names.of(["x"])["x"] == "x_", "no folder is a file"
     assert len(set(first.values())) == len(first) and names.of(["a:1", "a@1"]) == {n: first[n] for n in ("a:1", "a@1")}
 
 

@@ -62,12 +62,18 @@ def described(config: LearnerPlan, parameters: int) -> str:
 
 
 def weak_rate(config: LearnerPlan, steps: int, method: Method = "rl") -> str:
-    """A warning if the learning rate is too low to change the model within a run of `steps`, else an empty string.
+    """A warning if warm-up is longer than a run of `steps`, or the rate too low to change the model; else empty.
 
     AdamW moves a weight by about the learning rate per optimizer step. The warning compares the largest possible
     movement over the run with the distance between two bfloat16 numbers at the median weight. A rate of 0 (a control
     run) and rates of at least the default give no warning.
     """
+    if config.lr and config.warmup_steps > steps:
+        reached = learning_rate(config, steps - 1, steps)
+        return (
+            f"warmup_steps={config.warmup_steps} is more than the run's {steps} steps: the learning rate ends at "
+            f"{reached:.2g} and never reaches lr={config.lr:g}. Lower warmup_steps, or train for more steps"
+        )
     parameters = models.weight_count(Path(config.model))
     usual = default_rate(method, parameters, adapter=config.lora is not None)
     if not config.lr or config.lr >= usual:

@@ -116,6 +116,8 @@ class TrackerNames:
         for other in () if self._nested else sorted(self._names.values(), key=len):
             if clean.startswith(f"{other}/"):
                 clean = f"{other}.{clean.removeprefix(f'{other}/')}"
+            if other.startswith(f"{clean}/"):
+                clean += "_"
         return clean
 
 

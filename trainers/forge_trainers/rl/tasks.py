@@ -208,7 +208,7 @@ def _weights_of(env: EnvLike, *, remote: bool) -> dict[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
-def check_weights(weights: Mapping[str, float]) -> None:
+def check_weights(weights: Mapping[str, Any]) -> None:
     """Raise ValueError if there is no environment, or a weight is not a positive, finite number."""
     numbers = (isinstance(weight, Real) and weight is not True for weight in weights.values())
     if not weights or not all(numbers) or not all(name and 0 < weight < math.inf for name, weight in weights.items()):
