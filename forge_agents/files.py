@@ -47,7 +47,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     written = Path(path)
     text = os.fspath(path)
     if not text:
-        raise ValueError("a path is empty; write . for the current folder")
+        raise ValueError("a path is empty. Write . for the current folder")
     if not ({"~", "$"} & set(text)) or written.exists():
         return written
     filled = os.path.expandvars(text)

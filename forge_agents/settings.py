@@ -356,7 +356,7 @@ def _word(name: str, value: Any, words: Sequence[Any]) -> Any:
     if isinstance(value, bool) and {"on", "off"} <= set(words):
         return "on" if value else "off"
     if not isinstance(value, str):
-        raise TypeError(f"{name}={reprlib.repr(value)}; choose one of {', '.join(map(repr, words))}")
+        raise TypeError(f"{name}={reprlib.repr(value)}. Choose one of {', '.join(map(repr, words))}")
     return value
 
 

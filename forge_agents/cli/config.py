@@ -205,6 +205,6 @@ def _about_value(message: str) -> str:
     if not kinds:
         return ""
     if missing := re.search(r"the following arguments are required: ([\w, ]+)", errors):
-        return f"{'.'.join(names)} has no {missing.group(1)}; add it"
+        return f"{'.'.join(names)} has no {missing.group(1)}. Add it"
     text = value.group(1).strip().removesuffix(".")
     return f"{'.'.join(names)} is {text[:200]}. Expected {' or '.join(dict.fromkeys(kinds))}"

@@ -53,7 +53,7 @@ def test_values_of_other_types_are_refused(kind):
         if hint in (int, float, bool, str):
             check_refused(kind, name, None, TypeError, f"{name}=None")
         for value in (None, 1, {}) if get_origin(hint) is Literal else ():
-            check_refused(kind, name, value, TypeError, f"{name}={value}; choose one of")
+            check_refused(kind, name, value, TypeError, f"{name}={value}. Choose one of")
         for value in (1, "yes") if hint is bool else ():
             check_refused(kind, name, value, TypeError, f"{name}={value!r} must be True or False")
 

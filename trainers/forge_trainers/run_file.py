@@ -114,7 +114,7 @@ class RunConfig:
                 listed = ", ".join(map(str, self.env)) or "nothing"
                 raise ValueError(f"env lists {listed}. Name one id or more, each once")
             object.__setattr__(self, "env", dict.fromkeys(self.env, 1.0))
-        check_weights({self.env: 1.0} if isinstance(self.env, str) else dict(self.env))
+        check_weights({self.env: 1.0} if isinstance(self.env, str) else cast("dict[str, float]", self.env))
         check_at_least(self, 1, "steps")
         named = self._named()
         servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}

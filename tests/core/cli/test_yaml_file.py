@@ -201,7 +201,7 @@ def test_block_of_text_stays_text(run):
 def test_times_are_no_numbers(run, refused):
     assert run(f"{RUN}env_args: {{a: 1:30}}\n").env_args == {"a": "1:30"}
     assert run(RUN, "--env_args.a", "1:30").env_args == {"a": "1:30"}
-    assert "steps is 1:30; expected a whole number" in refused(f"{RUN}steps: 1:30\n")
+    assert "steps is 1:30. Expected a whole number" in refused(f"{RUN}steps: 1:30\n")
     assert "trainer.learner.lr is 1:30" in refused(RUN, "--trainer.learner.lr", "1:30")
 
 
@@ -212,7 +212,7 @@ def test_section_without_keys_has_the_defaults(run):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trainer: []\n", "trainer is the list []; expected a mapping of settings"),
+        ("trainer: []\n", "trainer is the list []. Expected a mapping of settings"),
         ("trainer: {<<: {seed: 3}, <<: {seed: 5}}\n", "'<<' is a duplicate of line 5"),
         ("trainer: {credit: {overlong: {max_tokens: 9}}}\n", "trainer.credit.overlong has no cache_tokens"),
         ("steps: 0\n", "steps=0 must be at least 1"),

@@ -62,7 +62,7 @@ def described(config: LearnerPlan, parameters: int) -> str:
 
 
 def weak_rate(config: LearnerPlan, steps: int, method: Method = "rl") -> str:
-    """A warning if warm-up is longer than a run of `steps`, or the rate too low to change the model; else empty.
+    """A warning if warm-up is longer than a run of `steps`, or the rate is too low to change the model. Else empty.
 
     AdamW moves a weight by about the learning rate per optimizer step. The warning compares the largest possible
     movement over the run with the distance between two bfloat16 numbers at the median weight. A rate of 0 (a control

@@ -210,7 +210,7 @@ def _weights_of(env: EnvLike, *, remote: bool) -> dict[str, float]:
 
 def check_weights(weights: Mapping[str, Any]) -> None:
     """Raise ValueError if there is no environment, or a weight is not a positive, finite number."""
-    numbers = (isinstance(weight, Real) and weight is not True for weight in weights.values())
+    numbers = (isinstance(weight, Real) and not isinstance(weight, bool) for weight in weights.values())
     if not weights or not all(numbers) or not all(name and 0 < weight < math.inf for name, weight in weights.items()):
         raise ValueError(f"environments need names and positive, finite weights, got {dict(weights)}")
 
