@@ -12,7 +12,7 @@ from typing import Any
 
 from forge_agents.bench import sections, tables
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import Record
+from forge_agents.bench.records import Record, SeatRecord
 from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
 from forge_agents.errors import ForgeError
@@ -163,10 +163,22 @@ def _check(report: Report) -> None:
     for name, value, kind in values:
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
-    math.fsum(result.reward for record in report.records for result in record.seats.values())
+    for record in report.records:
+        if not isinstance(record.seed, int) or not all(map(_is_result, record.seats.values())):
+            raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
+    if len({record.key for record in report.records}) < len(report.records):
+        raise ValueError("it holds an episode more than once")
     names = {name for record in report.records for name in record.lineup.values()}
     if missing := sorted(names - report.players.keys()):
         raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")
+
+
+def _is_result(result: SeatRecord) -> bool:
+    """Return whether the values of a result have their types: a finite reward, and counts of at least 0."""
+    counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
+    is_number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
+    flags = isinstance(result.success, bool | None) and isinstance(result.forfeit, bool)
+    return is_number and flags and all(isinstance(number, int) and number >= 0 for number in counts)
 
 
 def _strict(value: Any) -> Any:

@@ -93,6 +93,10 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("environments", 0, "kwargs"), 3, ""),
         (("environments", 0, "id"), [], ""),
         (("episodes", 0, "seats", "player_0", "reward"), 10**400, ""),
+        (("episodes", 0, "seats", "player_0", "reward"), float("inf"), "a result of another type"),
+        (("episodes", 0, "seats", "player_0", "success"), "yes", "a result of another type"),
+        (("episodes", 0, "seats", "player_0", "decisions"), None, "a result of another type"),
+        (("episodes", 0, "seed"), None, "a seed or a result of another type"),
         (("episodes", 0, "env"), "forge/Other-v0", "forge/Other-v0, which is not in its suite"),
         (("settings", "episodes"), {}, "settings.episodes must be a int, got a dict"),
         (("settings", "suite"), None, "KeyError: 'suite'"),
@@ -109,6 +113,13 @@ def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value, me
     (tmp_path / "board.json").write_text(json.dumps(change(report, *place, value=value)))
     with pytest.raises(ReportError, match=f"damaged report: .*{re.escape(message)}"):
         board(tmp_path / "board.json")
+
+
+def test_episode_that_a_report_holds_twice_is_refused(report, tmp_path):
+    facts = report.as_json()
+    (tmp_path / "board.json").write_text(json.dumps(facts | {"episodes": [*facts["episodes"], facts["episodes"][0]]}))
+    with pytest.raises(ReportError, match="holds an episode more than once"):
+        Report.load(tmp_path / "board.json")
 
 
 @pytest.mark.parametrize(
