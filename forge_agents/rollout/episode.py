@@ -324,7 +324,8 @@ def _observe(
     observation, reward, terminated, truncated, info = env.last()
     result = _StepResult.of(agent, 0.0 if agent in reported else reward, terminated, truncated, info)
     reported.setdefault(agent, result.reward)
-    return agent, writable(str(observation)), result, info
+    text = "" if terminated or truncated else _text(observation, f"the observation of {agent!r}")
+    return agent, text, result, info
 
 
 def _step(
@@ -416,7 +417,8 @@ async def _play_rounds(
 
 
 def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> _Views:
-    return {agent: (writable(str(observations[agent])), infos.get(agent, {})) for agent in env.agents}
+    texts = {agent: _text(observations[agent], f"the observation of {agent!r}") for agent in env.agents}
+    return {agent: (text, infos.get(agent, {})) for agent, text in texts.items()}
 
 
 def _round(
@@ -446,13 +448,19 @@ def _finite(reward: Any, agent: str) -> float:
     return value
 
 
+def _text(value: object, subject: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{subject} is {type(value).__name__}, not text; return a string. fa.wrap adapts array games")
+    return writable(value)
+
+
 def _delivered_text(env: PlayableEnv, decision: Decision) -> str:
     return visible_action(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 
 def _instructions_and_tools(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
     instructions, schemas = hook(env, "instructions"), hook(env, "tool_schemas")
-    text = "" if instructions is None else writable(str(instructions(agent)))
+    text = "" if instructions is None else _text(instructions(agent), f"the result of instructions({agent!r})")
     return text, () if schemas is None else tuple(schemas(agent))
 
 

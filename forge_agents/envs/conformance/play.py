@@ -136,7 +136,11 @@ def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], 
 def instructions(env: AnyEnv, agent: str) -> str:
     """Return the system prompt of an agent, or an empty string."""
     method = hook(env, "instructions")
-    return str(method(agent)) if method is not None else ""
+    text = "" if method is None else method(agent)
+    if not isinstance(text, str):
+        message = f"the result of instructions({agent!r}) is {type(text).__name__}, not text"
+        raise BreachError(message, "return a string", "instructions")
+    return text
 
 
 def look(env: AnyEnv, agent: str) -> str:

@@ -1,6 +1,6 @@
 """A minimal game to derive test environments from."""
 
-from pettingzoo import AECEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 import forge_agents as fa
 from forge_agents.envs.env import TextSpace
@@ -58,3 +58,22 @@ class PlainAEC(AECEnv):
         self.terminations = {"a": True}
         self._cumulative_rewards = {"a": 0.0}
         self._accumulate_rewards()
+
+
+class PlainParallel(ParallelEnv):
+    """The same as a parallel environment."""
+
+    metadata, render_mode, possible_agents = PlainAEC.metadata, None, ["a"]
+    observe = PlainAEC.observe
+
+    def __init__(self):
+        self.observation_spaces = {"a": TextSpace(100)}
+        self.action_spaces = {"a": TextSpace(100)}
+
+    def reset(self, seed=None, options=None):
+        self.agents = ["a"]
+        return {"a": self.observe("a")}, {"a": {}}
+
+    def step(self, actions):
+        self.agents = []
+        return {"a": "The end."}, {"a": float(actions["a"] == "Because.")}, {"a": True}, {"a": False}, {"a": {}}

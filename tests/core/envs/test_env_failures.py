@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from pettingzoo.utils.conversions import parallel_to_aec
+from plain_env import PlainAEC, PlainParallel
 
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction
@@ -234,3 +235,24 @@ def test_a_benchmark_goes_on(where, tmp_path):
         assert len(report.records) == 6 and not report.missing and not report.complete
         assert sum(not record.error for record in report.records) == 3
         assert all("boom" in record.error for record in report.records if record.error)
+
+
+@pytest.mark.parametrize("text", [None, [1, 2]])
+@pytest.mark.parametrize("kind", [PlainAEC, PlainParallel])
+def test_observations_and_instructions_must_be_texts(kind, text):
+    class Odd(kind):
+        def observe(self, agent):
+            return text
+
+    class Mute(kind):
+        def instructions(self, agent):
+            return text
+
+    error = fa.play(Odd(), fa.Scripted(str), seed=0).error
+    name = type(text).__name__
+    assert (error.where, error.kind) == ("observe" if kind is PlainAEC else "reset", "TypeError")
+    assert f"the observation of 'a' is {name}, not text; return a string. fa.wrap adapts" in error.message
+    error = fa.play(Mute(), fa.Scripted(str), seed=0).error
+    assert f"the result of instructions('a') is {name}, not text" in error.message
+    (finding,) = fa.check_env(Mute, checks=("spaces",), raise_on_failure=False).failures
+    assert finding.message == f"the result of instructions('a') is {name}, not text"
