@@ -12,7 +12,7 @@ from typing import Any
 
 from forge_agents.bench import sections, tables
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import Record, SeatRecord
+from forge_agents.bench.records import AgentRecord, Record
 from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
 from forge_agents.errors import ForgeError
@@ -173,7 +173,7 @@ def _check(report: Report) -> None:
         raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")
 
 
-def _is_result(result: SeatRecord) -> bool:
+def _is_result(result: AgentRecord) -> bool:
     """Return whether the values of a result have their types: a finite reward, and counts of at least 0."""
     counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
     is_number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
