@@ -248,11 +248,13 @@ def test_observations_and_instructions_must_be_texts(kind, text):
         def instructions(self, agent):
             return text
 
-    error = fa.play(Odd(), fa.Scripted(str), seed=0).error
-    name = type(text).__name__
+    def error_of(env):
+        with pytest.warns(RuntimeWarning, match="not text"):
+            return fa.play(env, fa.Scripted(str), seed=0).error
+
+    error, name = error_of(Odd()), type(text).__name__
     assert (error.where, error.kind) == ("observe" if kind is PlainAEC else "reset", "TypeError")
     assert f"the observation of 'a' is {name}, not text; return a string. fa.wrap adapts" in error.message
-    error = fa.play(Mute(), fa.Scripted(str), seed=0).error
-    assert f"the result of instructions('a') is {name}, not text" in error.message
+    assert f"the result of instructions('a') is {name}, not text" in error_of(Mute()).message
     (finding,) = fa.check_env(Mute, checks=("spaces",), raise_on_failure=False).failures
     assert finding.message == f"the result of instructions('a') is {name}, not text"
