@@ -306,9 +306,7 @@ class Reasoned:
 
     def grade(self, reply: Reply) -> float | None:
         """1 or 0, or None to abstain. Reasoning before the JSON and a code fence around it are ignored."""
-        _, text = split_reasoning(reply.text)
-        blocks = code_blocks(text) if text.startswith(("```", "~~~")) else []
-        answer = _json_in(blocks[0].text if len(blocks) == 1 else text)
+        answer = _json_in(_answer_of(reply.text))
         verdict = answer.get("pass") if answer is not None else None
         return float(verdict) if isinstance(verdict, bool) else None
 
@@ -345,10 +343,14 @@ Answer: TypeAlias = YesNo | Scale | Reasoned | Pairs
 
 
 def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
-    """The choice in a reply, plain or as ``{"answer": choice}``, or None if there is none."""
+    """The choice in a reply, plain or as ``{"answer": choice}``, or None if there is none.
+
+    Reasoning before it and a code fence around it are ignored.
+    """
+    text = _answer_of(text)
     answer = _json_in(text)
     word = str(answer.get("answer", "")) if answer is not None else text
-    word = word.strip().strip("\"'.*").casefold()
+    word = word.strip().strip("\"'.*!").casefold()
     return next((choice for choice in choices if choice.casefold() == word), None)
 
 
@@ -367,6 +369,13 @@ def shares_of(alternatives: Mapping[str, float], choices: tuple[str, ...]) -> tu
     total = sum(mass.values())
     shares = {choice: share / total for choice, share in mass.items()} if total > 0 else {}
     return shares, total if alternatives else math.nan
+
+
+def _answer_of(text: str) -> str:
+    """A reply without reasoning before it and without a code fence around it."""
+    _, text = split_reasoning(text)
+    blocks = code_blocks(text) if text.startswith(("`", "~~~")) else []
+    return blocks[0].text.strip() if len(blocks) == 1 else text
 
 
 def _json_in(text: str) -> dict[str, Any] | None:
