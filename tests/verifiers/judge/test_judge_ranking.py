@@ -77,7 +77,7 @@ def test_reply_that_is_more_than_a_mark_has_no_grade(text):
     assert Scale().grade(reply(text)) is None
 
 
-@pytest.mark.parametrize("text", ["Yes", " yes.\n", "yes!", '"yes"', '{"answer": "yes"}', json.dumps({"answer": "YES"})])
+@pytest.mark.parametrize("text", ["Yes", " yes.\n", "yes!", '"yes"', json.dumps({"answer": "YES"})])
 def test_a_choice_is_found_bare_or_in_json(text):
     for reply_text in (text, f"```json\n{text}\n```", f"<think>Is it? no</think>\n{text}"):
         assert choice_in(reply_text, ("yes", "no")) == "yes"

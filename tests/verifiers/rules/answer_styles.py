@@ -173,6 +173,8 @@ WRITINGS = [  # the same answer written in another way, or nearly the same
         There are seven apples. ⇒ 7 ¦ The answer is forty-two. ⇒ 42 ¦ The capital of France is Paris. ⇒ Paris
         The capital of France is not Paris. ⇏ Paris ¦ The wrong one is Paris. ⇏ Paris ¦ „Paris“ ⇒ Paris
         The answer is Paris. Wait, Rome. ⇏ Paris ¦ The answer is Paris. No, it is Rome. ⇒ Rome ¦ cafe ⇏ café ¦ 六 ⇏ 五
+        Josh makes $200,000 - $130,000 = $70,000 profit. ⇒ 70000 ¦ The answer is (42). ⇒ 42 ¦ ANSWER: 711 ⇏ 11
+        The answer is [42] ⇒ 42 ¦ 5 ⇏ -5 ¦ the result is -5 exactly ⇒ -5
         Yes – it is prime. ⇒ yes ¦ Final answer: Yes, it is. ⇒ yes ¦ I doubt the answer is true. ⇏ true
         Yes, it is prime. ⇒ yes ¦ Yes, it is prime. ⇏ no ¦ No, 15 is not prime. ⇒ no ¦ The statement is true. ⇒ True
         It is not so that the statement is true. ⇏ True

@@ -69,6 +69,8 @@ RIGHT = by_gold({
     """,
     "D": r"""
         Die Antwort ist D. ¦ Đáp án: D ¦ I'm going with D. ¦ Final: D ¦ Option D. ¦ D, because the rest are wrong.
+        \boxed{\langle H\rangle \ll \Delta E}⏎⏎**Answer: D** ¦ I considered (A), but it is incorrect. Final answer: D.
+        Answer: Let's think step by step. A ring has 3 units. The answer is (D). ¦ Antwort: Antwort: D
         It must be (D). ¦ Looks like D ¦ \boxed{\mathbf{(D)}} ¦ All of the above (D)
     """,
 })

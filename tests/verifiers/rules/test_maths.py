@@ -95,6 +95,7 @@ def test_equal_answers_are_equal(one, other):
         [0,2]\cup[1,3] ≢ [0,3) ¦ \mathbb{R} ≢ \mathbb{Z} ¦ \mathbb{R} ≢ (0,\infty) ¦ \mathbb{R} ≢ R
         \{x \mid x > 2\} ≢ [2,\infty) ¦ \lg 100 ≢ 3 ¦ \lg 100 ≢ \ln 100 ¦ (1, 2) ≢ 1, 2 ¦ 1 2 ≢ 3 ¦ 1011_7 ≢ 1011
         x<1 and x>0 ≢ \mathbb{R} ¦ x>0 and x>1 ≢ (0,\infty) ¦ ]0,1[ ≢ [0,1] ¦ [0; 1,5] ≢ [0, 15] ¦ 0.1666... ≢ 0.1666
+        \frac{1}{2004!} ≢ \frac{1}{2006!} ¦ n=2, 3, 4 ≢ n=1, 2, 3 ¦ D = (0, 1) ≢ D = (0, 1.5) ¦ 12:00 ≢ 1:00
         0.(3) ≢ 0.3 ¦ 5 N ≢ 5 J ¦ [[1,2],[3,4]] ≢ [[1,2],[4,3]] ¦ f(3) = 42 ≢ f(2) = 42 ¦ seven hundred ≢ 7
         two three ≢ 5
         twenty-third ≢ 20/3 ¦ one of them is left ≢ 1 ¦ nineteen eighty-four ≢ 103 ¦ seven or eight ≢ 7 ¦ US$5 ≢ €5
