@@ -1,4 +1,4 @@
-"""What every test shares: few threads, no hub, tiny models, a chat server, and a look for processes left behind."""
+"""Shared by all tests: few threads, no hub, tiny models, a chat server, and a check for processes left behind."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _environments_of_the_test() -> Iterator[None]:
 class ChatServer(ThreadingHTTPServer):
     """An OpenAI-compatible server that answers what ``reply(request)`` says.
 
-    A text is the model's; a mapping or bytes are the whole body; ``(status, body)`` adds the status.
+    A text is the model's answer, a mapping or bytes are the whole body, ``(status, body)`` adds the status.
     """
 
     daemon_threads = True
@@ -177,7 +177,7 @@ class _ChatHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def serve_chat() -> Iterator[Callable[..., ChatServer]]:
-    """``serve_chat(reply)``: a `ChatServer` on loopback; all end with the test."""
+    """``serve_chat(reply)``: a `ChatServer` on loopback that ends with the test."""
     servers = []
 
     def start(reply: Callable[[dict[str, Any]], Any]) -> ChatServer:
@@ -194,7 +194,7 @@ def serve_chat() -> Iterator[Callable[..., ChatServer]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What thousands of modules define lives on: nobody looks for garbage among it, neither now nor in any test."""
+    """Objects of imported modules are excluded from garbage collection in all tests."""
     gc.disable()
     try:
         return (yield)

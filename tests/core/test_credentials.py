@@ -1,4 +1,4 @@
-"""Keys, tokens and passwords are found by the names of arguments and by their form; ordinary values are left."""
+"""Keys, tokens and passwords are recognized by argument names and by form, without false positives."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What every settings class refuses, and what it says instead."""
+"""Values that every settings class refuses, and the error messages."""
 
 import contextlib
 import dataclasses

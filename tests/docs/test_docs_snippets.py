@@ -1,4 +1,4 @@
-"""What the pages in docs/ show, run as it stands: every ```python block of a page, in order, as one program.
+"""Runs the code of the pages in docs/: every ```python block of a page, in order, as one program.
 
 A block with the word ``no-run`` after ``python`` is left out; an HTML comment right before it must say why.
 """

@@ -178,7 +178,7 @@ def test_scripts_that_the_docs_name_exist():
 
 
 def test_tests_that_the_docs_name_exist():
-    """Result pages name the tests that hold a fix; a renamed test must be renamed there, too."""
+    """Result pages name the test of each fix, so a renamed test must be renamed there, too."""
     defined = {
         name
         for file in (ROOT / "tests").rglob("*.py")
@@ -254,7 +254,7 @@ class Names(ast.NodeVisitor):
             self.wrong.append(f"{ast.unparse(node)}: {error}")
 
     def meaning(self, node):
-        """A module, class, function or `Made`; None where that cannot be told."""
+        """Return a module, class, function or `Made`, or None if unknown."""
         if isinstance(node, ast.Name):
             return self.known.get(node.id)
         if isinstance(node, ast.Attribute):

@@ -248,7 +248,7 @@ def test_pages_install_from_a_clone_or_a_wheel_as_they_say(page: str, tmp_path: 
 
 
 def test_no_page_installs_this_project_by_name_from_an_index():
-    """No index has it; where it is installed already, its other extras come by name."""
+    """No index has the package. If it is already installed, its other extras can be named."""
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text()
         named = re.findall(r"(?:pip install|uv add)[^\n`]*forge-agents-rl\[(\w+)\](?! @)", text)

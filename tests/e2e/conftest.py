@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: one event loop, and actors of their own."""
+"""Shared by the end-to-end tests: one event loop, and their own actors."""
 
 import asyncio
 import importlib
@@ -11,7 +11,7 @@ from forge_agents.runtime import mesh
 
 @pytest.fixture(scope="module")
 def run():
-    """``run(coroutine)`` on the module's one loop, so that engines outlive a test; they end with the module."""
+    """``run(coroutine)`` on the module's loop, so that engines live until the end of the module."""
     loop = asyncio.new_event_loop()
     yield loop.run_until_complete
     loop.run_until_complete(mesh.shutdown_all())

@@ -20,7 +20,7 @@ SHORT = {
     "algorithms": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--arms=dapo"],
     "worlds": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--control-steps=0"],
 }  # fmt: skip
-"""What each is called with; all are also given the model and a folder."""
+"""Arguments of each example, in addition to the model and a folder."""
 WRITES = {
     "custom_env": {"metrics.jsonl": 1, "reward.png": None},
     "own_loss": {"metrics.jsonl": 1, "reward.png": None},
@@ -34,7 +34,7 @@ WRITES = {
     "worlds": {"Codewords-v0-1/seed-0/trained/metrics.jsonl": 1, "Codewords-v0-1/seed-0/trained/result.json": None,
                "Codewords-v0-1/curves.png": None},
 }
-"""What each leaves behind; of metrics the number of steps."""
+"""Files that each example writes, and the number of steps in metrics."""
 SAYS = {
     "custom_env": ["Meeting-v0", "before training 0.", "after 1 steps 0."],
     "own_loss": ["ratio 1.00  pull 1.000"],
@@ -45,7 +45,7 @@ SAYS = {
     "algorithms": ["DAPO with dynamic sampling"],
     "worlds": ["forge/Codewords-v0@1", "imitation, then GRPO"],
 }
-"""What those say that have words of their own for it."""
+"""Output of examples with special messages."""
 SURVEY = {"brief": {"auroc": 0.5, "accuracy": 0.5}}
 GOLD = {"arm": "gold", "seed": 0, "before": [0.0, 0.1], "after": [0.5, 0.1], "curve": [[0, 0.0], [1, 0.5]],
         "survey_before": SURVEY, "survey_after": SURVEY}  # fmt: skip
@@ -53,7 +53,7 @@ GOLD = {"arm": "gold", "seed": 0, "before": [0.0, 0.1], "after": [0.5, 0.1], "cu
 
 @pytest.fixture(autouse=True)
 def _wide_short_and_eager(monkeypatch):
-    """Tables are not cut off; no engine compiles, a judge's and a benchmark's neither; what is not said is small."""
+    """Wide tables, engines without compilation, and small defaults."""
     monkeypatch.setenv("COLUMNS", "200")
     for function, changes in (
         (fa.EngineConfig.__init__, {"enforce_eager": True}),

@@ -246,7 +246,7 @@ def test_unreachable_host_is_named(run, tmp_path):
 
 
 class Sabotage:
-    """The environment's reward; kills a host each time it is asked for a step that is to be disturbed."""
+    """The environment's reward. Kills a host at each call in a step to be disturbed."""
 
     def __init__(self, **hosts):
         self._hosts, self._calls = {call: name.replace("_", "-") for name, call in hosts.items()}, 0
@@ -291,7 +291,7 @@ def test_run_continues_after_engine_and_learner_hosts_are_killed(tiny_llama, tmp
 
 
 def gone(pid):
-    """Whether the process ends within ten seconds."""
+    """Return whether the process ends within ten seconds."""
     return ended_within([pid], 10)
 
 

@@ -27,7 +27,7 @@ ANSWERS = [said(text) for text in ("4", "5", "twenty-two", "4")]
 
 
 def expected_yes(model, judge, trajectory):
-    """P(yes) among yes and no, from transformers; the tiny model's tokens are bytes."""
+    """P(yes) among yes and no, from transformers. The tiny model's tokens are bytes."""
     from transformers import AutoModelForCausalLM
 
     from forge_agents.rollout.rendering import Renderer

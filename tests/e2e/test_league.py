@@ -33,7 +33,7 @@ class Duel(fa.TurnEnv):
 
 
 def logprobs_of(folder, turn):
-    """What a Hugging Face model says of a turn's response."""
+    """Log-probabilities of a turn's response under a Hugging Face model."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""What a newcomer does first, on the whole stack with a tiny model: `init` and `train`."""
+"""First commands of a new user, `init` and `train`, on the whole stack with a tiny model."""
 
 import json
 import math
@@ -26,7 +26,7 @@ TEMPLATES = {
     "tools": ("keeper", "runs/warehouse", "my/Warehouse-v0"),
     "sft": ("team", "runs/guess", "my/Guess-v0"),
 }
-"""Who learns, where the run lies and what is played, by template; sft plays the world of team by the same modules."""
+"""Policies, run folder and environment by template. The template sft uses the environment of team."""
 
 
 @pytest.mark.timeout(300)

@@ -94,7 +94,7 @@ def greedy(hf, prompt):
 
 
 def said_by(trainer):
-    """What each policy answers to the prompts."""
+    """Return each policy's answers to the prompts."""
 
     async def ask(engine):
         return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))

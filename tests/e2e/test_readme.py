@@ -1,4 +1,4 @@
-"""The README's training example with a tiny model and one step; `recipes/documented.py` runs it as written."""
+"""The README's training example with a tiny model and one step. `recipes/documented.py` runs it unchanged."""
 
 import asyncio
 import importlib

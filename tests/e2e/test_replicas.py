@@ -53,7 +53,7 @@ async def crew(task, client):
 
 
 async def programs(engines, model):
-    """What two programs at once are answered, call by call."""
+    """Return the answers to two concurrent programs, call by call."""
     served = {"hero": PolicyEngine(engines, Renderer.of(model))}
     hero = fa.Policy(str(model), name="hero", sampling=Sampling(max_tokens=40))
     envs = [fa.Program(crew) for _ in range(2)]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Letters(fa.TurnEnv):
-    """Say lowercase letters; two seats in turn, each paid the share of lowercase letters in what it said."""
+    """Two agents take turns. Each earns the share of lowercase letters in its text."""
 
     possible_agents = ["left", "right"]
 
@@ -292,7 +292,7 @@ def tic_tac_toe():
 def test_short_custom_games_pass_their_check_and_train(
     trainer_of, tiny_llama, tmp_path, monkeypatch
 ):
-    """What the README claims of new worlds."""
+    """The README's example of an environment."""
     pytest.importorskip("pygame")  # PettingZoo's board games import it
     fa.list_envs()
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))

@@ -20,7 +20,7 @@ def dealt(first, second, public):
 
 
 def won(env, moves):
-    """player_0's chips; player_1's are the opposite."""
+    """player_0's chips. player_1's are the opposite."""
     for move in moves.split():
         env.step(move)
     assert env.rewards["player_0"] == -env.rewards["player_1"] and all(env.terminations.values())

@@ -9,7 +9,7 @@ from forge_envs.teams.negotiation import Negotiation, pareto_frontier, points_of
 
 
 def talks(**kwargs):
-    """3 books, 2 hats, 1 ball; player_0 likes books, player_1 hats and the ball."""
+    """3 books, 2 hats, 1 ball. player_0 likes books, player_1 hats and the ball."""
     env = begin(Negotiation(**kwargs))
     env.items, env.values = (3, 2, 1), {"player_0": (3, 0, 1), "player_1": (0, 3, 4)}
     return env

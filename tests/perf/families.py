@@ -26,7 +26,7 @@ HEAD = "| family | logits | gap before | gap after | a stale engine's | seconds 
 
 @fa.register("study/Letters-v0", max_turns=2)
 class Letters(fa.TurnEnv):
-    """Say lowercase letters, twice; paid by their share."""
+    """Two answers, each paid by its share of lowercase letters."""
 
     possible_agents = ["one"]
 
@@ -81,7 +81,7 @@ def measure(family: str, *, lora: fa.LoRA | None) -> tuple[str, ...]:
 
 
 def beside_transformers(model: Path, run: Path) -> tuple[float, float]:
-    """What the first weights say of the last step's tokens, apart from what was sampled; and the learner of logits."""
+    """Log-probabilities of the last step's tokens under the first weights, and the learner's logits."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -16,7 +16,7 @@ FLAG = "FORGE_FAULT_FLAG"
 
 
 def hang_if_told(what: str) -> None:
-    """Sleep for an hour where the flag file says `what`; only once, for the file is taken away."""
+    """Sleep for an hour once if the flag file says `what`. The file is removed."""
     flag = Path(os.environ[FLAG])
     try:
         told = flag.read_text() == what
@@ -28,7 +28,7 @@ def hang_if_told(what: str) -> None:
 
 
 class Letters(TurnEnv):
-    """Say lowercase letters; two seats in turn, each paid the share of lowercase letters in what it said."""
+    """Two agents take turns. Each earns the share of lowercase letters in its text."""
 
     possible_agents = ("left", "right")
 

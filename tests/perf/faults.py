@@ -42,7 +42,7 @@ NOT_COMPARED = re.compile(r"time/|idle/|.*(_s|_bytes|mfu)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens to whom, once, when a phase of a step begins."""
+    """One fault at the beginning of a phase of a step, with its target."""
 
     who: str
     """"engine", "learner", "store", "env worker", "controller", or what hangs by itself."""
@@ -65,7 +65,7 @@ DELAYS = {"start": 1.0, "collect": 0.1, "learn": 0.02, "evaluate": 0.1}
 
 
 def _kills(who: str, first: int) -> tuple[Fault, ...]:
-    """One in each phase, in as many steps; `first` is odd."""
+    """One fault in each phase, in as many steps. `first` is odd."""
     return tuple(
         Fault(who=who, phase=phase, step=first + i, after_s=DELAYS.get(phase, 0.0)) for i, phase in enumerate(PHASES)
     )
@@ -161,7 +161,7 @@ SESSIONS: dict[str, tuple[Fault, ...]] = {
 WHO = {"engine": "team", "store": "weights", "rival's engine": "rival", "rival's learner": "rival-learner",
        "engine replica 0": "team-0", "engine replica 1": "team-1",
        "engine rank 0": "team", "engine rank 1": "team"}  # fmt: skip
-"""What the actors are called; all others are the learner."""
+"""Names of the actors. All others are the learner."""
 STEPS = {"reference": 28, "sample": 6, "machinery": 28, "controller": 8, "code": 6, "reference-2-ranks": 6,
          "rank-2-ranks": 6, "rank0-2-ranks": 6, "reference-2-engine-ranks": 6, "sample-2-engine-ranks": 6,
          "loads-2-engine-ranks": 6, "ranks-2-engine-ranks": 6, "reference-2-policies": 7, "policies-2-policies": 7,
@@ -249,7 +249,7 @@ def _episode_counts(file: Path) -> dict[str, int]:
 
 
 def _digest(folder: Path) -> str:
-    """Of all weights of an export; empty where there is none."""
+    """Digests of all weights of an export, empty without an export."""
     import hashlib
 
     files = sorted(folder.glob("*.safetensors"))

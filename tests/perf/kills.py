@@ -30,7 +30,7 @@ MARK = "FORGE_AGENTS_KILLS"
 DEADLINE_S = 1800.0
 ORPHANS_AFTER_S = 10.0
 _CLOCKS = ("time/", "idle/", "tokens_per_s", "mfu", "peak_rss_bytes")
-"""Beginnings of metrics that no two runs share; so do those that end in ``_s`` or hold it before a slash."""
+"""Prefixes of metrics that differ between runs, as do names that end in ``_s`` or have it before a slash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Outcome:
     """A run that was killed, resumed and compared."""
 
     mode: str
-    """Who was killed: ``group`` or ``controller``."""
+    """Target of the kill: ``group`` or ``controller``."""
     at: str
     """When: steps logged, and seconds after."""
     orphans: int
@@ -52,7 +52,7 @@ class Outcome:
 def main() -> int:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--runs", type=int, default=20, help="Runs to kill; every other one loses its controller only.")
+    parser.add_argument("--runs", type=int, default=20, help="Runs to kill. Every other one loses only its controller.")
     parser.add_argument("--steps", type=int, default=6, help="Optimiser steps of a run.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
     parser.add_argument("--out", type=Path, help="Write the table there as well.")
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def kills(folder: Path, *, runs: int, steps: int, seed: int = 0) -> list[Outcome]:
-    """Train once undisturbed and `runs` times with a kill; everything lies in `folder`."""
+    """Train once undisturbed and `runs` times with a kill, in `folder`."""
     from forge_agents.models.tiny import tiny_model
 
     model = tiny_model(folder / "model")
@@ -115,7 +115,7 @@ def train(out: Path, model: Path, steps: int) -> None:
     import forge_agents as fa
 
     class Letters(fa.TurnEnv):
-        """Say lowercase letters; each seat is paid the share of them in what it said."""
+        """Each agent earns the share of lowercase letters in its text."""
 
         possible_agents = ["left", "right"]
 
@@ -177,7 +177,7 @@ def _finish(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _wait_for_rows(out: Path, count: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when so many steps are logged; with 0, when the run's folder is there."""
+    """Wait until that many steps are logged, or with 0, until the run's folder exists."""
     file, deadline = out / ("metrics.jsonl" if count else "config.yaml"), time.monotonic() + DEADLINE_S
     while not file.exists() or (count and len(file.read_text().splitlines()) < count):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -186,7 +186,7 @@ def _wait_for_rows(out: Path, count: int, process: subprocess.Popen[bytes], log:
 
 
 def _kill(process: subprocess.Popen[bytes], mode: str) -> int:
-    """End a run. Returns how many of its processes are alive 10 s later; they are ended then."""
+    """End a run. Returns how many of its processes were alive 10 s later. These are then killed."""
     with contextlib.suppress(ProcessLookupError):
         (os.killpg if mode == "group" else os.kill)(process.pid, signal.SIGKILL)
     process.wait()
@@ -209,7 +209,7 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 
 def _result(out: Path) -> dict[str, Any]:
-    """What must not depend on kills, by name: metrics by step, sizes and checksums of the last checkpoint's arrays."""
+    """Values that must not depend on kills: metrics by step, sizes and checksums of the last checkpoint's arrays."""
     found = {
         f"step {row['step']}: {name}": value for row in _rows(out) for name, value in row.items() if not _is_clock(name)
     }

@@ -1,4 +1,4 @@
-"""How good label-free combiners are where the truth is known, as a table.
+"""Table of the accuracy of label-free combiners on data with known truth.
 
     python tests/perf/measure_combiners.py                        # the regimes of the tests
     python tests/perf/measure_combiners.py --regimes file.py      # REGIMES of another file: {name: seed -> (s, g, y)}
@@ -55,7 +55,7 @@ def of_file(path: Path) -> dict[str, Callable[[int], Any]]:
 
 
 def pointing(y: np.ndarray, p: np.ndarray, groups: np.ndarray) -> float:
-    """Mean correlation of p with the truth within groups that hold both; NaN where none does."""
+    """Mean correlation of p with the truth within groups that hold both classes, or NaN without any."""
     order = np.argsort(groups, kind="stable")
     found = []
     for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):

@@ -73,7 +73,7 @@ class Doors(fa.TurnEnv):
 
 
 class Reader:
-    """In the place of an engine: knows all that its prompt says, and nothing else; its notes say all that it knows."""
+    """Replaces an engine. It knows exactly what its prompt says, and writes all of that into its notes."""
 
     def __init__(self, tokenizer: Any, max_model_len: int) -> None:
         self._tokenizer, self.max_model_len = tokenizer, max_model_len
@@ -92,7 +92,7 @@ class Reader:
 
 
 def measured(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, Any]:
-    """What the episodes of one policy came to, as means of an episode."""
+    """Means per episode of one policy."""
     played = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in played for turn in trajectory.turns]
     samples = [samples_from(trajectory, [1.0] * len(trajectory.turns), 0) for trajectory in played]

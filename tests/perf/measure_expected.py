@@ -1,4 +1,4 @@
-"""What an engine and a learner hold, beside what placement and ``forge-agents simulate`` expect of them."""
+"""Memory of an engine and a learner vs. the expectations of placement and ``forge-agents simulate``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run_engine(options: Options) -> dict[str, dict[str, int]]:
 
 
 def run_learners(options: Options) -> dict[str, dict[str, dict[str, int]]]:
-    """Of one process, in each way."""
+    """Memory of one process, measured and expected."""
     return {f"learner, {name}": _learner(options.model, **dict(settings)) for name, settings in WAYS.items()}
 
 

@@ -32,7 +32,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
         {
             "measure": "judging",
             **both,
-            "peer": "the same engine fed directly with the same prompts, as tokens; rounds alternate",
+            "peer": "the same engine fed directly with the same prompts, as tokens, in alternating rounds",
             "goals": {"judge_over_direct": goal(both["ratio"]["judge_over_direct"], 0.9, at_most=False)},
         }
     ]

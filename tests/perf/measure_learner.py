@@ -19,12 +19,12 @@ from forge_agents.runtime import processes
 from forge_trainers.learner.plan import LearnerPlan
 
 TURNS = ("shared", "unshared", "bare", "shared", "bare", "shared")
-"""What is measured one after the other. The median counts."""
+"""Measured one after the other. The median counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Equally long samples in groups of siblings; the siblings of a seat share their first prompt."""
+    """Samples of equal length in groups. Samples of a group and agent share their first prompt."""
 
     groups: int
     siblings: int
@@ -120,7 +120,7 @@ def _run(core: Any, model: Any, work: Work) -> dict[str, Any]:
 
 
 def _alone(core: Any, batch: Any) -> None:
-    """A step in which each sample is computed by itself; a learner finds what samples begin with alike."""
+    """A step in which each sample is computed alone, without shared prefixes."""
     before = core.config
     core.config = replace(before, share_prefixes=False)
     try:
@@ -130,7 +130,7 @@ def _alone(core: Any, batch: Any) -> None:
 
 
 def batch_of(work: Work, core: Any, *, share: bool) -> Any:
-    """Random tokens; siblings in one group may share their prompt, in groups of one not."""
+    """Random tokens. Samples of one group may share their prompt."""
     import torch
 
     from forge_trainers.batch.packing import Sample, pack

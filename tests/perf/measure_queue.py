@@ -1,4 +1,4 @@
-"""What the controller spends on an episode, and how memory stands while 10,000 of them are queued."""
+"""The controller's time per episode, and memory while 10,000 episodes are queued."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
         {
             "measure": "queue",
             **found,
-            "peer": "the engine's CPU time for the same episodes; memory when a tenth of them had been played",
+            "peer": "the engine's CPU time for the same episodes, and memory when a tenth of them had been played",
             "ratio": {"controller_over_engine": round(share, 4), **growth},
             "goals": {name: goal(ratio, 1.05, at_most=True) for name, ratio in growth.items()},
         }
@@ -41,7 +41,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def run(options: Options) -> dict[str, float]:
-    """A tenth of the episodes, then all, queued at once; their results are dropped as they come."""
+    """A tenth of the episodes, then all, queued at once. Results are dropped as they arrive."""
     return asyncio.run(_run(options))
 
 
@@ -83,7 +83,7 @@ async def _run(options: Options) -> dict[str, float]:
 
 
 async def _play(options: Options, served: Any, episodes: int) -> None:
-    """All groups exist at once; `LIVE` episodes play at the same time."""
+    """All groups exist at once, and `LIVE` episodes run at the same time."""
     from forge_agents.rollout.rollout import Rollout
     from forge_agents.runtime.threads import all_or_first_error
 

@@ -13,7 +13,7 @@ from perf_common import Options, in_child
 CORES = 2
 TURNS = 4
 TURN_TOKENS = 160
-"""Of an observation. vLLM caches whole blocks, which on CPU have 128 tokens."""
+"""Characters of an observation. vLLM caches whole blocks, which on CPU have 128 tokens."""
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "measure": "replicas",
             "one": one,
             "two": two,
-            "peer": "one engine with all cores; random routing",
+            "peer": "one engine with all cores, and random routing",
             "ratio": ratios,
             "goals": {},
         }
@@ -97,7 +97,7 @@ async def _run(options: Options, replicas: int) -> dict[str, Any]:
 
 
 async def _talk(engines: Any, conversations: int, *, first: int) -> dict[str, float]:
-    """Conversations of four turns, all at once; no two begin alike."""
+    """Conversations of four turns, all at once, with different beginnings."""
     from forge_agents.policy import Sampling
 
     async def converse(number: int) -> None:

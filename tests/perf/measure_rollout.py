@@ -45,7 +45,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
                 "live_episodes": len(options.prompts) * options.siblings,
                 "max_new_tokens": most,
                 **own,
-                "peer": "the same engine fed directly; vLLM's LLM class with its own child processes",
+                "peer": "the same engine fed directly, and vLLM's LLM class with its own child processes",
                 "ratio": ratios,
                 "goals": {
                     "over_direct": goal(ratios["over_direct"], 0.98, at_most=False),
@@ -62,7 +62,7 @@ def _lengths(options: Options) -> tuple[int, ...]:
 
 
 def _medians(options: Options, run: Callable[[int], dict[str, float]]) -> dict[str, dict[str, float]]:
-    """By length, the median of its rounds; the first one warms up."""
+    """Median of the rounds by length. The first round is a warm-up."""
     return {str(most): median([run(most) for _ in range(1 + options.rounds)][1:]) for most in _lengths(options)}
 
 

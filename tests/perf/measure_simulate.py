@@ -1,4 +1,4 @@
-"""How well `forge-agents simulate` predicts: real runs on this machine, some fitted, the others predicted.
+"""Accuracy of `forge-agents simulate`: runs on this machine, some fitted, the others predicted.
 
     python tests/perf/measure_simulate.py [--model MODEL] [--steps 6] [--runs FOLDER] [--out TABLE.md]
 
@@ -50,12 +50,12 @@ class Configuration:
     microbatch: int = 2048
     replicas: int = 1
     threads: int | None = None
-    """Of each engine and of the learner; None: all cores."""
+    """Threads of each engine and of the learner. None: all cores."""
     fitted: bool = False
 
     @property
     def folder(self) -> str:
-        """Where its run lies."""
+        """Folder of its run."""
         return self.name.replace(" ", "-")
 
     def settings(self, model: str, out: Path, steps: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
     parser.add_argument("--steps", type=int, default=6, help="optimiser steps of a run")
-    parser.add_argument("--runs", type=Path, help="keep the runs there; those that are there are not run again")
+    parser.add_argument("--runs", type=Path, help="folder of the runs; existing runs are reused")
     parser.add_argument("--out", type=Path, help="write the table there as well")
     arguments = parser.parse_args()
     if arguments.steps < SKIP + 2:

@@ -63,7 +63,7 @@ def _exported(model: str, folder: str) -> str:
 
 
 def run_engine(options: Options) -> dict[str, dict[str, float]]:
-    """An engine in this process, whose parts can be told apart; it has no processes to start."""
+    """An engine in this process, whose startup parts can be measured."""
     parts: dict[str, dict[str, float]] = {}
     began = _now()
     with _Part(parts, "imports"):

@@ -105,7 +105,7 @@ async def _run_steps(options: Options) -> dict[str, Any]:
 
 
 _NAMES = {"engine": POLICY, "learner": f"{POLICY}-learner", "store": "weights"}
-"""What a run calls its processes."""
+"""Names of a run's processes."""
 
 
 async def _step(options: Options, processes: Any, pids: dict[str, int]) -> dict[str, float]:

@@ -50,7 +50,7 @@ def run(options: Options) -> dict[str, float]:
 
 
 def run_messages(options: Options) -> dict[str, float]:
-    """Readers on what counts as another host of this machine; each fetch is a copy of 2 MB."""
+    """Readers on a simulated other host. Each fetch copies 2 MB."""
     return asyncio.run(_run(50 if options.quick else 500, Hosts(kind="process", hosts={"engines": 1})))
 
 
@@ -78,7 +78,7 @@ def _hosts(count: int) -> Iterator[list[str]]:
 
 
 def value_of(version: int) -> float:
-    """What version `version` is full of: exact in bfloat16, another in each of the next 198 versions."""
+    """Fill value of `version`: exact in bfloat16, different in each of the next 198 versions."""
     return float(version % 199)
 
 
@@ -105,7 +105,7 @@ class Writer(Actor):
 
     @concurrent_endpoint
     async def hammer(self) -> dict[str, float]:
-        """Versions without a pause; returns once `rest` was called."""
+        """Publish versions without a pause until `rest` is called."""
         started = time.perf_counter()
         while self._goes_on:
             await self._publish()

@@ -16,7 +16,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bfloat16 autocast": {"bf16": True},
     "bfloat16 weights": {"bf16": False, "model_init_kwargs": {"dtype": "bfloat16"}},
 }
-"""Which of them is fastest depends on the processor, so all are tried."""
+"""The fastest one depends on the processor, so all are tried."""
 
 
 def run_trl(options: Options) -> dict[str, Any]:

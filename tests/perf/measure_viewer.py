@@ -1,4 +1,4 @@
-"""How long a person waits for the viewer of 100,000 stored episodes, in headless Chromium.
+"""Response times of the viewer with 100,000 stored episodes, in headless Chromium.
 
     python tests/perf/measure_viewer.py [--episodes 100000]
 """
@@ -136,7 +136,7 @@ def timed(page: Page, addresses: list[str], shown: str) -> dict[str, float]:
 
 
 def cpu_seconds() -> float:
-    """Of this process, in which the server is, and of the browser's processes."""
+    """Memory of this process with the server, and of the browser's processes."""
     ticks = 0
     for child in [*psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -43,7 +43,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 class Mover(Actor):
-    """Holds a model's tensors in bfloat16; publishes them or fetches into them."""
+    """Holds a model's tensors in bfloat16, and publishes or fetches them."""
 
     def __init__(self, model: str, store: Any) -> None:
         import torch

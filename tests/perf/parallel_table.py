@@ -70,7 +70,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """What processes do while they are laid out in one way."""
+    """Work of the processes in one layout."""
 
     layout: Layout
     steps: bool
@@ -120,7 +120,7 @@ def measure(steps: int) -> list[dict[str, Any]]:
 
 
 def plan() -> Iterator[Visit]:
-    """Every layout takes the steps and resumes what the one before it saved; the first what the last saved."""
+    """Every layout takes the steps and resumes the checkpoint of the layout before it."""
     kinds = [[x for x in LAYOUTS if x.kind == kind] for kind in dict.fromkeys(x.kind for x in LAYOUTS)]
     for layouts in kinds:
         for before, layout in zip([None, *layouts], layouts, strict=False):
@@ -291,7 +291,7 @@ def _compared(found: Mapping[str, Any], serial: Mapping[str, Any]) -> dict[str, 
 
 
 def _distance(weights: Mapping[str, Any], serial: Mapping[str, Any]) -> float:
-    """Norm of the difference over that of the serial weights; the worst tensor's."""
+    """Norm of the difference over that of the serial weights, for the worst tensor."""
     return max((float((weights[name] - x).norm() / x.norm()) for name, x in serial.items()), default=0.0)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 RUN_FILE = Path(__file__).with_name("run.py")
 STATE_BYTES = 16
-"""Of one parameter in the learner: weight, gradient and AdamW's two moments in float32."""
+"""Bytes per parameter in the learner: weight, gradient and AdamW's two moments in float32."""
 MARK = "FORGE_AGENTS_PERF"
 """Environment variable by which everything that a child started is found again."""
 POLICY = "perf"
@@ -48,17 +48,17 @@ OPENMP = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", 
 TOPICS = ("a lighthouse keeper", "two rival bakers", "a lost glacier", "the first clock", "an honest spy",
           "a village of cats", "the deepest mine", "a train at night")  # fmt: skip
 PROMPTS = tuple(f"Write a very long story about {topic}, with ten long chapters." for topic in TOPICS)
-"""With SmolLM2's chat template some 46 tokens each; stories rarely end within 128 tokens."""
+"""Some 46 tokens each with SmolLM2's chat template. Stories rarely end within 128 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How much to measure, and on which model."""
+    """Model and sizes of a measurement."""
 
     model: str
     """Folder of the model."""
     quick: bool = False
-    """Small sizes, eager engine: shows that the script runs; its numbers mean nothing."""
+    """Small sizes and an eager engine, only to test the script."""
     peers: tuple[str, ...] = ()
     """Peers that take minutes: ``trl``, ``llm-threads``."""
 
@@ -144,7 +144,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def peak_rss(pid: int) -> int:
-    """Most resident memory of a process so far, in bytes; shared pages count in each process that touched them."""
+    """Peak resident memory of a process in bytes. Shared pages count in each process that touched them."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -210,7 +210,7 @@ class StageClock:
 
 
 class ChildFailedError(RuntimeError):
-    """A child ended badly or missed its deadline; the message holds the end of what it printed."""
+    """A child failed or missed its deadline. The message holds the end of its output."""
 
 
 def in_child(
@@ -265,7 +265,7 @@ def marked(variable: str, mark: str) -> list[int]:
 
 
 def kill_marked(variable: str, mark: str, *, grace_s: float = 5.0) -> list[int]:
-    """Wait until all `marked` processes are gone; kill those that are not after the grace, and return them."""
+    """Wait until all `marked` processes have ended. Kill and return those that remain after the grace period."""
     deadline = time.monotonic() + grace_s
     while (left := marked(variable, mark)) and time.monotonic() < deadline:
         time.sleep(0.1)

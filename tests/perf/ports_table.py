@@ -48,13 +48,13 @@ class Listener:
     protocol: str
     """"tcp", "udp", or "unix"."""
     address: str
-    """IP address; of a Unix socket "abstract" or "path"."""
+    """IP address, or "abstract" or "path" for a Unix socket."""
     owner: str
-    """What the process is: "controller" or the end of its command line."""
+    """Role of the process: "controller" or the end of its command line."""
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches the socket."""
+        """Return whether only this machine reaches the socket."""
         return self.protocol == "unix" or ipaddress.ip_address(self.address).is_loopback
 
 

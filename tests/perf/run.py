@@ -1,4 +1,4 @@
-"""Measure every stage, each beside its peer: one JSON line per measure.
+"""Measure every stage and its peer: one JSON line per measure.
 
     python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl|llm-threads]
 """
@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MODULES)}; default: all")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
-    parser.add_argument("--quick", action="store_true", help="small sizes; shows that the scripts run")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to test the scripts")
     parser.add_argument("--peer", action="append", default=[], choices=["trl", "llm-threads"],
                         help="also run a peer that takes minutes")  # fmt: skip
     arguments = parser.parse_args()

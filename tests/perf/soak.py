@@ -194,7 +194,7 @@ class Metrics:
 
 
 def memory(controller: int, watching: int) -> dict[str, float]:
-    """Unique memory (USS) in MB by role; processes of one role are added up."""
+    """Unique memory (USS) in MB by role, summed over the role's processes."""
     totals: dict[str, float] = defaultdict(float)
     with contextlib.suppress(psutil.Error):
         totals["viewer"] = psutil.Process(watching).memory_full_info().uss / MB

@@ -1,6 +1,6 @@
 """Two agents, one reward, two frameworks: ours beside CoMLRL's MAGRPO on the same prompts and model.
 
-Each of two agents, with weights of its own, answers its own sum; both get the share of right answers. Four tasks of
+Each of two agents, with weights of its own, answers its own sum. Both get the share of right answers. Four tasks of
 eight siblings a step, temperature 1, no divergence from a reference. Loss and optimiser are each framework's own.
 CoMLRL lives in a venv of its own, which sees this one's packages:
 
@@ -39,7 +39,7 @@ def question(numbers: tuple[int, int]) -> str:
 
 
 def right(numbers: tuple[int, int], answer: str) -> bool:
-    """Whether the last number of the answer is the sum."""
+    """Return whether the last number of the answer is the sum."""
     found = re.findall(r"\d+", answer)
     return bool(found) and found[-1] == str(sum(numbers))
 

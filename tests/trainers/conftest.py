@@ -80,7 +80,7 @@ class HereLearner:
 
 @pytest.fixture
 def learner_here(monkeypatch: pytest.MonkeyPatch) -> list[HereLearner]:
-    """Trainers on given data start their learners in this process; the ones they started, in order."""
+    """Offline trainers start their learners in this process. Yields these learners in order."""
     started: list[HereLearner] = []
 
     class Starter:

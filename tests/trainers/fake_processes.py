@@ -26,7 +26,7 @@ def sampled_turn(agent, index, reward, policy, response_ids=(3,), **changes):
 
 
 def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="terminated", turns=True):
-    """Return an episode with one agent per reward; the first belongs to the team, the others to a rival."""
+    """Return an episode with one agent per reward. The first belongs to the team, the others to a rival."""
 
     def one(at, reward):
         response_ids = (3,) if at == 0 and sampled else ()
@@ -43,7 +43,7 @@ def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="termina
 
 
 def group(*rewards, seed=0, env_id="t", **options):
-    """Return a group of episodes with `rewards`; a rival earns the opposite."""
+    """Return a group of episodes with `rewards`. A rival earns the opposite."""
     siblings = tuple(episode(r, -r, env_id=env_id, seed=seed, **options) for r in rewards)
     return EpisodeGroup(env_id=env_id, seed=seed, episodes=siblings)
 

@@ -14,7 +14,7 @@ TEAM = fa.Policy("m", name="team", sampling=fa.Sampling(max_tokens=4))
 
 
 class Draws(fa.TurnEnv):
-    """Two decisions; the reward is the sum of the digits and a random one."""
+    """Two decisions. The reward is the sum of the digits and a random number."""
 
     possible_agents = ("a",)
 

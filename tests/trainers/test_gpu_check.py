@@ -1,4 +1,4 @@
-"""What ``gpu-check`` tries on so many GPUs, and what it tells of a run."""
+"""Layouts that ``gpu-check`` tries on a number of GPUs, and its report."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 def write_bert(folder: Path, *, labels: int | None = None, seed: int = 0) -> Path:
-    """A BERT of two layers over bytes, 64 positions; with a classifier's head where `labels` says how many."""
+    """A BERT of two layers over bytes, 64 positions, with a classifier's head of `labels` outputs if set."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast

@@ -10,7 +10,7 @@ KUHN, SORT, TOE = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0", "forge/TicTacTo
 
 
 def passive(observation):
-    """Of Kuhn poker: never bets, always calls."""
+    """Kuhn poker player that never bets and always calls."""
     return "call" if "call" in observation else "check"
 
 
@@ -19,7 +19,7 @@ def bold(observation):
 
 
 def first_free(observation):
-    """Of tic-tac-toe: the first free square."""
+    """Tic-tac-toe player that takes the first free square."""
     return observation.split("Free: ")[1][0]
 
 
@@ -33,7 +33,7 @@ def play(folder, players=None, suite=KUHN, **options):
 
 
 def fake_fleet(make_engine, renderer, starts=None):
-    """Return a replacement of `_fleet` whose engines are ``make_engine(name)``; `starts` notes the models."""
+    """Return a replacement of `_fleet` whose engines are ``make_engine(name)``. `starts` records the models."""
 
     @contextlib.asynccontextmanager
     async def fleet(models, config):
@@ -45,7 +45,7 @@ def fake_fleet(make_engine, renderer, starts=None):
 
 
 class WordGame(fa.TurnEnv):
-    """Agents say a word each; ``reward(words)`` pays all of them."""
+    """Each agent says a word, and ``reward(words)`` pays all of them."""
 
     possible_agents = ("ann", "ben")
 

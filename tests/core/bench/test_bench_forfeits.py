@@ -15,7 +15,7 @@ RACE = "bench/Race-v0"
 
 @fa.register(RACE, max_turns=9, tags=("2p",))
 class Race(fa.TurnEnv):
-    """Three moves each; a slip costs the move, and ends nothing."""
+    """Three moves each. An illegal move is lost but does not end the game."""
 
     possible_agents = ["a", "b"]
 
@@ -101,7 +101,7 @@ def test_simultaneous_play_ends_with_a_round(seats, rounds):
 
 
 def says_nothing(when):
-    """Of the lake: takes a fair share, and nothing legal in one season."""
+    """Commons player that takes a fair share, but acts illegally in one season."""
 
     def played(seen):
         return "Good morning." if f"Seasons left: {when}" in seen else "take 1"

@@ -34,7 +34,7 @@ HERE, THERE = {"x": "one", "y": "two"}, {"x": "two", "y": "one"}
 
 
 def test_game_is_a_deal_played_as_both_agents():
-    """The hand of agent x is worth 5; "one" makes 6 of it and loses 4 without it, in every deal."""
+    """The hand of agent x is worth 5. Player "one" earns 6 with it and loses 4 without it, in every deal."""
     records = []
     for seed in range(10):
         records += [record(seed, HERE, {"x": 6.0, "y": -6.0}), record(seed, THERE, {"x": 4.0, "y": -4.0})]
@@ -45,7 +45,7 @@ def test_game_is_a_deal_played_as_both_agents():
 
 
 def test_each_sample_of_a_deal_is_a_game():
-    """Of three samples of each deal "one" wins one, so it has lost two thirds of the games and not won the best."""
+    """Player "one" wins one of three samples of each deal, so it loses two thirds of the games."""
 
     def sample(seed, number):
         won = 1.0 if number == 0 else -1.0

@@ -1,4 +1,4 @@
-"""Teams as players, with a policy for each agent; and programs, whose agents are partners."""
+"""Teams as players, with a policy for each agent, and programs, whose agents are partners."""
 
 import contextlib
 import json

@@ -70,7 +70,7 @@ class Engine:
 
 
 def equilibrium(prompt, text):
-    """player_0 never bets, calls with King and a third of the Queens; player_1 bluffs and calls a third of the time."""
+    """player_0 never bets, calls with King and a third of the Queens. player_1 bluffs and calls a third of the time."""
     question = prompt.rsplit("Your card", 1)[1]
     card = next(name for name in ("Jack", "Queen", "King") if name in question)
     bet = 0.0 if "Moves: none" in question else {"Jack": 1 / 3, "Queen": 0.0, "King": 1.0}[card]
@@ -133,7 +133,7 @@ def test_the_same_weights_give_the_same_samples(kuhn, renderer, strategy):
 
 
 class Pennies(WordGame):
-    """Both name a side unseen; player_0 wins where they agree."""
+    """Both choose a side without seeing the other's choice. player_0 wins if they agree."""
 
     possible_agents = ("player_0", "player_1")
     sides = ("heads", "help")

@@ -143,7 +143,7 @@ def test_list_prints_one_line_per_environment_to_a_pipe(capsys):
 
 @pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli.main", "--help"]])
 def test_startup_is_fast(words):
-    """It takes no longer than Python with one library that everybody has; processor time, the best of three."""
+    """Help takes no longer than importing one common library: processor time, best of three."""
 
     assert cost(*words) < 4 * cost("-c", "import numpy")
 

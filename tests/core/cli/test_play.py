@@ -20,7 +20,7 @@ from forge_agents.rollout.terminal import Terminal
 
 @pytest.fixture
 def typed(monkeypatch):
-    """``typed(text)``: the terminal of a person who types `text` and leaves; what is shown is in ``.console.file``."""
+    """``typed(text)``: the terminal of a person who types `text` and leaves. ``.console.file`` holds the output."""
     opened = []
 
     def start(text):

@@ -123,7 +123,7 @@ def gone_within(pid, seconds):
 
 
 def written(path):
-    """Whether the file exists and is not empty."""
+    """Return whether the file exists and is not empty."""
     return path.exists() and path.read_text() != ""
 
 
@@ -454,7 +454,7 @@ def test_settings_are_checked(bad):
 
 
 def host_of(pid):
-    """Return the name of the host; empty for the controller's host."""
+    """Return the name of the host, empty for the controller's host."""
     return processes.environment(pid).get("FORGE_AGENTS_HOST", "")
 
 
@@ -562,7 +562,7 @@ def test_failed_close_is_a_warning_and_blocks_nothing(how, said, monkeypatch):
         close(env)
 
     def ticked():
-        """Whether the loop has run since then, or 30 s have passed."""
+        """Return whether the loop has run since then, or 30 s have passed."""
         return bool(closing) and (len(ticks) > closing[0][0] + 10 or time.monotonic() > closing[0][1] + 30)
 
     monkeypatch.setattr(workers.WorkerEnv, "close", close_it)

@@ -50,7 +50,7 @@ class Count(fa.TurnEnv):
 
 @pytest.fixture
 def fleets(monkeypatch):
-    """Engines that answer "ok" and note what they are asked; ``fleets`` has the models of each start."""
+    """Engines that answer "ok" and record requests. ``fleets`` has the models of each start."""
     starts = []
 
     class Engine:

@@ -20,7 +20,7 @@ HERO = fa.Scripted(lambda seen: "bet", name="hero")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Six steps of two games; in step 3 one of them failed."""
+    """Six steps of two games, of which one failed in step 3."""
     folder = tmp_path_factory.mktemp("runs") / "duel"
     remaining = RunFolder(folder, {})
     for step in range(6):

@@ -107,7 +107,7 @@ def test_a_folder_resolves_to_its_absolute_path(tiny_llama, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_missing_or_damaged_file_is_named(folder, name, content, message):
-    """`content` replaces the file, or is the number of bytes that are left of it; None: the file is missing."""
+    """`content` replaces the file, or is the number of bytes that remain. None removes the file."""
     shutil.copytree(folder, folder.with_name("private"))
     if content is None:
         (folder / name).unlink()

@@ -1,1 +1,1 @@
-"""Tests of programs; a package so that they can share `helpers`."""
+"""Tests of programs, which share `helpers`."""

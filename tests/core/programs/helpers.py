@@ -41,7 +41,7 @@ def result_of(episode):
 
 
 def request(session, path="/v1/chat/completions", *, body=None, method="POST", headers=None, token=None):
-    """Status and JSON of a request; `token` "" sends none."""
+    """Return status and JSON of a request. An empty `token` sends none."""
     host = session.url.split("/")[2]
     connection = http.client.HTTPConnection(host, timeout=WAIT_S)
     given = {"authorization": f"Bearer {session.token if token is None else token}"} if token != "" else {}

@@ -34,7 +34,7 @@ class add(BaseModel):  # noqa: N801  # its name is the tool's
 
 
 def types_of(path):
-    """Of an answer, and of a stream's event."""
+    """Fields of an answer, and of a stream's event."""
     if path == "/v1/messages":
         types = pytest.importorskip("anthropic.types")
         return types.Message, types.RawMessageStreamEvent

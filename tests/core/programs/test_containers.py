@@ -203,7 +203,7 @@ def test_engine_errors_appear_in_the_episode_error(engines, monkeypatch):
 
 
 def _container(image):
-    """How an engine runs `image` here, which holds nothing: programs are the host's, mounted. Else a text, why not."""
+    """Return how an engine runs `image`, with the host's programs mounted, or the reason why it cannot."""
     folders = {"/usr", "/bin", "/lib", "/lib64", sys.base_prefix}
     mounts = tuple(f"--volume={path}:{path}:ro" for path in sorted(folders) if Path(path).exists())
     files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # engines may want more than we may have

@@ -43,7 +43,7 @@ def renderer(tiny_llama):
 
 
 class Says:
-    """An engine that says what it is told; no two tokens share a log-probability."""
+    """An engine with given answers, in which no two tokens share a log-probability."""
 
     max_model_len = 100_000
 
@@ -140,7 +140,7 @@ def test_each_sampled_token_is_trained_once_for_any_edited_history(renderer, ste
 
 
 class SaysAnything(Says):
-    """The same of texts that are drawn, after a while; weights come in the middle of an answer."""
+    """Engine with random answers after a delay. Weights arrive in the middle of an answer."""
 
     def __init__(self, tokenizer, draws):
         super().__init__(tokenizer)

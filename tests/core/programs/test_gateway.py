@@ -77,7 +77,7 @@ def session(gateway):
 
 
 def answered(session, body, action, about=None):
-    """What the program hears when the seat answers its request with `action`."""
+    """Return the response that the program receives if the agent answers with `action`."""
     heard = []
     program = threading.Thread(target=lambda: heard.append(request(session, body=body)))
     program.start()

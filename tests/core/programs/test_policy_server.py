@@ -85,7 +85,7 @@ def serve(renderer):
 
 
 def program(task, client):
-    """What programs do: tools, a conversation that goes on, another beside it, a history that was rewritten."""
+    """Use tools, continue a conversation, open a second one, and rewrite a history."""
 
     def ask(messages, **more):
         reply = client.chat.completions.create(model="planner", messages=messages, **more).choices[0].message
@@ -289,7 +289,7 @@ def test_endlessly_branching_conversation_evicts_its_own_answers(renderer, serve
         return session._tokens
 
     def thoughts(name):
-        """How many of its own thoughts the model reads where a call goes on from what was said then."""
+        """Number of its reasoning sections in the prompt of a call that continues the conversation."""
         ask([*said[name], {"role": "user", "content": "on"}])
         return renderer.text(engine.read[-1]).count("hm")
 

@@ -24,7 +24,7 @@ EVALUATED = range(HELD_OUT_FROM, HELD_OUT_FROM + 200)
 
 
 def drawn(tasks, seeds):
-    """How often each task is drawn, as JSON."""
+    """Return the number of draws of each task, as JSON."""
     return Counter(json.dumps(tasks.of(seed, np.random.default_rng(seed), "my/Crew-v0"), default=str) for seed in seeds)
 
 

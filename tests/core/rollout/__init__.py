@@ -1,1 +1,1 @@
-"""Tests of rollouts; a package so that they can share `fakes`."""
+"""Tests of rollouts, which share `fakes`."""

@@ -11,7 +11,7 @@ ASK = [Message(role="user", content="?")]
 
 
 class Count(fa.TurnEnv):
-    """Two agents; each answers with a number; the reward is the number, paid when the other has moved."""
+    """Each of two agents answers with a number and earns it after the other has moved."""
 
     possible_agents = ["a", "b"]
 

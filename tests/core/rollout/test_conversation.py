@@ -445,7 +445,7 @@ class Cutting:
 
 
 def thinking(tokenizer, text, **budget):
-    """What a player with budgets for thought and answer comes to, and what its engine was asked."""
+    """Return the decision of a player with budgets for reasoning and answer, and its engine's requests."""
     engine = Cutting(tokenizer, text)
     policy = fa.Policy("m", sampling=fa.Sampling(**budget))
     player = ModelPlayer(PolicyEngine(engine, Renderer(tokenizer)), policy, "", rng_key="d")

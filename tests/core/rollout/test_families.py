@@ -35,7 +35,7 @@ TOKENS = {
 
 
 def tokenizer_of(family):
-    """The family's control tokens; the last of them ends a turn."""
+    """The family's control tokens, of which the last ends a turn."""
     special, plain = TOKENS[family]
     return byte_tokenizer(special, plain, eos=special[-1], template={"qwen3": QWEN3, "llama-3": LLAMA3}[family])
 

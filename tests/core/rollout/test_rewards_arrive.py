@@ -25,7 +25,7 @@ REWARD = st.integers(-2, 2)
 
 @st.composite
 def scripts(draw):
-    """What each step pays to each seat, who leaves after it, and who is asked next."""
+    """Payments by agent, agents that leave, and next agent, for each step."""
     seats = SEATS[: draw(st.integers(1, 3))]
     zero_sum = draw(st.booleans())
     steps = []
@@ -39,7 +39,7 @@ def scripts(draw):
 
 
 class Scripted:
-    """Pays as the script says, and keeps count; raises after the last step."""
+    """Pays as the script says, counts steps, and raises after the last one."""
 
     def __init__(self, seats, steps, breaks):
         super().__init__()
@@ -141,7 +141,7 @@ def test_rewards_of_converted_games_are_complete(script, cut, breaks, limited):
 
 
 class Bank(fa.TurnEnv):
-    """Whoever acts takes one from the other; the third never acts and pays for the house."""
+    """The acting agent takes one from the other. The third agent never acts."""
 
     possible_agents = ["a", "b", "house"]
 
@@ -172,7 +172,7 @@ def test_truncation_pays_the_last_decision_of_each_agent():
 
 
 class Estate(ParallelEnv):
-    """Three rounds; "b" leaves after the first and is paid in each all the same."""
+    """Three rounds. "b" leaves after the first one and is paid in each."""
 
     metadata = {"name": "estate_v0"}
     possible_agents = ["a", "b"]
@@ -197,7 +197,7 @@ def test_agents_that_left_are_paid(how):
 
 
 class Ledger(AECEnv):
-    """Two seats take turns; who acts wins 1 or 2 from the other. Subclasses keep accounts in other ways."""
+    """Two agents take turns, and each wins 1 or 2 from the other. Subclasses sum rewards in other ways."""
 
     metadata = {"name": "ledger"}
 

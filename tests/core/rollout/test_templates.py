@@ -30,9 +30,9 @@ ENDS = {
     "gemma3": GEMMA, "deepseekv3": DEEPSEEK, "deepseek_r1_distill": DEEPSEEK, "cohere": COHERE,
     "cohere2": "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", "glm4moe": "<|user|>", "gptoss": "<|return|>",
 }  # fmt: skip
-"""What a model of the family writes at the end of its turn."""
+"""Token that ends a turn of the family's models."""
 EOS = {**dict.fromkeys(("phi3", "phi3_5", "glm4moe"), "<|endoftext|>"), **dict.fromkeys(("gemma", "gemma3"), "<eos>")}
-"""What the tokenizer calls the end, where that is another token."""
+"""End token of the tokenizer if it differs."""
 CONTROL = re.compile(r"<\|\w+\|>|<\uff5c[^\uff5c>]+\uff5c>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>")
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 CAPACITY = 80
 NEEDS = {"engines": 70, "learner": 60}
-"""Bytes of each when it computes; one that has left keeps 5."""
+"""Bytes of each side when it computes. An offloaded side keeps 5."""
 KEEPS = 5
 
 

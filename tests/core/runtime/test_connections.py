@@ -49,7 +49,7 @@ def connect(address):
 
 
 def asks(connection, path="/", token="good"):
-    """Status of the answer, which is read to its end; 0 where there is none."""
+    """Return the status of the answer, or 0 without one. The answer is read to its end."""
     try:
         connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nx-token: {token}\r\n\r\n".encode())
         answer = http.client.HTTPResponse(connection)

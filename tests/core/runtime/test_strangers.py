@@ -75,7 +75,7 @@ for name in sys.argv[2:]:
 
 @contextmanager
 def monarch(kind: str) -> Iterator[dict[str, Any]]:
-    """A process that uses Monarch; yields what `MONARCH` prints."""
+    """A process that uses Monarch. Yields the output of `MONARCH`."""
     command = [sys.executable, "-c", MONARCH, kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -117,7 +117,7 @@ def test_another_user_can_connect_to_no_socket_of_a_run() -> None:
 
 @pytest.fixture
 def logs_of_monarch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder, of this user's name, where Monarch opens its log; not made yet."""
+    """Folder with this user's name where Monarch opens its log. It does not exist yet."""
     import pwd
 
     monkeypatch.setattr(private_folder, "_LOGS_OF_MONARCH", tmp_path)
@@ -349,7 +349,7 @@ def test_host_accepts_only_holders_of_the_certificate(certificate: Path) -> None
 
 
 def refusal(port: int) -> str:
-    """What a server says to a client by TLS that has no certificate; waits until it listens."""
+    """Return a server's answer to a TLS client without a certificate. Waits until the server listens."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     deadline = time.monotonic() + 90

@@ -100,7 +100,7 @@ X86 = os.uname().machine == "x86_64"
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """What the programs reach for: a file, a listener, a local socket, our own process."""
+    """Targets of the programs: a file, a listener, a local socket, our own process."""
     folder = tmp_path_factory.mktemp("outside")
     folder.joinpath("secret").write_text("s")
     token = f"forge-{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""What the door to vLLM does before an engine is built."""
+"""Setup of vLLM before an engine is built."""
 
 import dataclasses
 import importlib.util

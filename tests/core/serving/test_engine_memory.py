@@ -1,4 +1,4 @@
-"""How large an engine's cache is where nobody said: one conversation at least, what fits at most."""
+"""Default size of an engine's cache: at least one conversation, at most what fits."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from forge_trainers.run.placement import Part, place
 
 @pytest.fixture
 def started(monkeypatch):
-    """Starts a fleet without engines; what `start_engines` was asked for is beside it."""
+    """Starts a fleet without engines and records the arguments of `start_engines`."""
     requested = {}
 
     async def engines(folders, configs, *, adapters, store, timeout_s):
@@ -63,7 +63,7 @@ def test_trainable_policies_have_engines_and_adapters_share_one(started, tmp_pat
 
 @pytest.fixture
 def on_gpus(monkeypatch, tiny_llama):
-    """What engines of so many models would be started with, each of them on the next of `gpus` GPUs of `size` bytes."""
+    """Return the start arguments of engines of that many models, each on the next of `gpus` GPUs of `size` bytes."""
 
     def configs(gpus, models=2, size=80_000_000_000, folders=None, **settings):
         seats = itertools.cycle(range(gpus))

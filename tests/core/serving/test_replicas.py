@@ -26,11 +26,11 @@ class Played:
 
     started: ClassVar[list[Played]] = []
     newest: ClassVar[int | None] = None
-    """What the store holds; None where it is dead."""
+    """Content of the store, or None if the store is dead."""
     stores_told: ClassVar[list[Any]] = []
     broken_starts: ClassVar[int] = 0
     on_gpu: ClassVar[set[Any]] = set()
-    """Who has memory there."""
+    """Owners of memory there."""
 
     def __init__(self, name: str) -> None:
         self.name, self.version, self.max_model_len = name, 0, 64

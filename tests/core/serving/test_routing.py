@@ -1,4 +1,4 @@
-"""Which replica answers: the one that holds the conversation, else the one with the least to do."""
+"""Choice of the replica: the one that holds the conversation, else the one with the fewest requests."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def answer_of(name: str, finish_reason: str = "stop") -> SimpleNamespace:
 
 
 class FailingEngine:
-    """Takes requests; its step raises."""
+    """Engine that takes requests and raises in its step."""
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -157,7 +157,7 @@ class Clock:
 
 
 class QueueingEngine:
-    """Works on `room` requests at a time; one takes `seconds` steps of a second, the slow ones for ever."""
+    """Computes `room` requests at a time. Each takes `seconds` steps of a second, slow ones never end."""
 
     def __init__(self, clock: Clock, room: int, seconds: int, slow: set[str]) -> None:
         self.clock, self.room, self.seconds, self.slow = clock, room, seconds, slow

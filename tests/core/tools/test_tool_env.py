@@ -17,7 +17,7 @@ from forge_agents.tools.env import ToolEnv
 
 
 class Vault(ToolEnv):
-    """The keeper can open the vault; the guesser must say what is in it."""
+    """The keeper can open the vault, and the guesser must name its content."""
 
     possible_agents = ("keeper", "guesser")
 

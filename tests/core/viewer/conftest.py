@@ -43,7 +43,7 @@ def run_folder(tmp_path) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
-    """``serve(folder, ...)``: a `Server`; all end with the test."""
+    """``serve(folder, ...)``: a `Server` that ends with the test."""
     servers: list[Server] = []
 
     def start(*folders: Path) -> Server:

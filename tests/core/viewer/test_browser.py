@@ -64,7 +64,7 @@ def go(page, address):
 
 
 def shows(page, *wanted):
-    """Wait until the list has the episodes of these seeds alone; one that shows no seed is none of them."""
+    """Wait until the list has exactly the episodes of these seeds."""
     soon(page, lambda: seeds(page) == list(wanted), f"no list of {wanted}")
 
 

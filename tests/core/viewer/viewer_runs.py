@@ -105,7 +105,7 @@ class Server:
             thread.start()
 
     def get(self, path: str = "", *, url: str = "", method: str = "GET", **headers: str) -> tuple[int, Any, Any]:
-        """Status, headers and body; JSON where it is some."""
+        """Return status, headers and body, parsed if it is JSON."""
         request = Request(url or self.url + path, headers=headers, method=method)
         try:
             with urlopen(request, timeout=30) as answer:

@@ -171,7 +171,7 @@ def ids_with_moves():
 
 @pytest.mark.parametrize("id_", ids_with_moves())
 def test_listed_actions_are_accepted_by_the_game(id_):
-    """Whether the game rejects an action, by "attempted an invalid move" or a forfeit."""
+    """Return whether the game rejects an action, by "attempted an invalid move" or a forfeit."""
     env = fa.make(id_)
     for seed in range(3):
         env.reset(seed=seed)

@@ -1,4 +1,4 @@
-"""Whether a model fits into GPUs, what to change where it does not, and the table of it in the docs."""
+"""Fit of models into GPUs, proposed changes, and the table in the docs."""
 
 from __future__ import annotations
 
@@ -442,7 +442,7 @@ SHORT = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
 
 
 def weights_of(found: Fit) -> dict[str, int]:
-    """Of each process, by its name."""
+    """Bytes of each process, by name."""
     return {one.slot.name: one.parts["weights"] for one in found.placement.processes}
 
 

@@ -66,7 +66,7 @@ def test_a_sequence_correction_masks_whole_trajectories(tiny_llama, random_batch
 
 
 def without_advantage(batch: EpisodeBatch, trajectories: list[int]) -> torch.Tensor:
-    """Take the advantages of some trajectories; returns which samples are theirs, bool [n]."""
+    """Set the advantages of some trajectories to 0. Returns a mask of their samples, bool [n]."""
     samples = batch["samples"]
     gone_n = torch.isin(samples["trajectory"], torch.tensor(trajectories))
     batch["tokens"]["advantages"][gone_n.repeat_interleave(samples["length"])] = 0.0

@@ -81,7 +81,7 @@ def test_buckets_hold_little_padding():
 
 
 def test_products_of_a_long_row_of_many_lengths_fit_into_what_onednn_keeps(monkeypatch):
-    """Where they do not, each is compiled anew in every layer."""
+    """Otherwise each is compiled again in every layer."""
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
     del os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
     limit_matmul_cache()
@@ -94,7 +94,7 @@ def test_products_of_a_long_row_of_many_lengths_fit_into_what_onednn_keeps(monke
 
 
 def test_many_answers_under_a_long_prompt_keep_few_scores():
-    """Each is shorter than a long span; together they saw the prompt 12 times over, in every layer."""
+    """Each is shorter than a long span. Together they attend to the prompt 12 times in every layer."""
     spans = layout((3000, (400,) * 12))
     plan = plan_attention(spans)
     kept = sum(bucket.bias_bms.numel() for bucket in plan.buckets)

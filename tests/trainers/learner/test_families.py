@@ -42,7 +42,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("smollm3", {"no_rope_layers": [0, 1], "rope_parameters": YARN}),
 )
 ORIGINAL = 64
-"""Positions before scaling; what is compared is longer."""
+"""Positions before scaling. The compared sequences are longer."""
 
 
 @pytest.mark.parametrize(("family", "settings"), CASES, ids=str)

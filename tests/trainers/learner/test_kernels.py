@@ -1,4 +1,4 @@
-"""Which FlashAttention TorchTitan asks for, on a GPU for which there is a newer one than PyTorch's."""
+"""FlashAttention version that TorchTitan requests on GPUs with a newer version than PyTorch's."""
 
 from __future__ import annotations
 

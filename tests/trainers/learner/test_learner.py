@@ -1,4 +1,4 @@
-"""The learner in processes of its own: agreement, also with a loss of the user's; failure, publishing."""
+"""The learner in separate processes: agreement, also with a custom loss, failures and publishing."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class Session:
-    """What two processes with a loss of the user's said, step by step, until one of them was killed."""
+    """Metrics by step of two processes with a custom loss, until one of them is killed."""
 
     one: LearnerCore
     """The same learner in this process, as it was at the start."""
     batches: list[EpisodeBatch]
     folder: Path
-    """Of the checkpoint after two steps, and of an export after three."""
+    """Digests of the checkpoint after two steps and of an export after three."""
     steps: list[dict[str, float]]
     logprobs: torch.Tensor
     fetched: list[tuple[int, bool]]
@@ -146,5 +146,5 @@ def test_failures_come_back_at_once_and_by_name(session, tiny_llama, tmp_path):
 
 
 def test_published_versions_reach_a_subscriber(session):
-    """Two ranks put their parts together; a learner that began without a store is given one."""
+    """Two ranks publish their parts together. A learner that started without a store receives one."""
     assert session.fetched == [(0, True), (3, False)]

@@ -498,7 +498,7 @@ def test_gradients_are_clipped_as_torchtitan_does_and_else_not_touched(tiny_llam
 
 
 def held_bytes(core: LearnerCore) -> int:
-    """Of weights, reference and moments, each piece once."""
+    """Bytes of weights, reference and moments, each counted once."""
     models = (core.model, core._reference or core.model)
     held = [value for model in models for value in (*model.parameters(), *model.buffers())]
     for optimizer in core._optimizers:

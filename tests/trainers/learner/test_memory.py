@@ -1,4 +1,4 @@
-"""What a learner is expected to take, beside the tensors that it holds."""
+"""Expected memory of a learner vs. the tensors that it holds."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_selective_checkpointing_keeps_a_part(tiny_models, random_batch, monkeyp
     positions, size = int(batch["samples"]["length"].sum()), ModelSize.of(model)
 
     def left(how: Any) -> tuple[int, int, dict[str, float]]:
-        """Bytes that the trunk's forward pass leaves, and those expected of its layers; metrics of a step."""
+        """Bytes that the forward pass keeps, bytes expected of its layers, and metrics of a step."""
         config = LearnerPlan(
             model=str(model), compute_dtype="float32", threads=1, lora=lora, activation_checkpointing=how
         )

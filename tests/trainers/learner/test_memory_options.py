@@ -41,7 +41,7 @@ def test_bad_options_are_refused(changes, message):
 
 @pytest.fixture
 def gpu_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is refused on CPU runs; blocks are traced and not lowered, which takes seconds less."""
+    """Options that CPU refuses are allowed. Blocks are traced but not lowered, which is faster."""
     monkeypatch.setattr(titan_model, "check_without_gpu", lambda _: None)
     monkeypatch.setattr(titan, "CompileConfig", partial(titan.CompileConfig, backend="aot_eager"))
     yield
@@ -87,7 +87,7 @@ def test_rounded_moments_take_half_the_bytes_and_learn_the_same(tiny_llama, rand
 
 
 def test_a_step_from_rounded_moments_is_computed_in_float32(tiny_llama, random_batch):
-    """What PyTorch's fused kernel does on CUDA: only what is kept is rounded."""
+    """As PyTorch's fused kernel on CUDA: only the stored moments are rounded."""
     exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
     for core in (exact, rounded):
         core.train_step(random_batch())  # from moments of zero, so none was rounded before it

@@ -38,7 +38,7 @@ VOCAB = 12
 
 
 def ragged(seed: int) -> EpisodeBatch:
-    """Trajectories of one to three turns, some cut into two samples; each token has an advantage of its turn."""
+    """Trajectories of one to three turns, some split into two samples. Each token has the advantage of its turn."""
     rng = torch.Generator().manual_seed(seed)
 
     def whole(low: int, high: int) -> int:
@@ -288,7 +288,7 @@ def test_a_loss_of_the_users_is_truncated_for_old_samples_where_it_leaves_that_o
 
 @pytest.mark.parametrize("noise", [0.02, 0.04])
 def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise):
-    """Engine and learner in bfloat16 differ by 0.02 to 0.04 a token; GSPO's published clip cuts off half of it."""
+    """Engine and learner in bfloat16 differ by 0.02 to 0.04 per token. GSPO's published clip range is narrower."""
     rng = torch.Generator().manual_seed(0)
     count, length = 100, 40
     logits_SV = torch.randn(count * length, VOCAB, generator=rng)
@@ -350,7 +350,7 @@ def test_divergence_and_entropy_equal_the_formula(name, kl):
 
 
 def test_the_default_is_dapo_as_it_was():
-    """The token loss of PPO with DAPO's clip, divided by the batch's loss tokens; needs no look at sequences."""
+    """The token loss of PPO with DAPO's clip, divided by the batch's loss tokens. It does not depend on sequences."""
     case, config = Case(0), LearnerConfig()
     assert loss_columns(config.loss_settings, case.batch, lambda: pytest.fail("one forward pass is enough")) == {}
     check(case, config)

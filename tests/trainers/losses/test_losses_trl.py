@@ -1,4 +1,4 @@
-"""The losses against those of TRL's ``GRPOTrainer`` on the same tensors; skipped where TRL is not installed."""
+"""The losses against those of TRL's ``GRPOTrainer`` on the same tensors. Skipped if TRL is not installed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def dpo(renderer):
 
 
 def content(result):
-    """What a data set comes to: digests of its items."""
+    """Return digests of a data set's items."""
     return [item.content for item in result.items]
 
 

@@ -292,7 +292,7 @@ warm_start:
 
 @pytest.fixture
 def taught(monkeypatch):
-    """What `fit` was called with, by the policy's name. Nothing is learned."""
+    """Arguments of `fit` by the policy's name. Nothing is learned."""
     found = {}
 
     def fit(self, dataset, **_):

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning reads: conversations and episodes to token streams with the answers marked."""
+"""Data of supervised fine-tuning: conversations and episodes become token streams with the answers marked."""
 
 import dataclasses
 import json

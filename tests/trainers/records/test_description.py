@@ -1,4 +1,4 @@
-"""What config.yaml says of Python objects."""
+"""Descriptions of Python objects in config.yaml."""
 
 import datetime as dt
 import fractions

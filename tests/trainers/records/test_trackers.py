@@ -191,7 +191,7 @@ def test_names_are_cleaned_stably_and_stay_apart():
 
 
 class PickyMLflow:
-    """MLflow's rules for names, as its ``utils/validation.py`` has them; a batch with one bad name fails whole."""
+    """MLflow's rules for names, as in its ``utils/validation.py``. A batch with one bad name fails as a whole."""
 
     def __init__(self):
         self.taken, self.calls = [], []

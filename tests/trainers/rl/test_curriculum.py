@@ -23,7 +23,7 @@ WINDS = ("north", "east", "south", "west")
 
 @fa.register("test/Dice-v0", max_turns=1, levels=[{"faces": faces} for faces in FACES])
 class Dice(fa.TurnEnv):
-    """Guess a die; the observation reveals results below `known`."""
+    """Guess a die. The observation reveals results below `known`."""
 
     possible_agents = ["gambler"]
 

@@ -397,7 +397,7 @@ def test_scripted_policy_plays_in_preflight(tried, tiny_llama):
 
 
 class Slow(World):
-    """A step takes 0.3 s; the clock of the preflight starts with the first one."""
+    """A step takes 0.3 s. The preflight's time starts with the first one."""
 
     steps = 0
     since = 0.0

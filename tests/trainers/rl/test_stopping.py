@@ -330,7 +330,7 @@ def test_the_advice_fits_the_cause(tmp_path, groups, advice, capsys):
 
 def scored(groups):
     def reward(trajectories):
-        """The environment's reward; it abstains from 9."""
+        """The environment's reward, abstaining at 9."""
         found = env_reward(trajectories)
         return np.where(found == 9, np.nan, found)
 
@@ -611,7 +611,7 @@ def test_max_reward_of_an_environment_must_be_a_number(most, known):
 
 
 def unlucky(step):
-    """One seed per step; every third one fails."""
+    """One seed per step, of which every third one fails."""
     return [group(0.0, 1.0, seed=step, **(FAILED if step % 3 == 2 else {}))]
 
 

@@ -25,7 +25,7 @@ def learned(tiny_llama):
 
 @pytest.fixture
 def run(learned, random_batch, tmp_path):
-    """Two checkpoints; of the older one the held-out reward was higher. ``step-000001.safetensors`` is its model."""
+    """Two checkpoints. The older one had the higher held-out reward. Its model is ``step-000001.safetensors``."""
     for step, score in ((1, 0.9), (2, 0.4)):
         folder = tmp_path / "checkpoints" / f"step-{step:06d}"
         learned.train_step(random_batch(seed=step))

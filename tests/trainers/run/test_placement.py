@@ -338,7 +338,7 @@ def small_judge(tmp_path):
 
 @pytest.fixture
 def node(monkeypatch):
-    """Places a learner, an engine and judges on so many GPUs; returns the lines that are shown."""
+    """Places a learner, an engine and judges on that many GPUs. Returns the printed lines."""
 
     def placed_with(gpus, judges, folder, **settings):
         wants = {"learner": 1, "engines": 1, "judges": len(judges)}

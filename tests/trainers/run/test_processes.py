@@ -24,7 +24,7 @@ from forge_trainers.run.processes import Processes, _share_gpus
 
 
 class Stores:
-    """What `Processes.with_store` uses: stores "weights", each mended by the next."""
+    """Fake for `Processes.with_store`: stores "weights", each replaced by the next."""
 
     def __init__(self):
         self.mended = []
@@ -90,7 +90,7 @@ def test_cancelled_store_restart_is_retried():
 
 
 class Carrying(Stores):
-    """What `Processes.sync` uses: a learner that is killed once it has published, and an engine that never loads."""
+    """Fake for `Processes.sync`: a learner that is killed after publishing, and an engine that never loads."""
 
     sync, unless_a_learner_dies = Processes.sync, Processes.unless_a_learner_dies
     with_store = Processes.with_store
@@ -125,7 +125,7 @@ def test_death_of_a_learner_ends_the_transfer_of_weights():
 
 
 class Starting:
-    """What `Processes.start_learners` uses; learners are only noted."""
+    """Fake for `Processes.start_learners`, which only records learners."""
 
     start_learners = Processes.start_learners
 

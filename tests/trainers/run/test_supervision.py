@@ -27,7 +27,7 @@ def test_idle_fractions_complement_busy_times(monkeypatch):
 
 
 def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
-    """As engines are; and those of one process are busy together, not each in its place in the queue."""
+    """As for engines. Requests of one process are busy together, not each at its place in the queue."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 

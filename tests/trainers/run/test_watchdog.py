@@ -17,7 +17,7 @@ from forge_trainers.run.supervision import Watchdog, stalls_recorded
 
 
 class Sleepy(fa.TurnEnv):
-    """Sleeps for an hour in its first decision; before, the watchdog's time stands still."""
+    """Sleeps for an hour in its first decision. Before that, the watchdog's clock is stopped."""
 
     since = 0.0
 

@@ -1,1 +1,1 @@
-"""Tests of the combiners; a package so that they can share `regimes`."""
+"""Tests of the combiners, which share `regimes`."""

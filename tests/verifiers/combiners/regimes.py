@@ -35,7 +35,7 @@ def clones(seed: int, *, n: int = 2000) -> Case:
 def graded(
     seed: int, *, prompts: int = 250, k: int = 16, quirk: float = 0.6, base: tuple[float, float] = (0.7, 0.9)
 ) -> Case:
-    """Logits, probabilities, Likert, skewed and yes/no scores; prompt bias; half share a liking; 10 % abstain."""
+    """Logits, probabilities, Likert, skewed, yes/no scores, prompt bias. Half share a preference, 10 % abstain."""
     rng = np.random.default_rng([3, seed])
     n, m = prompts * k, 14
     g = np.repeat(np.arange(prompts), k)

@@ -16,7 +16,7 @@ from .regimes import Case, Floats, accuracy, calibration_error, outvoted, votes 
 def told(
     accuracies: tuple[float, ...], *, n: int = 2000, k: int = 8, rates: tuple[float, float] = (1, 1), seed: int = 0
 ) -> Case:
-    """Yes/no checks of these accuracies, independent given the truth; prompts differ in how often they are answered."""
+    """Yes/no checks of these accuracies, independent given the truth. Prompts differ in difficulty."""
     rng = np.random.default_rng([21, n, len(accuracies), seed])
     y = (rng.random(n) < rng.beta(*rates, n // k + 1)[np.arange(n) // k]).astype(np.intp)
     right = rng.random((n, len(accuracies))) < accuracies
@@ -43,7 +43,7 @@ def silent(rng: np.random.Generator, case: Case) -> Floats:
 
 
 def cluster(loads: tuple[float, ...], size: int, *, n: int = 2000, seed: int = 0) -> Case:
-    """Graded verifiers; the first `size` of them share a spurious liking."""
+    """Graded verifiers, of which the first `size` share a spurious preference."""
     rng = np.random.default_rng([24, n, size, seed])
     y = (rng.random(n) < rng.beta(1, 1, n // 8 + 1)[np.arange(n) // 8]).astype(np.intp)
     own = np.where(np.arange(len(loads)) < size, 0.6, 1.0)
@@ -123,7 +123,7 @@ def test_undecidable_clusters_keep_the_mean_and_warn_once(caplog: pytest.LogCapt
 
 
 def test_unrelated_cluster_inverts_no_verifier() -> None:
-    """Two clusters that share nothing have no signs relative to each other; both keep their direction."""
+    """Two uncorrelated clusters have no relative sign, so both keep their direction."""
     for seed in range(6):
         s, g, y = REGIMES["weaker, style cluster"](seed)
         assert brier(y, combiners.get("default").fit_predict(s, g)) < 0.1, seed
@@ -166,7 +166,7 @@ def pairs(seed: int) -> tuple[Floats, np.ndarray, np.ndarray]:
 
 
 def paired(y: np.ndarray, p: Floats) -> float:
-    """Share of pairs in which the right answer gets more; ties count half."""
+    """Share of pairs in which the right answer has the higher score. Ties count half."""
     more = np.sign(p[::2] - p[1::2]) * np.where(y[::2] == 1, 1, -1)
     return float(((more + 1) / 2).mean())
 

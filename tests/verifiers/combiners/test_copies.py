@@ -50,7 +50,7 @@ def test_copies_found_count_as_copies_declared() -> None:
 
 
 def test_two_equal_groups_warn_and_five_labels_or_a_family_decide(caplog: pytest.LogCaptureFixture) -> None:
-    """Three verifiers follow one opinion and three another; either may be the truth."""
+    """Three verifiers follow one opinion and three another. Either may be right."""
     rng = np.random.default_rng(3)
     y, other = rng.integers(0, 2, (2, 1200))
     s = np.column_stack([np.where(rng.random((1200, 3)) < 0.92, v[:, None], 1 - v[:, None]) for v in (y, other)])

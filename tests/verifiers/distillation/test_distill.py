@@ -18,7 +18,7 @@ def trajectory(text, *, seed=0, observation="what?", info=None):
 
 
 def written(groups=60, siblings=8, seed=0):
-    """Texts of random words; the good ones hold one of three words somewhere."""
+    """Texts of random words. The good ones contain one of three words."""
     rng, out = np.random.default_rng(seed), []
     for group in range(groups):
         observation = " ".join(rng.choice(WORDS, 12))
@@ -60,7 +60,7 @@ def test_shuffled_posteriors_have_no_agreement():
 
 
 def test_groups_are_held_out_whole():
-    """A model that has seen a group's siblings could know the group; here the group is all there is to know."""
+    """A model that was trained on the group's other episodes could recognize the group."""
     rng = np.random.default_rng(0)
     trajectories = [
         trajectory(" ".join(rng.choice(WORDS, 20)), seed=group, observation=f"prompt{group}")

@@ -33,7 +33,7 @@ def test_hacking_is_detected_within_sixty_calls(anchors):
 
 
 def test_improving_honest_run_raises_no_alarm():
-    """A run of 160 calls; in 60 runs of 20 calls, half of them with progress, there was none either."""
+    """A run of 160 calls without an alarm, as were 60 runs of 20 calls, half of them with progress."""
     ensemble = Ensemble(judges(), refit_every=4, max_rows=512, alarm=HackingAlarm(on_alarm="stop"))
     rewards = [ensemble.score(played(call, right=min(0.85, 0.3 + 0.004 * call))).mean() for call in range(160)]
     assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.3 and ensemble.alarms == ()

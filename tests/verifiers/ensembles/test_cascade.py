@@ -8,7 +8,7 @@ from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (test
 
 
 def hard(seed, **kwargs):
-    """Where the four cheap judges are split, the expensive judge is worse, too."""
+    """The expensive judge is worse, too, if the four cheap judges disagree."""
     rng = np.random.default_rng([8, seed])
     rows = played(seed, **kwargs)
     for t in rows:

@@ -37,7 +37,7 @@ class Flaky(Composable):
 
 
 class FakeModel:
-    """Starts and answers slowly where told to; the verdict is the last digit of the answer."""
+    """Starts and answers slowly if asked. The verdict is the last digit of the answer."""
 
     def __init__(self, start_s=0.0, late=""):
         self.start_s, self.late = start_s, late

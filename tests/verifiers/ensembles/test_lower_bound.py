@@ -20,7 +20,7 @@ def test_soft_minimum_lies_between_minimum_and_mean():
 
 
 def test_soft_minimum_reduces_the_gain_from_fooling_one_verifier():
-    """A confident judge is fooled by some wrong responses; the others are not."""
+    """Only the confident judge accepts some wrong responses."""
 
     def big(t):
         fooled = not t.info["truth"] and t.info["luck"] < 0.15

@@ -12,7 +12,7 @@ COMBINERS = ["mean", "majority", "dawid-skene", "weaver", "default"]
 
 
 class Strict(Composable):
-    """Says no to most, right or wrong; may be down."""
+    """Rejects most answers, right or wrong, and may be down."""
 
     name, family = "strict", None
 
@@ -84,7 +84,7 @@ def test_empty_and_complete_rows_are_not_shifted():
 
 
 def test_failed_term_of_a_sum_earns_nothing():
-    """Siblings all alike; the strict term fails on one of them."""
+    """Equal episodes of a group, of which one makes the strict term fail."""
 
     class Late(Strict):
         def assess(self, trajectories):

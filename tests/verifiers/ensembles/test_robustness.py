@@ -1,4 +1,4 @@
-"""Reward quality with a bad verifier in the ensemble, before and after; shown by pytest -s."""
+"""Reward quality with a bad verifier in the ensemble, before and after. pytest -s prints it."""
 
 import io
 import logging

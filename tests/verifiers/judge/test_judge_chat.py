@@ -12,7 +12,7 @@ from forge_verifiers.judge.prompts import Reply
 
 
 class FakeChat:
-    """Echoes; dies where it is told to."""
+    """Echoes, and dies on request."""
 
     def __init__(self, *, deaths=0, start_s=0.0, answer_s=0.0, left_s=None):
         self.deaths, self.start_s, self.answer_s = deaths, start_s, answer_s

@@ -20,7 +20,7 @@ TEXTS = {1: "yes", 2: "no", 3: "The"}
 
 
 class FakeEngine:
-    """Would say "The"; under choices it must say "yes"."""
+    """Prefers "The", but must answer "yes" if choices are given."""
 
     max_model_len = 100
 

@@ -88,7 +88,7 @@ def ours(cases: list[Case]) -> list[bool]:
 
 
 def theirs(cases: list[Case], *, as_given: bool = False) -> list[bool]:
-    """The verdicts of math-verify alone; a short text without dollar signs gets them, as formulas need them."""
+    """The verdicts of math-verify alone. A short text without dollar signs gets them, because formulas need them."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     config = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]

@@ -121,7 +121,7 @@ def test_all_styles_of_all_kinds_are_read_and_the_results_have_the_numbers():
 
 
 def test_solutions_that_end_without_a_mark_are_read():
-    """Solutions of GSM8K in other numbers, without their "#### 42"; math-verify reads 395 of 400, too."""
+    """Solutions of GSM8K with other numbers, without their "#### 42". math-verify reads 395 of 400, too."""
     pytest.importorskip("reasoning_gym")
     from reasoning_gym import create_dataset
 
