@@ -23,16 +23,16 @@ def program(text):
     """
     out, fence, runs, before = [], "", False, ""
     for number, line in enumerate(text.splitlines(), 1):
-        found = FENCE.match(line)
+        result = FENCE.match(line)
         if fence:
-            closed = found is not None and len(found[1]) >= len(fence) and not found[2]
+            closed = result is not None and len(result[1]) >= len(fence) and not result[2]
             out.append(line if runs and not closed else "")
             fence = "" if closed else fence
             continue
-        if found is not None:
-            fence, words = found[1], found[3].split()
-            runs = found[2] == "python" and "no-run" not in words
-            if found[2] == "python" and not runs and not re.search(r"<!--.*\w.*-->$", before):
+        if result is not None:
+            fence, words = result[1], result[3].split()
+            runs = result[2] == "python" and "no-run" not in words
+            if result[2] == "python" and not runs and not re.search(r"<!--.*\w.*-->$", before):
                 raise ValueError(f"line {number}: a block is left out; say why in an HTML comment on the line before")
         elif line.strip():
             before = line.strip()

@@ -31,8 +31,8 @@ def blocks(language):
     return [
         (page, mark.split(), text)
         for page in PAGES
-        for found, mark, text in BLOCK.findall(page.read_text(encoding="utf-8"))
-        if found == language
+        for result, mark, text in BLOCK.findall(page.read_text(encoding="utf-8"))
+        if result == language
     ]
 
 
@@ -100,10 +100,10 @@ def read_only(monkeypatch):
     read = Parser.parse_args
 
     def stop(self, *args, **kwargs):
-        found = read(self, *args, **kwargs)
+        result = read(self, *args, **kwargs)
         if (self.prog or "").startswith("forge-agents "):
             raise UnderstoodError
-        return found
+        return result
 
     monkeypatch.setattr(Parser, "parse_args", stop)
 
@@ -127,8 +127,8 @@ def test_the_command_lines_of_a_page_are_understood(page, words, folder, read_on
 def test_the_command_lines_are_found():
     text = "forge-agents view a \\\n  b  # c\nprintf '1\\n2' | x/forge-agents play E --seed 3 > f &\n"
     text += 'eval "$(forge-agents --completion bash)"  # and\nmake demo\n'
-    wanted = [["view", "a", "b"], ["play", "E", "--seed", "3"], ["--completion", "bash"]]
-    assert list(command_lines(text)) == wanted
+    expected = [["view", "a", "b"], ["play", "E", "--seed", "3"], ["--completion", "bash"]]
+    assert list(command_lines(text)) == expected
     assert len(SHOWN) > 30
 
 
@@ -280,8 +280,8 @@ class Made:
         return meaning if isinstance(meaning, Made) else None
 
     def part(self, name):
-        found = inspect.getattr_static(self.kind, name, None)
-        return functools.partial(found, self) if inspect.isfunction(found) else None
+        result = inspect.getattr_static(self.kind, name, None)
+        return functools.partial(result, self) if inspect.isfunction(result) else None
 
 
 def has(home, name):

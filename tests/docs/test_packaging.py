@@ -47,11 +47,11 @@ def normal(name: str) -> str:
 
 def wanted(*extras: str) -> dict[str, str]:
     """Requirements by name, from pyproject, with the pin where there is one."""
-    found = {}
+    result = {}
     for line in [*PROJECT["dependencies"], *(d for e in extras for d in PROJECT["optional-dependencies"][e])]:
         name, _, version = re.sub(r">=.*", "", line).partition("==")
-        found[normal(re.sub(r"\[.*\]", "", name))] = version
-    return found
+        result[normal(re.sub(r"\[.*\]", "", name))] = version
+    return result
 
 
 # ---- the pinned lists
@@ -93,13 +93,13 @@ def test_the_gpu_list_is_the_cuda_twin():
 
 def imports(path: Path) -> set[str]:
     """Top-level names of all modules that a file imports, inside functions, too."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            result |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
-    return found
+            result.add(node.module.partition(".")[0])
+    return result
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -282,11 +282,11 @@ def test_the_extras_resolve_to_the_pinned_list(kind: str, built: Path, tmp_path:
     if re.search(r"no version of torch==[\d.]+\+cpu", done.stderr):
         pytest.skip("no index here has a CPU build of torch; PIP_FIND_LINKS may name a folder that does")
     assert done.returncode == 0, done.stderr
-    found = dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
+    result = dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
     listed = pins(kind)
-    assert found["torch"].partition("+")[0] == listed["torch"] and found["triton"] == listed["triton"]
-    assert set(setup.pinned()).isdisjoint(found), "nothing that resolves could name them"
-    beyond = {name for name in found if name not in listed}
+    assert result["torch"].partition("+")[0] == listed["torch"] and result["triton"] == listed["triton"]
+    assert set(setup.pinned()).isdisjoint(result), "nothing that resolves could name them"
+    beyond = {name for name in result if name not in listed}
     assert beyond == (set(setup.CUDA_ONLY) if kind == "cpu" else set())
 
 
@@ -294,8 +294,8 @@ def test_the_vendored_library_is_what_its_authors_built():
     folder = ROOT / "forge_agents" / "viewer" / "static" / "vendor"
     lines = (folder / "README.md").read_text().splitlines()
     noted = dict(reversed(line.split()) for line in lines if line.startswith("    "))
-    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.min.*")}
-    assert noted == found and len(found) == 2
+    result = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.min.*")}
+    assert noted == result and len(result) == 2
 
 
 def test_the_core_imports_nothing_heavy():

@@ -97,8 +97,8 @@ def test_the_reference_has_every_public_name(site):
     import forge_verifiers
 
     for package, module in (("forge_agents", fa), ("verifiers/forge_verifiers", forge_verifiers)):
-        found = site.documented(package)
-        assert sorted(found) == sorted(name for name in module.__all__ if not name.startswith("__"))
+        result = site.documented(package)
+        assert sorted(result) == sorted(name for name in module.__all__ if not name.startswith("__"))
     assert site.documented("forge_agents")["GRPOTrainer"] == "forge_trainers.rl.trainer.GRPOTrainer"
     assert set(site.documented("trainers/forge_trainers")) == set(forge_trainers.__all__)
 

@@ -78,8 +78,8 @@ def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llam
         (tmp_path / "gold-0").mkdir()
         (tmp_path / "gold-0/result.json").write_text(json.dumps(GOLD))
     load_example(name).main([*SHORT[name], f"--model={tiny_llama}", f"--out={tmp_path}"])
-    said = capsys.readouterr().out
-    assert all(words in said for words in SAYS.get(name, ())), said
+    message = capsys.readouterr().out
+    assert all(words in message for words in SAYS.get(name, ())), message
     for file, steps in WRITES[name].items():
         assert (tmp_path / file).stat().st_size > 0, file
         if steps is not None:

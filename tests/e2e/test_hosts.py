@@ -162,15 +162,15 @@ def test_environments_use_their_hosts_and_then_this_one(run, import_actors):
         rollout = Rollout(
             make_env=lambda: source.make("hosts/Whereabouts-v0"), env_id="hosts/Whereabouts-v0", policies=guest
         )
-        found = []
+        result = []
         for episode in (await rollout.group(0, episodes)).episodes:
             if episode.error is not None:
-                found.append(episode.error.message)
+                result.append(episode.error.message)
                 continue
             host, _, pid = episode.trajectories["guest"].turns[0].observation.rpartition(" ")
             pids.append(int(pid))
-            found.append(host)
-        return found
+            result.append(host)
+        return result
 
     async def main():
         await mesh.launch_hosts(fa.Hosts(kind="process", hosts={"envs": 2}))

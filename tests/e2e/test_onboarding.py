@@ -41,13 +41,13 @@ def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_p
     if template == "sft":
         words += ["--warm_start.team.steps=1", "--warm_start.team.trainer.learner.threads=1"]
     assert cli.main(["train", *words]) == 0
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert row["step"] == 1 and math.isfinite(row["reward/mean"]) and math.isfinite(row["eval/reward"])
-    assert "next   forge-agents eval mine/train.yaml" in said
+    assert "next   forge-agents eval mine/train.yaml" in message
     bench = f"--players.trained {run}/export --players.random random --suite my_env:{env}"
-    assert f"PYTHONPATH=mine forge-agents bench {bench}" in said
-    assert said.endswith(f"       forge-agents view {run}\n")
+    assert f"PYTHONPATH=mine forge-agents bench {bench}" in message
+    assert message.endswith(f"       forge-agents view {run}\n")
     assert (run / "export/config.json").exists() and list((run / "tensorboard").iterdir())
     assert not Path("mine/runs").exists()
 

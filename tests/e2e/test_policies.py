@@ -42,9 +42,9 @@ class Cases(fa.TurnEnv):
         return self.start
 
     def act(self, agent, action):
-        wanted = str.islower if agent == "low" else str.isupper
+        expected = str.islower if agent == "low" else str.isupper
         self.turn += 1
-        share = sum(map(wanted, action)) / max(len(action), 1)
+        share = sum(map(expected, action)) / max(len(action), 1)
         return fa.Outcome(rewards={agent: share}, done=self.turn == 2)
 
 
@@ -141,9 +141,9 @@ def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path):
             assert row.get(f"learner/{name}/logprob_gap_mean", 0.0) < 1e-3
     assert min(versions.values()) >= 4
     # what the engine samples after the updates is what the exported adapter says, token by token
-    for name, found in completions.items():
+    for name, results in completions.items():
         hf = adapted(tiny_llama, result.export / name / "adapter")
-        for prompt, completion in zip(PROMPTS, found, strict=True):
+        for prompt, completion in zip(PROMPTS, results, strict=True):
             tokens, logprobs = greedy(hf, prompt)
             assert completion.token_ids == tokens
             np.testing.assert_allclose(completion.logprobs, logprobs, atol=1e-3)
@@ -154,8 +154,8 @@ def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path):
     # a second session goes on with both adapters, on an engine of two ranks that sleeps while they learn
     with fa.GRPOTrainer(policies, config=config(2e-2, tp=2, sleeps=True), out_dir=tmp_path) as trainer:
         assert trainer.evaluate(Cases, episodes=8).by_agent == pytest.approx(after.by_agent, abs=0.2)
-        for name, found in said_by(trainer).items():
-            for one, two in zip(completions[name], found, strict=True):
+        for name, results in said_by(trainer).items():
+            for one, two in zip(completions[name], results, strict=True):
                 assert (one.token_ids, one.versions) == (two.token_ids, two.versions)
                 np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-3)
         assert {name: learner.version for name, learner in trainer._lifecycle.running.learners.items()} == versions

@@ -16,9 +16,9 @@ SMALL = "engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_l
 
 
 def block(mark):
-    found = re.search(rf"<!-- run: {mark} -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found, f"the README has no block marked {mark}"
-    return found.group(1)
+    result = re.search(rf"<!-- run: {mark} -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert result, f"the README has no block marked {mark}"
+    return result.group(1)
 
 
 @pytest.mark.timeout(300)

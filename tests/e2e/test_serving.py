@@ -133,16 +133,16 @@ def reference_logprobs(model, prompt, response, sampling):
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
         logits_TV = reference(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
-    found = []
+    result = []
     for at, token in enumerate(response):
         logits = logits_TV[at]
-        said, known = list(response[:at]), torch.tensor([*prompt, *response[:at]])
+        said, expected = list(response[:at]), torch.tensor([*prompt, *response[:at]])
         for word in sampling.bad_words:
             *before, last = word.encode()
             if said[len(said) - len(before) :] == before:
                 logits[last] = -torch.inf
-        seen = logits[known]
-        logits[known] = torch.where(seen > 0, seen / sampling.repetition_penalty, seen * sampling.repetition_penalty)
+        seen = logits[expected]
+        logits[expected] = torch.where(seen > 0, seen / sampling.repetition_penalty, seen * sampling.repetition_penalty)
         counts = torch.bincount(torch.tensor(said, dtype=torch.int64), minlength=len(logits))
         logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
         probs = (logits / (sampling.temperature or 1.0)).softmax(-1)
@@ -151,8 +151,8 @@ def reference_logprobs(model, prompt, response, sampling):
             probs[probs < probs.sort(descending=True)[0][sampling.top_k - 1]] = 0.0
         ranked, order = (probs / probs.sum()).sort(descending=True)
         probs[order[ranked.cumsum(-1) - ranked >= sampling.top_p]] = 0.0
-        found.append((probs / probs.sum())[token].log())
-    return torch.stack(found)
+        result.append((probs / probs.sum())[token].log())
+    return torch.stack(result)
 
 
 @pytest.mark.parametrize(

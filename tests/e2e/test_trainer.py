@@ -143,11 +143,11 @@ def test_resumed_run_continues_its_curriculum(trainer_of, tmp_path, monkeypatch)
     trainer_of(tmp_path, fresh=True).fit(plan, steps=2)
     row = trainer_of(tmp_path, fresh=True).fit(plan, steps=3).metrics[-1]
     assert 1 <= row["curriculum/level"] <= 2
-    known = {name: value for name, value in row.items() if name.startswith("curriculum/success/test/Letters-v0@")}
-    assert len(known) == 2 and all(0 < success < 1 for success in known.values())
-    with np.load(max((tmp_path / "checkpoints").glob("step-*")) / "curriculum.npz") as kept:
+    expected = {name: value for name, value in row.items() if name.startswith("curriculum/success/test/Letters-v0@")}
+    assert len(expected) == 2 and all(0 < success < 1 for success in expected.values())
+    with np.load(max((tmp_path / "checkpoints").glob("step-*")) / "curriculum.npz") as saved:
         fading = 1 - (1 - 1 / plan.memory) ** (3 * 4 * 8)  # of all episodes of three steps, had they been of one level
-        assert kept["success"][:, 1].sum() > fading * plan.memory
+        assert saved["success"][:, 1].sum() > fading * plan.memory
     assert {row["env_id"] for row in fa.load_episodes(tmp_path)} <= {"test/Letters-v0@1", "test/Letters-v0@2"}
 
 
@@ -222,9 +222,9 @@ def test_sigterm_finishes_the_step_and_saves_it(trainer_of, tmp_path, capsys):
     trainer = trainer_of(tmp_path, reward=stop_in_the_second_step, groups_per_step=1, checkpoint_every=1000)
     with pytest.raises(SystemExit) as stopped:
         trainer.fit(Letters, steps=1000)
-    said = capsys.readouterr().out
-    assert stopped.value.code == 143 and "SIGTERM: finishing this step" in said, said
-    assert "run it again to continue" in said
+    message = capsys.readouterr().out
+    assert stopped.value.code == 143 and "SIGTERM: finishing this step" in message, message
+    assert "run it again to continue" in message
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
     (newest,) = (tmp_path / "checkpoints").glob("step-*")

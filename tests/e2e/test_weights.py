@@ -238,8 +238,8 @@ def test_stopped_reader_leaves_a_working_store(run, store, writers):
         await Publisher(store.ref, "wanted").publish(0, some_weights(0))
         procs = mesh.spawn_procs("reader", threads=1)
         reader = procs.spawn("reader", writers.Writer, store.ref, "wanted")
-        found = await mesh.with_deadline(reader.read_in_place.call_one(), 60, who="reader", what="reading")
-        assert found == [sum(float(t.bfloat16().float().sum()) for t in some_weights(0).values()), 0]
+        result = await mesh.with_deadline(reader.read_in_place.call_one(), 60, who="reader", what="reading")
+        assert result == [sum(float(t.bfloat16().float().sum()) for t in some_weights(0).values()), 0]
         await mesh.with_deadline(reader.ask_on.call_one(), 60, who="reader", what="question")
         await mesh.stop(procs, at_once=True)  # asked to, it ends before its answers come, and so does who sends them
         for _ in range(10):

@@ -119,8 +119,8 @@ def test_oracles_ignore_facts_quoted_by_partners():
         agents = fa.make(f"forge/Commons-v0@{level}").possible_agents
         team = dict.fromkeys(agents, fa.Oracle()) | {agents[-1]: fa.Scripted(again)}
         quiet = dict.fromkeys(agents, fa.Oracle()) | {agents[-1]: fa.Scripted(lambda seen: "take 1")}
-        found = [fa.play(f"forge/Commons-v0@{level}", each, seed=3).rewards[agents[0]] for each in (team, quiet)]
-        assert found[0] == found[1]
+        result = [fa.play(f"forge/Commons-v0@{level}", each, seed=3).rewards[agents[0]] for each in (team, quiet)]
+        assert result[0] == result[1]
     rows = fa.Scripted(lambda seen: "./././. go east")
     assert fa.play("forge/TreasureHunt-v0@2", {"left": fa.Oracle(), "right": rows}, seed=3).error is None
     says = fa.Scripted(lambda seen: "I have two complaints")

@@ -61,9 +61,9 @@ def test_policy_violations_earn_nothing_and_are_listed():
 
 
 def test_approving_who_is_under_review_earns_nothing():
-    found = [(env, reward) for env, reward in (shown(NAME, n, Lax, level=4) for n in range(40)) if env.violations]
-    assert found and all(reward == 0 for _, reward in found)
-    assert any("under review" in env.violations[0] for env, _ in found)
+    result = [(env, reward) for env, reward in (shown(NAME, n, Lax, level=4) for n in range(40)) if env.violations]
+    assert result and all(reward == 0 for _, reward in result)
+    assert any("under review" in env.violations[0] for env, _ in result)
 
 
 def test_levels_get_harder_for_an_agent_that_overlooks_rules():

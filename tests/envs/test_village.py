@@ -30,16 +30,16 @@ def begun(roles="wolf seer villager villager villager", seed=0, **settings):
 
 def say(env, *texts):
     """Play texts in order. Returns the agents that acted."""
-    asked = []
+    requests = []
     for text in texts:
-        asked.append(env.agent_selection)
+        requests.append(env.agent_selection)
         env.step(text)
-    return asked
+    return requests
 
 
 def village_wins(env_id, players, seeds):
-    found = [fa.play(env_id, players, seed=seed) for seed in seeds]
-    return sum(episode.trajectories[ANNA].info["winner"] == "village" for episode in found) / len(seeds)
+    result = [fa.play(env_id, players, seed=seed) for seed in seeds]
+    return sum(episode.trajectories[ANNA].info["winner"] == "village" for episode in result) / len(seeds)
 
 
 def test_a_night_and_a_day():
@@ -112,15 +112,15 @@ def test_levels_get_harder_for_a_village_that_doubts():
 def test_player_knows_only_what_its_role_reveals(role, index):
     env = begun("wolf seer healer villager villager villager wolf", num_players=7)
     say(env, "dora", "gina", "emil")
-    agent, found = PLAYERS[index], set()
+    agent, result = PLAYERS[index], set()
     for draw in range(150):
         twin = env.fork()
         twin.swap_secrets(agent, np.random.default_rng(draw))
         assert twin.observe(agent) == env.observe(agent) and twin.instructions(agent) == env.instructions(agent)
         assert sorted(twin.roles.values()) == sorted(env.roles.values()) and twin.roles[agent] == role
-        found.add(tuple(name for name in PLAYERS if twin.roles[name] == "wolf"))
+        result.add(tuple(name for name in PLAYERS if twin.roles[name] == "wolf"))
     fixed = {"wolf": 1, "seer": 5, "healer": 15, "villager": 15}[role]
-    assert len(found) == fixed, "the pairs that it cannot tell apart"
+    assert len(result) == fixed, "the pairs that it cannot tell apart"
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def beside_transformers(model: Path, run: Path) -> tuple[float, float]:
         for turn in [turn for at in range(len(table) - 8, len(table)) for turn in table.episode(at).turns]:
             ids = torch.tensor([[*turn.prompt_ids, *turn.response_ids]])
             logprobs = torch.log_softmax(theirs(ids).logits[0, len(turn.prompt_ids) - 1 : -1], dim=-1)
-            found = logprobs.gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0].tolist()
-            gaps += [abs(a - b) for a, b in zip(found, turn.logprobs or (), strict=True)]
+            result = logprobs.gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0].tolist()
+            gaps += [abs(a - b) for a, b in zip(result, turn.logprobs or (), strict=True)]
         core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
         core.model._skip_lm_head = False
         ids = torch.randint(0, 256, (1, 600), generator=torch.Generator().manual_seed(0))

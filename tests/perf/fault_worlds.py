@@ -19,10 +19,10 @@ def hang_if_told(what: str) -> None:
     """Sleep for an hour once if the flag file says `what`. The file is removed."""
     flag = Path(os.environ[FLAG])
     try:
-        told = flag.read_text() == what
+        message = flag.read_text() == what
     except FileNotFoundError:
         return
-    if told:
+    if message:
         flag.unlink(missing_ok=True)
         time.sleep(3600)
 

@@ -183,9 +183,9 @@ def main() -> int:
     for name in arguments.sessions or SESSIONS:
         result = arguments.out / f"{name}.json"
         if not result.exists():
-            found = run_session(name, arguments.out / "runs" / name)
-            result.write_text(json.dumps(found, indent=1) + "\n")
-            sys.stdout.write(f"{name}: {json.dumps({k: v for k, v in found.items() if k != 'rows'})}\n")
+            results = run_session(name, arguments.out / "runs" / name)
+            result.write_text(json.dumps(results, indent=1) + "\n")
+            sys.stdout.write(f"{name}: {json.dumps({k: v for k, v in results.items() if k != 'rows'})}\n")
             sys.stdout.flush()
     if arguments.table:
         arguments.table.write_text(table(arguments.out))
@@ -375,8 +375,8 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
             return [worker.pid for worker in workers.pool().workers if worker.pid is not None and worker.alive]
         name = WHO.get(who, "team-learner")
         entries = [entry for entry in mesh._spawned.values() if entry.name == name]
-        found = mesh.pids(entries[-1].mesh) if entries else []
-        return found[1:] if who.endswith("rank 1") else found
+        result = mesh.pids(entries[-1].mesh) if entries else []
+        return result[1:] if who.endswith("rank 1") else result
 
     def before(owner: Any, method: str, phase: str) -> None:
         original = getattr(owner, method)
@@ -457,8 +457,8 @@ def _serve() -> str:
 def table(out: Path) -> str:
     """Markdown of all sessions that have a result."""
     files = {name: out / f"{name}.json" for name in SESSIONS}
-    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    rows = [row for name in SESSIONS if name in found for row in fault_rows(found[name], found)]
+    result = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    rows = [row for name in SESSIONS if name in result for row in fault_rows(result[name], result)]
     head = (
         "| fault | phase | noticed after s | replaced after s | its step done after s | episodes lost | duplicates "
         "| steps equal | orphans | ends |\n|---|---|---|---|---|---|---|---|---|---|\n"
@@ -546,13 +546,13 @@ def _equal(session: dict[str, Any], reference: dict[str, Any] | None, steps: ran
         return "no: its batches depend on the timing"
     if reference is None:
         return "no reference"
-    rows, known = ({row["step"]: row for row in one["rows"]} for one in (session, reference))
+    rows, expected = ({row["step"]: row for row in one["rows"]} for one in (session, reference))
     worst = 0.0
     for step in steps:
         if step not in rows:
             return f"step {step} is missing"
-        for name in filter(lambda name: not NOT_COMPARED.match(name), {**rows[step], **known[step]}):
-            ours, theirs = rows[step].get(name), known[step].get(name)
+        for name in filter(lambda name: not NOT_COMPARED.match(name), {**rows[step], **expected[step]}):
+            ours, theirs = rows[step].get(name), expected[step].get(name)
             if (ours is None) != (theirs is None):
                 return f"no {name} in step {step}"
             if ours is not None:

@@ -210,7 +210,7 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 def _result(out: Path) -> dict[str, Any]:
     """Values that must not depend on kills: metrics by step, sizes and checksums of the last checkpoint's arrays."""
-    found = {
+    result = {
         f"step {row['step']}: {name}": value for row in _rows(out) for name, value in row.items() if not _is_clock(name)
     }
     last = max(out.glob("checkpoints/step-*/experiment.json"))
@@ -218,7 +218,7 @@ def _result(out: Path) -> dict[str, Any]:
     arrays = {name: value for name, value in files.items() if name.endswith((".distcp", ".npz"))}
     if not any(name.endswith(".distcp") for name in arrays):
         raise RuntimeError(f"{last.parent} holds no weights")
-    return found | arrays
+    return result | arrays
 
 
 def _is_clock(name: str) -> bool:

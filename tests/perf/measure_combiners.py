@@ -57,11 +57,11 @@ def of_file(path: Path) -> dict[str, Callable[[int], Any]]:
 def pointing(y: np.ndarray, p: np.ndarray, groups: np.ndarray) -> float:
     """Mean correlation of p with the truth within groups that hold both classes, or NaN without any."""
     order = np.argsort(groups, kind="stable")
-    found = []
+    result = []
     for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
         if 0 < y[rows].sum() < len(rows):
-            found += [np.corrcoef(p[rows], y[rows])[0, 1] if p[rows].std() > 1e-12 else 0.0]
-    return float(np.mean(found)) if found else float("nan")
+            result += [np.corrcoef(p[rows], y[rows])[0, 1] if p[rows].std() > 1e-12 else 0.0]
+    return float(np.mean(result)) if result else float("nan")
 
 
 def crowd_kit(votes: np.ndarray) -> np.ndarray:
@@ -127,15 +127,15 @@ def main() -> None:
     for name, make in regimes.items():
         cells = []
         for kind in KINDS:
-            found = []
+            result = []
             for seed in SEEDS:
                 s, g, y = make(seed)
                 began = time.process_time()
                 p = combiners.get(kind).fit_predict(s, g)
                 if kind == "default" and len(y) >= 1000:
                     took, rows = took + time.process_time() - began, rows + len(y)
-                found.append((float(np.mean((p - y) ** 2)), pointing(y, p, g)))
-            brier, points = (float(np.mean(column)) for column in zip(*found, strict=True))
+                result.append((float(np.mean((p - y) ** 2)), pointing(y, p, g)))
+            brier, points = (float(np.mean(column)) for column in zip(*result, strict=True))
             totals[kind].append((brier, points))
             cells.append(f"{brier:.3f} / {'-' if np.isnan(points) else f'{points:.3f}'}")
         say(f"| {name} | " + " | ".join(cells) + " |")

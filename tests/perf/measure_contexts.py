@@ -53,8 +53,8 @@ class Doors(fa.TurnEnv):
         self.told = str(self.rng.choice(COLOURS))
         self.words.pop(self.told, None)
         self.words[self.told] = str(self.rng.choice(WORDS))
-        known = [door for door in self.words if door != "gate"]
-        self.asked = "gate" if self.at % 4 == 3 else str(self.rng.choice(known))
+        expected = [door for door in self.words if door != "gate"]
+        self.asked = "gate" if self.at % 4 == 3 else str(self.rng.choice(expected))
 
     def instructions(self, agent: str) -> str:
         return "You keep the passwords of doors. Passwords change. Answer each question with the password, one word."
@@ -80,10 +80,10 @@ class Reader:
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: fa.Sampling, **asked: Any) -> Completion:
         prompt = self._tokenizer.decode(prompt_ids)
-        known = dict(re.findall(r"password of the (\w+)(?: door)? is (?:now )?(\w+)", prompt))
-        text = " ".join(f"The password of the {door} is {word}." for door, word in known.items())
+        expected = dict(re.findall(r"password of the (\w+)(?: door)? is (?:now )?(\w+)", prompt))
+        text = " ".join(f"The password of the {door} is {word}." for door, word in expected.items())
         if ASK_FOR_NOTES not in prompt[-len(ASK_FOR_NOTES) - 100 :]:
-            text = known.get(re.findall(r"What is the password of the (\w+)", prompt)[-1], "unknown")
+            text = expected.get(re.findall(r"What is the password of the (\w+)", prompt)[-1], "unknown")
         ids = (*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id)
         ids = ids[: sampling.max_tokens]
         span = VersionSpan(version=0, start=0, end=len(ids))

@@ -21,17 +21,17 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``expected``."""
-    found: dict[str, Any] = {"engine": in_child(run_engine, options, timeout_s=300)}
-    found |= in_child(run_learners, options, timeout_s=900)
+    result: dict[str, Any] = {"engine": in_child(run_engine, options, timeout_s=300)}
+    result |= in_child(run_learners, options, timeout_s=900)
     ratios = {
         f"{who}: {part}": round(row["measured"][part] / row["expected"][part], 3)
-        for who, row in found.items()
+        for who, row in result.items()
         for part in row["measured"]
     }
     return [
         {
             "measure": "expected",
-            **found,
+            **result,
             "peer": "the arithmetic that places processes on GPUs",
             "ratio": ratios,
             "goals": {

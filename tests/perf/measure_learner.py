@@ -56,8 +56,8 @@ without being told to."""
 def measure(options: Options) -> list[dict[str, Any]]:
     """The records ``learner``, one for each work."""
     env = processes.openmp_variables()  # as in a run
-    found = in_child(run_learner, options, timeout_s=1200, env=env)
-    return [_record(name, each) for name, each in found.items()]
+    result = in_child(run_learner, options, timeout_s=1200, env=env)
+    return [_record(name, each) for name, each in result.items()]
 
 
 def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -107,13 +107,13 @@ def _run(core: Any, model: Any, work: Work) -> dict[str, Any]:
     }
     for each in passes.values():
         each()  # the first of a size asks the system for memory, which the process keeps
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for name in TURNS:
         started, cpu = time.perf_counter(), time.process_time()
         passes[name]()
-        found.setdefault(f"{name}_s", []).append(time.perf_counter() - started)
-        found.setdefault(f"{name}_cpu_s", []).append(time.process_time() - cpu)
-    numbers = {name: round(median(each), 4) for name, each in found.items()}
+        result.setdefault(f"{name}_s", []).append(time.perf_counter() - started)
+        result.setdefault(f"{name}_cpu_s", []).append(time.process_time() - cpu)
+    numbers = {name: round(median(each), 4) for name, each in result.items()}
     tokens = int(shared["tokens"]["ids"].numel())
     rates = {name: round(tokens / numbers[f"{name}_s"], 1) for name in passes}
     return {"tokens": tokens, **numbers, "tokens_per_s": rates}

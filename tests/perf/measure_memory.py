@@ -21,14 +21,14 @@ def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``learner_memory``."""
     state = num_parameters(options.model) * STATE_BYTES
     children = {"none": run_none, "selective": run_selective, "full": run_full}
-    found = {mode: in_child(child, options, timeout_s=600) for mode, child in children.items()}
-    ratios = {mode: round(row["peak_tensor_bytes"] / state, 4) for mode, row in found.items()}
-    resident = {f"{mode}_resident": round(row["peak_rss_bytes"] / state, 4) for mode, row in found.items()}
+    result = {mode: in_child(child, options, timeout_s=600) for mode, child in children.items()}
+    ratios = {mode: round(row["peak_tensor_bytes"] / state, 4) for mode, row in result.items()}
+    resident = {f"{mode}_resident": round(row["peak_rss_bytes"] / state, 4) for mode, row in result.items()}
     return [
         {
             "measure": "learner_memory",
             "tokens_per_microbatch": ROOM,
-            "by_activation_checkpointing": found,
+            "by_activation_checkpointing": result,
             "peer": "weights, gradients and optimiser state, float32",
             "peer_bytes": state,
             "ratio": ratios | resident,

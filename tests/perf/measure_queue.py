@@ -23,16 +23,16 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``queue``."""
-    found = in_child(run, options, timeout_s=DEADLINE_S)
-    share = found["controller_cpu_s"] / found["engine_cpu_s"]
+    result = in_child(run, options, timeout_s=DEADLINE_S)
+    share = result["controller_cpu_s"] / result["engine_cpu_s"]
     growth = {
-        f"{who}_end_over_warm": round(found[f"{who}_rss_end_mb"] / found[f"{who}_rss_warm_mb"], 4)
+        f"{who}_end_over_warm": round(result[f"{who}_rss_end_mb"] / result[f"{who}_rss_warm_mb"], 4)
         for who in ("controller", "engine")
     }
     return [
         {
             "measure": "queue",
-            **found,
+            **result,
             "peer": "the engine's CPU time for the same episodes, and memory when a tenth of them had been played",
             "ratio": {"controller_over_engine": round(share, 4), **growth},
             "goals": {name: goal(ratio, 1.05, at_most=True) for name, ratio in growth.items()},

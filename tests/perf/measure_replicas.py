@@ -77,12 +77,12 @@ async def _run(options: Options, replicas: int) -> dict[str, Any]:
     async with mesh.session():
         engines = await EngineClient.start(config, name="perf", timeout_s=600)
         sampling = Sampling(max_tokens=options.rollout_tokens)
-        asked = [[7 + i, *range(20, 60)] for i in range(conversations)]
-        await asyncio.gather(*(engines.generate(prompt, Sampling(max_tokens=4)) for prompt in asked))  # warm
+        requests = [[7 + i, *range(20, 60)] for i in range(conversations)]
+        await asyncio.gather(*(engines.generate(prompt, Sampling(max_tokens=4)) for prompt in requests))  # warm
         started = time.perf_counter()
-        answers = await asyncio.gather(*(engines.generate(p, sampling, seed=i) for i, p in enumerate(asked)))
+        answers = await asyncio.gather(*(engines.generate(p, sampling, seed=i) for i, p in enumerate(requests)))
         seconds = time.perf_counter() - started
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "tokens_per_s": round(sum(len(answer.token_ids) for answer in answers) / seconds, 1),
             "threads_each": CORES // replicas,
         }
@@ -91,9 +91,9 @@ async def _run(options: Options, replicas: int) -> dict[str, Any]:
                 {"random": RandomRouter(), "prefix": PrefixAffine(config.max_num_seqs)}.items()
             ):
                 engines._router = router
-                found[name] = await _talk(engines, conversations, first=1000 * (number + 1))
+                result[name] = await _talk(engines, conversations, first=1000 * (number + 1))
         await engines.stop()
-    return found
+    return result
 
 
 async def _talk(engines: Any, conversations: int, *, first: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
     threads = {**OPENMP, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     eager = {"TORCHDYNAMO_DISABLE": "1"} if options.quick else {}
     quiet = {name: _vllm.ENVIRONMENT[name] for name in ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE")}
-    found = {
+    result = {
         "actor": in_child(run_actor, options, timeout_s=DEADLINE_S),
         "direct": in_child(
             run_direct, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **OPENMP}
@@ -31,12 +31,12 @@ def measure(options: Options) -> list[dict[str, Any]]:
         "vllm_llm": in_child(run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager}),
     }
     if "llm-threads" in options.peers:  # our choice of threads, in the child processes of LLM
-        found["vllm_llm_our_threads"] = in_child(
+        result["vllm_llm_our_threads"] = in_child(
             run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager, **threads}
         )
     records = []
     for most in _lengths(options):
-        own = {name: of_length[str(most)] for name, of_length in found.items()}
+        own = {name: of_length[str(most)] for name, of_length in result.items()}
         rate = {name: numbers["tokens_per_s"] for name, numbers in own.items()}
         ratios = {f"over_{name}": round(rate["actor"] / rate[name], 4) for name in rate if name != "actor"}
         records.append(
@@ -110,7 +110,7 @@ async def _run_actor(options: Options) -> dict[str, dict[str, float]]:
     async with mesh.session():
         engine = await EngineProcess.start(_config(options), name="engine", timeout_s=600)
         served = {POLICY: PolicyEngine(engine, Renderer.of(Path(options.model)))}
-        found = {}
+        result = {}
         for most in _lengths(options):
             rows = []
             for _ in range(1 + options.rounds):
@@ -119,9 +119,9 @@ async def _run_actor(options: Options) -> dict[str, dict[str, float]]:
                 seconds = time.perf_counter() - started
                 turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
                 rows.append(_rate([len(turn.response_ids) for turn in turns], seconds, most))
-            found[str(most)] = median(rows[1:])
+            result[str(most)] = median(rows[1:])
         await engine.stop()
-    return found
+    return result
 
 
 def run_direct(options: Options) -> dict[str, dict[str, float]]:

@@ -153,11 +153,11 @@ def compare(folder: Path) -> list[dict[str, Any]]:
     from forge_trainers.forecast.model import step_times
 
     runs = {one: read_run(folder / one.folder, skip=SKIP) for one in CONFIGURATIONS}
-    found = measure([run for one, run in runs.items() if one.fitted])
-    sys.stderr.write(json.dumps(dataclasses.asdict(found.stages)) + "\n")
+    result = measure([run for one, run in runs.items() if one.fitted])
+    sys.stderr.write(json.dumps(dataclasses.asdict(result.stages)) + "\n")
     rows = []
     for one, run in runs.items():
-        times = step_times(run.plan, found.stages, found.workload)
+        times = step_times(run.plan, result.stages, result.workload)
         measured = {stage: float(np.mean([row[f"time/{stage}_s"] for row in run.rows])) for stage in STAGES}
         ratio = times.step_s / run.step_s
         busy_s = {"engines": times.collect_s, "learner": times.learn_s + times.publish_s}

@@ -23,24 +23,24 @@ def measure(options: Options) -> list[dict[str, Any]]:
     from forge_agents.serving import _vllm
 
     with tempfile.TemporaryDirectory(prefix="forge-perf-") as folder:
-        kept = {name: f"{folder}/{name}" for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")}
+        saved = {name: f"{folder}/{name}" for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")}
         eager = dataclasses.replace(options, quick=True)
         export = dataclasses.replace(options, model=_exported(options.model, f"{folder}/export"))
-        found = {}
+        result = {}
         for name, how in {"cold": options, "warm": options, "export": export, "eager": eager}.items():
-            env = {**_vllm.environment(_config(how)), **kept}
-            found[name] = in_child(run_engine, how, timeout_s=DEADLINE_S, env=env)
-        found["run"] = in_child(run_processes, options, timeout_s=DEADLINE_S, env=kept)
+            env = {**_vllm.environment(_config(how)), **saved}
+            result[name] = in_child(run_engine, how, timeout_s=DEADLINE_S, env=env)
+        result["run"] = in_child(run_processes, options, timeout_s=DEADLINE_S, env=saved)
     return [
         {
             "measure": "start",
-            **found,
+            **result,
             "peer": "goals",
             "ratio": None,
             "goals": {
-                "cold_s": goal(found["cold"]["all"]["s"], GOAL_COLD_S, at_most=True),
-                "warm_s": goal(found["warm"]["all"]["s"], GOAL_WARM_S, at_most=True),
-                "export_s": goal(found["export"]["all"]["s"], GOAL_WARM_S, at_most=True),
+                "cold_s": goal(result["cold"]["all"]["s"], GOAL_COLD_S, at_most=True),
+                "warm_s": goal(result["warm"]["all"]["s"], GOAL_WARM_S, at_most=True),
+                "export_s": goal(result["export"]["all"]["s"], GOAL_WARM_S, at_most=True),
             },
         }
     ]

@@ -30,8 +30,8 @@ GOAL_CPU_S = 16.0
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """The records ``step`` and ``memory``."""
-    found = in_child(run_steps, options, timeout_s=1500)
-    numbers, facts = found["numbers"], found["facts"]
+    result = in_child(run_steps, options, timeout_s=1500)
+    numbers, facts = result["numbers"], result["facts"]
     cpu_s = numbers["cpu_s"]
     peers: dict[str, Any] = {}
     ratios: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
         **ratios,
         "goals": {"cpu_s": goal(cpu_s, GOAL_CPU_S, at_most=True)},
     }
-    return [step, _memory(found["peaks"], num_parameters(options.model))]
+    return [step, _memory(result["peaks"], num_parameters(options.model))]
 
 
 def _memory(peaks: dict[str, int], parameters: int) -> dict[str, Any]:

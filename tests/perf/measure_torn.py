@@ -24,21 +24,21 @@ CALL_S = 1800
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``torn``."""
-    found = in_child(run, options, timeout_s=2 * CALL_S)
+    result = in_child(run, options, timeout_s=2 * CALL_S)
     ways = {"messages": run_messages, "messages over TCP": run_tcp}
     others = {name: in_child(way, options, timeout_s=2 * CALL_S) for name, way in ways.items()}
     size = TENSORS * NUMBERS * 2
-    torn = found["torn"] + sum(each["torn"] for each in others.values())
+    torn = result["torn"] + sum(each["torn"] for each in others.values())
     return [
         {
             "measure": "torn",
-            **found,
+            **result,
             "transport": "shared memory",
             "other_transports": others,
             "peer": "the values that were written: every number of a version is the same, and follows from its number",
             "goals": {
                 "torn": goal(torn, 0, at_most=True),
-                "shared_over_weights": goal(found["most_shared_bytes"] / size, 1, at_most=True),
+                "shared_over_weights": goal(result["most_shared_bytes"] / size, 1, at_most=True),
             },
         }
     ]
@@ -149,15 +149,15 @@ class Reader(Actor):
 
 def _shared_bytes() -> int:
     """Bytes of the segments that this process offers, whole pages counted."""
-    found = {}
+    result = {}
     for link in Path("/proc/self/fd").iterdir():
         try:
             status = link.stat()
             if "forge-agents-weights" in str(link.readlink()):
-                found[status.st_ino] = status.st_size
+                result[status.st_ino] = status.st_size
         except OSError:  # closed meanwhile
             continue
-    return sum(found.values())
+    return sum(result.values())
 
 
 async def _run(fetches: int, hosts: Hosts | None = None) -> dict[str, float]:

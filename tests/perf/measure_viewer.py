@@ -47,9 +47,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         num_bytes = write_run(run, count)
-        found = {"measure": "viewer", "episodes": count, "MB": round(num_bytes / 1e6), **measure(run, count)}
-        found["load"] = os.getloadavg()[0]
-        sys.stdout.write(json.dumps(found) + "\n")
+        result = {"measure": "viewer", "episodes": count, "MB": round(num_bytes / 1e6), **measure(run, count)}
+        result["load"] = os.getloadavg()[0]
+        sys.stdout.write(json.dumps(result) + "\n")
 
 
 def write_run(run: Path, count: int) -> int:
@@ -58,10 +58,10 @@ def write_run(run: Path, count: int) -> int:
     rng = random.Random(0)
     lines = []
     for _ in range(500):
-        said = " ".join(rng.choices(WORDS, k=40))
+        message = " ".join(rng.choices(WORDS, k=40))
         error = "illegal square" if rng.random() < 0.02 else None
         row = episode(
-            seed=987654321, step=123456, words=said, reward=rng.uniform(-1, 1), error=error, ids=tuple(range(60))
+            seed=987654321, step=123456, words=message, reward=rng.uniform(-1, 1), error=error, ids=tuple(range(60))
         )
         lines.append(json.dumps(row) + "\n")
     with (run / "episodes.jsonl").open("w") as file:
@@ -80,20 +80,20 @@ def measure(run: Path, count: int) -> dict[str, Any]:
         started = time.perf_counter()
         server = Server([run], index=False)
         try:
-            found: dict[str, Any] = {"while_indexing": paint(browser.new_page(), server.url, "")}
+            result: dict[str, Any] = {"while_indexing": paint(browser.new_page(), server.url, "")}
             while server.get("api/runs")[2]["runs"][0]["episodes"]["episodes"] < count:
                 assert time.perf_counter() - started < 600, "the index takes more than ten minutes"
                 time.sleep(0.2)
-            found["index_s"] = round(time.perf_counter() - started, 1)
-            found["index_MB"] = round(server.runs[0].index.file.stat().st_size / 1e6)
-            found["first_paint"] = paint(browser.new_page(), server.url, "")
+            result["index_s"] = round(time.perf_counter() - started, 1)
+            result["index_MB"] = round(server.runs[0].index.file.stat().st_size / 1e6)
+            result["first_paint"] = paint(browser.new_page(), server.url, "")
             page = browser.new_page()
-            found["episodes_tab"] = paint(page, server.url, "#view=episodes")
-            found |= acts(page, count)
+            result["episodes_tab"] = paint(page, server.url, "#view=episodes")
+            result |= acts(page, count)
         finally:
             server.close()
             browser.close()
-    return found
+    return result
 
 
 def paint(page: Page, url: str, address: str) -> dict[str, float]:

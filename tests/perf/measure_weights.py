@@ -93,8 +93,8 @@ class Mover(Actor):
         """Bytes of private and shared memory now, and of both at their most since the last call."""
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        found = {name: int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "VmRSS", "VmHWM")}
-        return {**found, "transient": found["VmHWM"] - found["VmRSS"]}
+        result = {name: int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "VmRSS", "VmHWM")}
+        return {**result, "transient": result["VmHWM"] - result["VmRSS"]}
 
     @concurrent_endpoint
     async def num_bytes(self) -> int:

@@ -32,15 +32,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="Optimiser steps of each run.")
     parser.add_argument("--out", type=Path, default=Path("runs/node"), help="Folder of the runs and their results.")
     arguments = parser.parse_args()
-    found = []
+    results = []
     for seed in arguments.seeds:
         for number, layout in enumerate(LAYOUTS):
             folder = arguments.out / f"seed-{seed}-layout-{number}-steps-{arguments.steps}"
             result = folder / "result.json"
             if not result.exists():
                 result.write_text(json.dumps(train(folder, LAYOUTS[layout], seed, arguments.steps)) + "\n")
-            found.append({"seed": seed, "layout": layout, **json.loads(result.read_text())})
-    sys.stdout.write(table(found))
+            results.append({"seed": seed, "layout": layout, **json.loads(result.read_text())})
+    sys.stdout.write(table(results))
     return 0
 
 

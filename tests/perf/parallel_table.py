@@ -115,8 +115,8 @@ def measure(steps: int) -> list[dict[str, Any]]:
             for child in children:
                 child.kill()
                 child.join()
-        found: dict[str, dict[str, Any]] = json.loads(Path(folder, "rows.json").read_text())
-        return [{"layout": name, **row} for name, row in found.items()]
+        result: dict[str, dict[str, Any]] = json.loads(Path(folder, "rows.json").read_text())
+        return [{"layout": name, **row} for name, row in result.items()]
 
 
 def plan() -> Iterator[Visit]:
@@ -172,11 +172,11 @@ def _run_rank(rank: int, visits: Sequence[Visit], folder: Path, last: int) -> No
             steps = [learner.train_step(_batch(step)) for step in range(saved_at)]
             learner.save(folder / layout.name)
             steps += [learner.train_step(_batch(step)) for step in range(saved_at, last)]
-            found = {"steps": steps, "weights": _weights(learner), "logprobs": learner.logprobs(_batch(0))}
-            found["logits"] = max(widths)
-            found["adapter"] = dict(learner.published(torch.float32)) if layout.adapter else {}
-            serial = found if visit.resume is None else serial
-            row |= _compared(found, serial) if rank == 0 else {}
+            result = {"steps": steps, "weights": _weights(learner), "logprobs": learner.logprobs(_batch(0))}
+            result["logits"] = max(widths)
+            result["adapter"] = dict(learner.published(torch.float32)) if layout.adapter else {}
+            serial = result if visit.resume is None else serial
+            row |= _compared(result, serial) if rank == 0 else {}
         if visit.resume is not None:
             learner.load(folder / visit.resume.name)
             for step in range(saved_at, last):

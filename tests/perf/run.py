@@ -35,16 +35,16 @@ def main() -> int:
     parser.add_argument("--peer", action="append", default=[], choices=["trl", "llm-threads"],
                         help="also run a peer that takes minutes")  # fmt: skip
     arguments = parser.parse_args()
-    wanted = arguments.measures or list(MODULES)
-    if unknown := [name for name in wanted if name not in MODULES]:
+    expected = arguments.measures or list(MODULES)
+    if unknown := [name for name in expected if name not in MODULES]:
         parser.error(f"no measure {unknown[0]!r}. Known are {', '.join(MODULES)}")
     from forge_agents.models import resolve as models
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a measure's processes are ended as well
     options = Options(model=str(models.resolve(arguments.model)), quick=arguments.quick, peers=tuple(arguments.peer))
     failed = False
-    for module in dict.fromkeys(MODULES[name] for name in wanted):
-        names = [name for name in wanted if MODULES[name] == module]
+    for module in dict.fromkeys(MODULES[name] for name in expected):
+        names = [name for name in expected if MODULES[name] == module]
         failed |= not _measure(module, names, options, arguments.model)
     return 1 if failed else 0
 

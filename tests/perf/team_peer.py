@@ -40,8 +40,8 @@ def question(numbers: tuple[int, int]) -> str:
 
 def right(numbers: tuple[int, int], answer: str) -> bool:
     """Return whether the last number of the answer is the sum."""
-    found = re.findall(r"\d+", answer)
-    return bool(found) and found[-1] == str(sum(numbers))
+    result = re.findall(r"\d+", answer)
+    return bool(result) and result[-1] == str(sum(numbers))
 
 
 def messages(numbers: tuple[int, int]) -> list[dict[str, str]]:
@@ -169,10 +169,10 @@ def main() -> None:
 
     asked.out.mkdir(parents=True, exist_ok=True)
     start = cpu_s()
-    found = {"ours": ours, "comlrl": comlrl}[asked.arm](asked, str(resolve("smollm2-135m-instruct")))
-    found |= {"arm": asked.arm, "seed": asked.seed, "cpu_s": cpu_s() - start}
-    (asked.out / f"{asked.arm}-{asked.seed}.json").write_text(json.dumps(found))
-    sys.stdout.write(json.dumps(found) + "\n")
+    result = {"ours": ours, "comlrl": comlrl}[asked.arm](asked, str(resolve("smollm2-135m-instruct")))
+    result |= {"arm": asked.arm, "seed": asked.seed, "cpu_s": cpu_s() - start}
+    (asked.out / f"{asked.arm}-{asked.seed}.json").write_text(json.dumps(result))
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 def cpu_s() -> float:

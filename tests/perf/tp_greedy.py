@@ -73,9 +73,9 @@ async def greedy(folder: Path, tp: int, tokens: int) -> list[Completion]:
         )
         sampling = fa.Sampling(temperature=0.0, max_tokens=tokens)
         asking = (engine.generate(tokenizer.encode(text), sampling, timeout_s=START_S) for text in PROMPTS)
-        found = await asyncio.gather(*asking)
+        result = await asyncio.gather(*asking)
         await engine.stop()
-    return found
+    return result
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ def gradients(core: LearnerCore, batch: EpisodeBatch) -> dict[str, torch.Tensor]
         sync_gradients(core.model, now=i == len(microbatches) - 1)
         core._forward_backward(batch, microbatch, float(batch["tokens"]["loss_mask"].sum()), None)
     named = core.model.named_parameters()
-    found = {name.replace("_checkpoint_wrapped_module.", ""): p.grad.clone() for name, p in named}
+    result = {name.replace("_checkpoint_wrapped_module.", ""): p.grad.clone() for name, p in named}
     core._optimizers.zero_grad()
-    return found
+    return result
 
 
 def hf_model(folder: Path) -> Any:
@@ -83,8 +83,8 @@ def check_resume(settings: LearnerPlan, random_batch: Any, folder: Path) -> tupl
     assert resumed.load(folder) == 2
     assert torch.equal(torch.rand(3), drawn)
     for batch, metrics in zip(batches[2:], expected, strict=True):
-        found = resumed.train_step(batch)
+        result = resumed.train_step(batch)
         names = ("loss", "grad_norm", "lr", "version")
-        assert [found[name] for name in names] == [metrics[name] for name in names]
+        assert [result[name] for name in names] == [metrics[name] for name in names]
     assert equal(weights(resumed), weights(core))
     return core, resumed

@@ -54,9 +54,9 @@ def test_missing_gpu_is_reported(capsys, monkeypatch):
 def test_expected_and_measured_memory_match_in_scope(tiny_llama):
     total = 16_000_000_000
     shared, alone = layouts(1, SMOL)
-    found = placement_of(shared, str(tiny_llama), [total])
-    learner, engine = found.processes
-    told = expected_bytes(found)
+    result = placement_of(shared, str(tiny_llama), [total])
+    learner, engine = result.processes
+    told = expected_bytes(result)
     assert told["learner GB"] == learner.bytes - OVERHEAD_BYTES  # what torch counts
     assert told["engine GB"] == engine.bytes - OVERHEAD_BYTES
     assert told["GPU GB"] == learner.bytes + engine.bytes == pytest.approx(0.95 * total, rel=1e-3)
@@ -70,11 +70,11 @@ def test_expected_and_measured_memory_match_in_scope(tiny_llama):
 
 def test_runs_see_the_requested_gpus(monkeypatch, tmp_path, tiny_llama):
     seen = []
-    asked = []
+    requests = []
 
     class Trainer:
         def __init__(self, *args, out_dir, config):
-            asked.append(config)
+            requests.append(config)
             out_dir.mkdir(parents=True)
 
         def __enter__(self):
@@ -95,7 +95,7 @@ def test_runs_see_the_requested_gpus(monkeypatch, tmp_path, tiny_llama):
     assert one["plain copy GB/s"] > 0 and one["GPU GB expected"] == pytest.approx(76, abs=0.1)
     assert json.loads((tmp_path / "one" / "gpu-check.json").read_text()) == [one, turns]
     assert [one["layout"], turns["layout"]] == ["shared", "turns"] and seen == [("GPU-a",)] * 2
-    assert [(config.colocate, config.engine.sleeps) for config in asked] == [(False, False), (True, True)]
+    assert [(config.colocate, config.engine.sleeps) for config in requests] == [(False, False), (True, True)]
     gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "all"))
     shared, *others, last = seen[2:]
     assert shared == last == ("GPU-a",) and set(others) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}

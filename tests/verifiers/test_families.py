@@ -40,11 +40,11 @@ class Column(Rule):
 
 
 def columns(cls: type, matrix: np.ndarray, names: list[str], **kwargs) -> list[Rule]:
-    found = []
+    result = []
     for k, name in enumerate(names):
         rule = cls(lambda t, k=k: float(matrix[t.info["row"], k]), name=name, **kwargs)
-        found.append(rule)
-    return found
+        result.append(rule)
+    return result
 
 
 @pytest.mark.parametrize("alike", [True, False])

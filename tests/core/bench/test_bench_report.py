@@ -187,8 +187,8 @@ def test_table_markdown_and_page_have_the_same_numbers(report, tmp_path, capsys)
     markdown = report.markdown(tmp_path / "r.md")
     page = report.html(tmp_path / "r.html").read_text()
     cell = next(c for c in report.summary.cells if c.env == KUHN and c.player == "passive")
-    shown = f"{cell.reward.value:.3f}"
-    assert shown in markdown and shown in page and f"{cell.reward.value:.2f}" in text
+    output = f"{cell.reward.value:.3f}"
+    assert output in markdown and output in page and f"{cell.reward.value:.2f}" in text
     for section in ("Players", "Differences on the same seeds", "Exploitability", "Cross-play in", "Provenance"):
         assert section in page and section in markdown
     assert (tmp_path / "r.md").read_text() == markdown

@@ -21,22 +21,22 @@ from forge_trainers.records.run_folder import FitResult
 def test_every_command_has_help_and_valid_examples(command, capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main([command, "--help"])
-    shown, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
-    assert exit_.value.code == 0 and f"usage: forge-agents {command}" in shown
+    output, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+    assert exit_.value.code == 0 and f"usage: forge-agents {command}" in output
     assert EXAMPLES[command] and all(example in examples for example in EXAMPLES[command])
     assert f"forge-agents {command}" in examples
     for option in re.findall(r"--([\w.-]+)", " ".join(words.partition(" -- ")[0] for words in EXAMPLES[command])):
         group = option.partition(".")[0]
-        assert f"--{option}" in shown or group in ("players", "policies"), option
-        assert f"--{group}" in shown
+        assert f"--{option}" in output or group in ("players", "policies"), option
+        assert f"--{group}" in output
 
 
 def test_every_command_is_in_one_group_of_the_help(capsys):
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(COMMANDS) and len(listed) <= 15
     assert cli.main([]) == cli.main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {name}" in shown for name in listed) and max(map(len, shown.splitlines())) <= 100
+    output = capsys.readouterr().out
+    assert all(f"  {name}" in output for name in listed) and max(map(len, output.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(("command", "lines"), [("train", 120), ("eval", 60), ("simulate", 110), ("sft", 90)])

@@ -42,8 +42,8 @@ class Good(fa.TurnEnv):
 
 
 def failures(env, *checks, **kwargs):
-    found = check_env(env, episodes=4, checks=checks or None, raise_on_failure=False, **kwargs)
-    return {f.check: f for f in found.failures}
+    result = check_env(env, episodes=4, checks=checks or None, raise_on_failure=False, **kwargs)
+    return {f.check: f for f in result.failures}
 
 
 def line(cls, text):
@@ -78,10 +78,10 @@ def test_characters_outside_of_gymnasiums_text_space_are_named():
             super().__init__()
             self.observation_spaces = {"a": Text(100)}
 
-    found = failures(LettersOnly)
-    assert set(found) == {"pettingzoo api", "spaces"}
-    assert found["spaces"].message.endswith("is outside its space, which does not allow '?'")
-    assert "TextSpace(max_chars)" in found["spaces"].fix
+    result = failures(LettersOnly)
+    assert set(result) == {"pettingzoo api", "spaces"}
+    assert result["spaces"].message.endswith("is outside its space, which does not allow '?'")
+    assert "TextSpace(max_chars)" in result["spaces"].fix
 
 
 def test_failures_raise_and_say_what_to_do():
@@ -351,9 +351,9 @@ def strangers(tmp_path, monkeypatch):
 
 
 def test_exception_in_a_library_game_is_attributed_to_the_library(strangers):
-    found = failures(strangers("Sums", legal=("7",)), "ends", "rewards and infos")
-    assert len(found) == 2
-    for finding in found.values():
+    result = failures(strangers("Sums", legal=("7",)), "ends", "rewards and infos")
+    assert len(result) == 2
+    for finding in result.values():
         assert "ZeroDivisionError" in finding.message and finding.where.startswith("strangers.py:")
         assert "code of sums_v0 of strangers: if an action caused it, reject the action in text_to_act" in finding.fix
 
@@ -362,27 +362,27 @@ def test_exception_in_wrap_functions_is_attributed_to_the_user(strangers):
     def read(text, agent, space):
         return int(re.match(r"move (\d)", text)[1])
 
-    found = failures(strangers("Sums", read), "odd actions")["odd actions"]
-    assert "answered '': TypeError: 'NoneType'" in found.message and "test_conformance.py:" in found.where
-    assert "let text_to_action return None or raise ValueError, LookupError or ArithmeticError" in found.fix
-    found = failures(strangers("Sums", read), "ends")["ends"]
-    assert found.message.startswith("TypeError") and "for a text that is no action" in found.fix
+    result = failures(strangers("Sums", read), "odd actions")["odd actions"]
+    assert "answered '': TypeError: 'NoneType'" in result.message and "test_conformance.py:" in result.where
+    assert "let text_to_action return None or raise ValueError, LookupError or ArithmeticError" in result.fix
+    result = failures(strangers("Sums", read), "ends")["ends"]
+    assert result.message.startswith("TypeError") and "for a text that is no action" in result.fix
 
 
 def test_randomness_of_a_wrapped_game_is_attributed_to_it(strangers):
     (fork,) = check_env(strangers("Sums"), checks=("fork",)).findings
     assert fork.skipped and fork.message == "no method fork"
-    found = failures(strangers("Drawing"), "global randomness", "determinism")
-    assert len(found) == 2 and all("the wrapped game uses other randomness" in f.fix for f in found.values())
-    assert found["global randomness"].where.startswith("strangers.py:")
-    assert found["determinism"].where.endswith("Drawing.reset")
+    result = failures(strangers("Drawing"), "global randomness", "determinism")
+    assert len(result) == 2 and all("the wrapped game uses other randomness" in f.fix for f in result.values())
+    assert result["global randomness"].where.startswith("strangers.py:")
+    assert result["determinism"].where.endswith("Drawing.reset")
 
 
 def test_a_game_of_arrays_is_told_once_to_be_wrapped(strangers):
     report = check_env(lambda: strangers("Sums")().env, raise_on_failure=False)  # what wrap was given, taking turns
-    (found,) = [group for group in report.grouped() if "not text" in group[1].message]
-    assert len(found[0]) == 9 and found[1].message == "the observation of 'a_0' is int, not text"
-    assert "fa.wrap" in found[1].fix
+    (result,) = [group for group in report.grouped() if "not text" in group[1].message]
+    assert len(result[0]) == 9 and result[1].message == "the observation of 'a_0' is int, not text"
+    assert "fa.wrap" in result[1].fix
 
 
 def test_a_report_says_when_no_text_was_an_action(strangers):
@@ -421,9 +421,9 @@ def test_another_process_plays_the_same_episodes(tmp_path, monkeypatch):
 def test_an_order_that_only_this_process_has_is_found(tmp_path, monkeypatch):
     # Of 500 words no two hash seeds give the same 8 draws; of few, some pair does.
     hashed = write_module(tmp_path, monkeypatch, BODY.replace("sorted({", "list({"))
-    found = failures(hashed, "other process", "determinism")
-    assert list(found) == ["other process"] and "observation of step 0" in found["other process"].message
-    assert "set order" in found["other process"].fix and found["other process"].where.endswith("Game.setup")
+    result = failures(hashed, "other process", "determinism")
+    assert list(result) == ["other process"] and "observation of step 0" in result["other process"].message
+    assert "set order" in result["other process"].fix and result["other process"].where.endswith("Game.setup")
 
 
 def test_other_process_check_is_skipped_for_classes_not_importable():
@@ -506,9 +506,9 @@ def test_secrets_that_are_no_list_of_texts_are_named(returned):
         def secrets(self, agent):
             return returned
 
-    found = failures(Odd, "leak")["leak"]
-    assert found.message == f"secrets('a') returned {returned!r}"
-    assert found.fix.startswith("return a list of nonempty texts")
+    result = failures(Odd, "leak")["leak"]
+    assert result.message == f"secrets('a') returned {returned!r}"
+    assert result.fix.startswith("return a list of nonempty texts")
 
 
 def test_the_global_generators_are_left_as_they_were():

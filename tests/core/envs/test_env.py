@@ -108,11 +108,11 @@ def test_the_turn_limit_truncates_and_a_natural_end_wins():
 def test_infos_merge_and_stay():
     env = started()
     env.step("hello")
-    kept = env.infos["x"]
+    saved = env.infos["x"]
     env.step("go")
     assert env.infos["x"] == {"said": "hello"} and env.infos["z"] == {}
     act(env, "go", "new")
-    assert env.infos["x"]["said"] == "new" and kept == {"said": "hello"}, "an info once handed out does not change"
+    assert env.infos["x"]["said"] == "new" and saved == {"said": "hello"}, "an info once handed out does not change"
 
 
 def test_legal_actions_are_the_deciding_agents():

@@ -235,11 +235,11 @@ def _forget(engine, image):
 def crew():
     """An image, and how it is run here."""
     image = f"forge-agents-test-{os.getpid()}:1"
-    found = _container(image)
-    if isinstance(found, str):
-        pytest.skip(f"no container engine runs here: {found}")
-    yield {"image": image, "container": found}
-    _forget(found.engine, image)
+    result = _container(image)
+    if isinstance(result, str):
+        pytest.skip(f"no container engine runs here: {result}")
+    yield {"image": image, "container": result}
+    _forget(result.engine, image)
 
 
 def words(script):
@@ -259,11 +259,11 @@ def left(crew, within_s=60.0):
 def test_image_program_is_scored_by_status_and_files_without_network(crew, network):
     if network == "models" and (not crew["container"].engine.startswith("podman") or os.geteuid()):
         pytest.skip("a network of its own is made with podman and by root")
-    kept, folders = {}, []
+    saved, folders = {}, []
 
     def judged(task, finished):
         folders.append(finished.folder)
-        kept.update({str(path.relative_to(folders[0])): path.read_text() for path in folders[0].rglob("*.txt")})
+        saved.update({str(path.relative_to(folders[0])): path.read_text() for path in folders[0].rglob("*.txt")})
         return float(finished.exit_status == 3)
 
     script = """
@@ -288,7 +288,7 @@ sys.exit(3)
     assert result_of(episode) == {
         "exit_status": 3, "stdout": f"thought about it in /work\n{reached}", "stderr": refused
     }  # fmt: skip
-    assert kept == {"given/asked.txt": "Well?", "sub/answer.txt": "solvedWell?"}
+    assert saved == {"given/asked.txt": "Well?", "sub/answer.txt": "solvedWell?"}
     assert not folders[0].parent.exists() and not left(crew, 0)
 
 

@@ -170,12 +170,12 @@ def test_concurrent_programs_have_separate_environment_variables():
 
 
 def test_client_kept_between_episodes_uses_the_current_key():
-    kept = []
+    saved = []
 
     def program(task, client):
-        if not kept:
-            kept.append(openai.OpenAI(max_retries=0))  # as a module's cached client is
-        return asked(kept[0], str(task))
+        if not saved:
+            saved.append(openai.OpenAI(max_retries=0))  # as a module's cached client is
+        return asked(saved[0], str(task))
 
     for task in ("one", "two"):
         episode = played(program, tasks=[task])

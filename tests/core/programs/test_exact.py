@@ -195,8 +195,8 @@ def test_retried_parallel_calls_are_trained_once_each(renderer, seed):
         return {"a": 1.0, "b": 2.0}
 
     engine = SaysAnything(renderer._tokenizer, random.Random(seed))
-    kept, sampling = ("all", "turn", "none")[seed], fa.Sampling(max_tokens=99)
-    policy = fa.Policy("tiny", name="p", keep_reasoning=kept, sampling=sampling)
+    saved, sampling = ("all", "turn", "none")[seed], fa.Sampling(max_tokens=99)
+    policy = fa.Policy("tiny", name="p", keep_reasoning=saved, sampling=sampling)
     env = fa.Program(program, agents=("a", "b"))
     episode = asyncio.run(play(env, dict.fromkeys("ab", policy), seed=0, engines={"p": PolicyEngine(engine, renderer)}))
     assert episode.error is None, episode.error

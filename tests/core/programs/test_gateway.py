@@ -249,8 +249,8 @@ def test_results_must_match_the_calls_by_id_or_position():
 )
 def test_invalid_request_is_rejected_with_a_reason_and_recorded(session, change, status, says):
     got, body = request(session, body=asked() | change)
-    told = body["error"]["message"]
-    assert got == status and says in told and says in session.errors[0] and len(told) < 600
+    message = body["error"]["message"]
+    assert got == status and says in message and says in session.errors[0] and len(message) < 600
 
 
 ADD_NOW, ONE_OF_THEM = "Call add now.", "Answer with a function call."
@@ -326,13 +326,13 @@ def test_any_value_in_a_request_is_read_or_rejected_briefly(path):
     assert f"It fits this schema:\n{json.dumps(PARAMETERS)}" in PROTOCOLS[path].read(BODIES[path]).instructions
     for at in places(BODIES[path]):
         for odd in (5, True, 10**400, "y" * 9999, [5], [[]], {"a": 1}, {"type": "y" * 9999}):
-            said = ""
+            message = ""
             try:
                 call = PROTOCOLS[path].read(with_odd(BODIES[path], at, odd))
                 ModelCall(agent="coder", request=call, number=0, after=None, new_messages=call.messages).text()
             except RefusedError as refused:
-                said = str(refused)
-            assert len(said) < 600, at
+                message = str(refused)
+            assert len(message) < 600, at
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é"])

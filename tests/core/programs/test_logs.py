@@ -55,8 +55,8 @@ def as_request(messages):
 @pytest.mark.parametrize("written", [as_chat, as_request])
 @pytest.mark.parametrize("order", [(ONE, TWO, THREE), (THREE, TWO, ONE), (TWO, THREE, ONE, THREE)])
 def test_answers_of_a_growing_history_form_one_row(tmp_path, written, order):
-    rows, left, heard = imported(tmp_path, *map(written, order))
-    assert rows == [{"messages": THREE}] and not heard
+    rows, left, messages = imported(tmp_path, *map(written, order))
+    assert rows == [{"messages": THREE}] and not messages
     assert left == {"repeated in another": len(order) - 1}
 
 
@@ -132,8 +132,8 @@ CALLED = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_ca
     ],
 )
 def test_request_and_response_form_a_conversation(tmp_path, row):
-    rows, left, heard = imported(tmp_path, row)
-    assert not left and not heard
+    rows, left, messages = imported(tmp_path, row)
+    assert not left and not messages
     ((system, question, answer),) = (row["messages"] for row in rows)
     assert system["content"].startswith("Be brief.\n\n# Tools") and '"name": "add"' in system["content"]
     assert (question, answer) == (user("1 + 1?"), said(CALLED))
@@ -154,13 +154,13 @@ def test_reasoning_of_a_response_precedes_its_answer(tmp_path):
     thinking = {**MESSAGE, "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "2"}]}
     reasoning = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, OUTPUT["output"][0]]
     chat = {"choices": [{"message": said("2", reasoning_content="hm"), "finish_reason": "stop"}]}
-    rows, _, heard = imported(
+    rows, _, messages = imported(
         tmp_path,
         {"request": {**ANTHROPIC, "tools": []}, "response": {**thinking, "stop_reason": "end_turn"}},
         {"request": {**RESPONSES, "tools": []}, "response": {**OUTPUT, "output": reasoning}},
         {"request": {"messages": [user("other")]}, "response": chat},
     )
-    assert learned(rows) == [f"<think>\nhm\n</think>\n\n{text}" for text in ("2", "I add.", "2")] and not heard
+    assert learned(rows) == [f"<think>\nhm\n</think>\n\n{text}" for text in ("2", "I add.", "2")] and not messages
 
 
 def test_openais_responses_keep_calls_and_results(tmp_path):
@@ -198,14 +198,14 @@ def test_instructions_precede_a_system_message_of_the_input(tmp_path):
 def test_marks_of_items_are_followed_or_rejected(tmp_path):
     call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}", "weight": 0}
     result = {"type": "function_call_output", "call_id": "c1", "output": "2"}
-    rows, left, heard = imported(
+    rows, left, messages = imported(
         tmp_path,
         as_chat([user("one"), written("bad", weight=0), user("two"), written("good")]),
         as_chat([user("three"), written("masked", masked=True)]),
         as_chat([user("four"), call, result, said("4")]),
     )
     assert learned(rows) == ["good"] and left == {"answers of weight 0": 1, "unreadable": 2}
-    assert "'masked'" in heard[0] and "marked" in heard[1]
+    assert "'masked'" in messages[0] and "marked" in messages[1]
 
 
 def test_reasoning_next_to_blocks_of_tools_is_kept(tmp_path):
@@ -235,7 +235,7 @@ def test_tools_and_format_are_in_the_system_prompt(tmp_path):
 def test_failed_and_truncated_responses_are_skipped_and_counted(tmp_path):
     cut = {"choices": [{"message": said("tw"), "finish_reason": "length"}]}
     long = {**MESSAGE, "stop_reason": "max_tokens"}
-    rows, left, heard = imported(
+    rows, left, messages = imported(
         tmp_path,
         {"request": OPENAI, "response": {"error": {"message": "no"}}},
         {"request": OPENAI, "response": {"status": 500, "body": "Internal error"}},
@@ -245,7 +245,7 @@ def test_failed_and_truncated_responses_are_skipped_and_counted(tmp_path):
         {"request": RESPONSES, "response": {**OUTPUT, "status": "incomplete"}},
         {"request": OPENAI, "response": "2"},
     )
-    assert learned(rows) == ["2"] and not heard
+    assert learned(rows) == ["2"] and not messages
     assert left == {"requests that failed": 3, "answers that were cut off": 3}
 
 
@@ -301,8 +301,8 @@ def test_prompt_repeated_by_an_answer_is_written_once(tmp_path, tools):
         {"prompt": "What is 1 + 1?", "completion": [question, said("2")], "system": "Be brief."},
         {"prompt": "What is 1 + 1?", "completion": "2"},
     ]
-    made, _, heard = imported(tmp_path, *({**row, "tools": tools} for row in rows))
-    assert [row["completion"] for row in made] == [[said("2")]] * len(rows) and not heard
+    made, _, messages = imported(tmp_path, *({**row, "tools": tools} for row in rows))
+    assert [row["completion"] for row in made] == [[said("2")]] * len(rows) and not messages
     assert all(json.dumps(row).count("What is 1 + 1?") == 1 for row in made)
     sides = {"prompt": "What is 1 + 1?", "chosen": "What is 1 + 1? 2", "rejected": [question, said("3")]}
     (row,), _, _ = imported(tmp_path, {**sides, "tools": tools})
@@ -323,9 +323,9 @@ def test_arguments_other_than_a_json_object_are_rejected(tmp_path, arguments):
         {"prompt": ASKED, "completion": bad[-1:]},
         {"prompt": ASKED, "chosen": bad[-1:], "rejected": "3"},
     ]
-    rows, left, heard = imported(tmp_path, good, *logs)
+    rows, left, messages = imported(tmp_path, good, *logs)
     assert learned(rows) == ["2"] and left == {"unreadable": len(logs)}
-    assert all("the arguments of 'add' are" in line for line in heard)
+    assert all("the arguments of 'add' are" in line for line in messages)
     assert "not json" not in json.dumps(rows)
 
 
@@ -357,12 +357,12 @@ def test_answers_marked_as_unlearned_are_not_learned(tmp_path, key):
 
 def test_keys_that_may_change_learning_are_rejected(tmp_path):
     good = {"messages": ONE, "id": 1, "temperature": 0.5}
-    rows, left, heard = imported(
+    rows, left, messages = imported(
         tmp_path, good, {"messages": TWO, "images": ["x"]}, {"messages": [user("one"), said("1", mask=1)]}
     )
     assert learned(rows) == ["1"] and left == {"unreadable": 2}
-    assert "the row has the key 'images'" in heard[0] and "messages[1] has the key 'mask'" in heard[1]
-    assert heard[2] == "ignored keys: 'temperature'"
+    assert "the row has the key 'images'" in messages[0] and "messages[1] has the key 'mask'" in messages[1]
+    assert messages[2] == "ignored keys: 'temperature'"
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "loss", "loss_mask"])
@@ -387,13 +387,13 @@ def test_answer_begun_by_the_request_is_rejected(tmp_path):
         response = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "1"}]}
         return {"request": {"messages": list(messages)}, "response": response}
 
-    rows, left, heard = imported(tmp_path, logged(user("one"), said("The answer is")), logged(user("one")))
+    rows, left, lines = imported(tmp_path, logged(user("one"), said("The answer is")), logged(user("one")))
     assert rows == [{"messages": [user("one"), said("1")]}] and left == {"unreadable": 1}
-    assert "the request ends with the beginning of the answer" in heard[0]
+    assert "the request ends with the beginning of the answer" in lines[0]
 
 
 def test_contradicting_system_prompts_are_rejected(tmp_path):
-    rows, left, heard = imported(
+    rows, left, messages = imported(
         tmp_path, {"system": "Be long.", "messages": ONE}, {"system": "Be  brief.", "messages": ONE}
     )
-    assert rows == [{"messages": ONE}] and left == {"unreadable": 1} and "they differ" in heard[0]
+    assert rows == [{"messages": ONE}] and left == {"unreadable": 1} and "they differ" in messages[0]

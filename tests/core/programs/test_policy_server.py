@@ -273,9 +273,9 @@ def test_least_recently_used_conversation_is_evicted(renderer, serve, monkeypatc
     ask(two)
     assert "hm" in renderer.text(engine.read[-1])
     assert len(session._conversations) == 1 and session._tokens == sum(talk.tokens for talk in session._conversations)
-    known = session._index
-    assert sum(map(len, known._answers.values())) == sum(len(talk.answers) for talk in session._conversations) == 2
-    assert len(known._continued) == 1
+    expected = session._index
+    assert sum(map(len, expected._answers.values())) == sum(len(talk.answers) for talk in session._conversations) == 2
+    assert len(expected._continued) == 1
 
 
 def test_endlessly_branching_conversation_evicts_its_own_answers(renderer, serve, monkeypatch):

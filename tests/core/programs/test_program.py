@@ -103,11 +103,11 @@ def test_endlessly_nested_result_is_stored_as_text():
         said = json.loads(plain(task, client))
         return said if task < 2000 else [said, *said]
 
-    for depth, kept in ((90, list), (600, str)):
+    for depth, saved in ((90, list), (600, str)):
         deep = "[" * depth + "]" * depth
         episode = played(program, fa.Scripted(lambda seen, deep=deep: deep), tasks=[depth])
         result = json.loads(episode.to_json())["trajectories"]["agent"]["info"]["result"]
-        assert type(result) is kept and (result == deep or json.dumps(result) == deep)
+        assert type(result) is saved and (result == deep or json.dumps(result) == deep)
     below = []
     for _ in range(5000):
         below = [below]
@@ -515,8 +515,8 @@ def test_token_limit_includes_reasoning_and_notes():
 
 def test_simultaneous_calls_take_turns():
     async def parallel(task, client):
-        asked = [client.chat.completions.create(**say("agent", str(n))) for n in range(5)]
-        return sorted(reply.choices[0].message.content for reply in await asyncio.gather(*asked))
+        requests = [client.chat.completions.create(**say("agent", str(n))) for n in range(5)]
+        return sorted(reply.choices[0].message.content for reply in await asyncio.gather(*requests))
 
     episode = played(parallel, fa.Scripted(lambda seen: f"<{seen}>"), reward=lambda task, result: len(result))
     assert sorted(turn.observation for turn in episode.turns) == list("01234")
@@ -593,17 +593,17 @@ def test_episode_leaves_the_event_loop_only_to_wait():
         async def off_loop(self, where, call, *args, **kwargs):
             def noted():
                 here = threading.current_thread() is threading.main_thread()
-                asked.append((where, "here" if here else "beside"))
+                requests.append((where, "here" if here else "beside"))
                 return call(*args, **kwargs)
 
             return await super().off_loop(where, noted)
 
-    asked = []
+    requests = []
     rollout = Rollout(make_env=lambda: Noted(crew, **CREW), env_id="-", policies=fa.Scripted(lambda seen: "solved"))
     episode = asyncio.run(rollout.group(0, 1)).episodes[0]
     assert episode.error is None and len(episode.turns) == 2
-    assert [where for where, thread in asked if thread == "beside"] == ["reset", "step", "step"]
-    assert asked[-1] == ("close", "here") and ("observe", "here") in asked  # it had ended
+    assert [where for where, thread in requests if thread == "beside"] == ["reset", "step", "step"]
+    assert requests[-1] == ("close", "here") and ("observe", "here") in requests  # it had ended
 
 
 @pytest.mark.parametrize("kind", ["function", "command"])
@@ -907,11 +907,11 @@ def outside(tmp_path, monkeypatch):
 def test_isolated_command_reaches_only_the_models(outside):
     folder, parent, port = outside
     words = ["python", str(folder / "code" / "crew.py"), str(folder), parent, port]
-    kept = {}
+    saved = {}
 
     def judged(task, finished):
         left = (path for path in finished.folder.rglob("*") if path.is_file())
-        kept.update({str(path.relative_to(finished.folder)): path.read_text() for path in left})
+        saved.update({str(path.relative_to(finished.folder)): path.read_text() for path in left})
         return float(finished.exit_status == 0)
 
     box = Sandbox(import_paths=(str(folder / "code"),), folders=("/app",))
@@ -919,7 +919,7 @@ def test_isolated_command_reaches_only_the_models(outside):
     episode = played(words, **given, sandbox=box, reward=judged)
     result = result_of(episode)
     assert result == {"exit_status": 0, "stdout": "thought about it\n", "stderr": ""}
-    assert kept == {"answer.txt": "solved", "app/asked": "Well?"}
+    assert saved == {"answer.txt": "solved", "app/asked": "Well?"}
     assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
     free = result_of(played([sys.executable, *words[1:]], tasks=[{"question": "Well?"}]))
     reached = {"a file of the host", "our environment", "another server of the host", "local sockets", "our process"}

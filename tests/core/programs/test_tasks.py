@@ -42,8 +42,8 @@ def test_training_and_evaluation_cover_disjoint_parts():
 
 def test_trainers_and_benchmarks_play_different_parts():
     def program(task, client):
-        asked = [{"role": "user", "content": task["question"]}]
-        return client.chat.completions.create(model="agent", messages=asked).choices[0].message.content
+        requests = [{"role": "user", "content": task["question"]}]
+        return client.chat.completions.create(model="agent", messages=requests).choices[0].message.content
 
     fa.register("my/Split-v0", entry_point=fa.Program, program=program, tasks=ROWS)
     sampler = TaskSampler("my/Split-v0")
@@ -91,8 +91,8 @@ def test_split_is_independent_of_process_and_order():
         f"rows = json.loads({json.dumps(json.dumps(ROWS))})\n"
         f"print(json.dumps([Tasks(rows).of({HELD_OUT_FROM} + n, None, '-') for n in range(40)]))"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert {json.dumps(row) for row in json.loads(said)} == held_out
+    message = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert {json.dumps(row) for row in json.loads(message)} == held_out
 
 
 def test_equal_tasks_are_in_one_part():

@@ -95,8 +95,8 @@ def pairs_of(messages):
 @pytest.mark.parametrize("order", [1, -1])
 def test_calls_of_a_conversation_are_one_row_in_any_order(tmp_path, written, order):
     spans = [written(ASKED, CALLED), written([*ASKED, CALLED, RESULT], SAID)][::order]
-    done, (row,), heard = imported(tmp_path, *map(export, spans))
-    assert (done.rows, done.answers, dict(done.skipped), heard) == (1, 2, {"repeated in another": 1}, [])
+    done, (row,), messages = imported(tmp_path, *map(export, spans))
+    assert (done.rows, done.answers, dict(done.skipped), messages) == (1, 2, {"repeated in another": 1}, [])
     system, *rest = pairs_of(row["messages"])
     assert system[1].startswith("Be brief.\n\n# Tools") and '"name": "add"' in system[1]
     assert rest == TEXTS and list(row) == ["messages"]
@@ -194,8 +194,8 @@ def of_anthropic_by_openinference(followed):
 
 @pytest.mark.parametrize("written", [of_anthropic_by_openllmetry, of_anthropic_by_openinference])
 def test_anthropic_spans_are_read_as_by_the_gateway(tmp_path, written):
-    done, (row,), heard = imported(tmp_path, export(written(False)), export(written(True)))
-    assert (done.answers, dict(done.skipped), heard) == (2, {"repeated in another": 1}, [])
+    done, (row,), messages = imported(tmp_path, export(written(False)), export(written(True)))
+    assert (done.answers, dict(done.skipped), messages) == (2, {"repeated in another": 1}, [])
     system, question, called, *rest = pairs_of(row["messages"])
     assert json.dumps(SCHEMA) in system[1] and (question[1], called[1]) == ("1 + 1?", CALLED_THINKING)
     beside = [("user", "So?")] if written is of_anthropic_by_openinference else []
@@ -206,8 +206,8 @@ def test_parts_in_json_text_are_parsed(tmp_path):
     parts = json.dumps([{"type": "text", "text": "1 + 1?"}, {"type": "text", "text": "Well?"}])
     odd = '[{"type": "cat"}]'
     for content, read in ((parts, "1 + 1?\nWell?"), (odd, odd), ('[{"type": "text"', '[{"type": "text"')):
-        asked = [{"role": "user", "content": content}]
-        _, (row,), _ = imported(tmp_path, export(openllmetry(asked, {"role": "assistant", "content": parts})))
+        requests = [{"role": "user", "content": content}]
+        _, (row,), _ = imported(tmp_path, export(openllmetry(requests, {"role": "assistant", "content": parts})))
         assert [text.rpartition("\n\n")[2] for _, text in pairs_of(row["messages"])][-2:] == [read, parts]
     picture = json.dumps([{"type": "text", "text": "-"}, {"type": "image_url", "image_url": {"url": "-"}}])
     with pytest.raises(ValueError, match="1 unreadable"):
@@ -242,11 +242,11 @@ def test_chats_keep_reasoning_tools_and_pairs(tmp_path):
     thought = {**SAID, "reasoning_content": "Easy."}
     chat = {"messages": [*ASKED, CALLED, RESULT, thought], "tools": [{"type": "function", "function": ADD}]}
     pair = {"prompt": "1 + 1?", "chosen": [CALLED], "rejected": "3", "tools": [{"type": "function", "function": ADD}]}
-    done, (first, second), heard = imported(tmp_path, chat, "", pair)
+    done, (first, second), messages = imported(tmp_path, chat, "", pair)
     assert pairs_of(first["messages"])[1:] == [*TEXTS[:-1], ("assistant", "<think>\nEasy.\n</think>\n\nIt is 2.")]
     assert pairs_of(second["chosen"]) == [("assistant", TEXT_OF_CALL)]
     assert pairs_of(second["rejected"]) == [("assistant", "3")] and "# Tools" in second["prompt"][0]["content"]
-    assert (done.answers, heard) == (4, [])
+    assert (done.answers, messages) == (4, [])
 
 
 def test_pairs_are_the_best_and_worst_answers(tmp_path):
@@ -288,9 +288,9 @@ ODD = [
 
 def test_unreadable_lines_are_reported_and_others_kept(tmp_path):
     good = export(conventions(ASKED, SAID))
-    done, rows, heard = imported(tmp_path, *(line for line, _ in ODD), good)
+    done, rows, messages = imported(tmp_path, *(line for line, _ in ODD), good)
     assert len(rows) == 1 and done.skipped == {"unreadable": len(ODD)}
-    for number, (line, (_, why)) in enumerate(zip(heard, ODD, strict=True), 1):
+    for number, (line, (_, why)) in enumerate(zip(messages, ODD, strict=True), 1):
         assert line.startswith(f"{tmp_path / 'in.jsonl'}:{number} is skipped: ") and why in line, line
 
 
@@ -312,10 +312,10 @@ def test_spans_without_a_conversation_are_counted_by_kind(tmp_path):
 def test_malformed_first_line_does_not_affect_others(tmp_path):
     first = json.dumps({"messages": [*ASKED, CALLED]})
     good = {"messages": [*ASKED, SAID]}
-    done, rows, heard = imported(tmp_path, f"{first} rubbish", good, "{", good)
+    done, rows, messages = imported(tmp_path, f"{first} rubbish", good, "{", good)
     assert [row["messages"][-1]["content"] for row in rows] == [TEXT_OF_CALL, "It is 2."]
-    assert done.skipped == {"unreadable": 2, "repeated in another": 1} and ":3 is skipped" in heard[1]
-    assert ":1 is skipped: it is not JSON (only the first value of the line is read" in heard[0]
+    assert done.skipped == {"unreadable": 2, "repeated in another": 1} and ":3 is skipped" in messages[1]
+    assert ":1 is skipped: it is not JSON (only the first value of the line is read" in messages[0]
 
 
 def test_truncated_chats_and_rows_without_pairs_are_skipped(tmp_path):
@@ -327,10 +327,10 @@ def test_truncated_chats_and_rows_without_pairs_are_skipped(tmp_path):
     assert done.skipped == {"answers that were cut off": 3}
     sides = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
     completed = {"prompt": "-", "completion": "-", "score": 1}
-    done, (row,), heard = imported(tmp_path, completed, {"chosen": "-"}, sides, pairs="score")
+    done, (row,), messages = imported(tmp_path, completed, {"chosen": "-"}, sides, pairs="score")
     assert pairs_of(row["chosen"]) == [("assistant", "2")]
     assert done.skipped == {"without sides to compare": 1, "unreadable": 1}
-    assert "it has only one of chosen and rejected" in heard[0]
+    assert "it has only one of chosen and rejected" in messages[0]
 
 
 def test_values_may_span_several_lines(tmp_path):
@@ -348,10 +348,10 @@ def test_command_writes_training_rows_and_escapes_output(tmp_path, capsys):
     source, out = tmp_path / "traces.jsonl", tmp_path / "data" / "chats.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     assert cli.main(["import", str(source), "--out", str(out), "--model", "solver"]) == 0
-    said = capsys.readouterr()
-    assert "wrote  1 conversations with 1 answers" in said.out
-    assert "left out: 1 of other models, or of none that is named" in said.out
-    assert f"{source}:3 is skipped" in said.err and "\x1b" not in said.err + said.out
+    message = capsys.readouterr()
+    assert "wrote  1 conversations with 1 answers" in message.out
+    assert "left out: 1 of other models, or of none that is named" in message.out
+    assert f"{source}:3 is skipped" in message.err and "\x1b" not in message.err + message.out
     assert pairs_of(json.loads(out.read_text())["messages"])[-1] == ("assistant", "It is 2.")
     assert cli.main(["import", str(source), "--out", str(out)]) == 1
     assert "exists. Give another --out" in capsys.readouterr().err
@@ -359,8 +359,8 @@ def test_command_writes_training_rows_and_escapes_output(tmp_path, capsys):
     assert "Did you mean 'solver'?" in capsys.readouterr().err
     source.write_text("{\n" * 25)
     assert cli.main(["import", str(source), "--out", str(tmp_path / "x")]) == 1
-    said = capsys.readouterr().err
-    assert said.count("is skipped") == 20 and "\nand 5 more\n" in said and "there is nothing to learn" in said
+    message = capsys.readouterr().err
+    assert message.count("is skipped") == 20 and "\nand 5 more\n" in message and "there is nothing to learn" in message
 
 
 def test_imported_rows_are_trained_like_others(tmp_path, tiny_llama):
@@ -370,8 +370,8 @@ def test_imported_rows_are_trained_like_others(tmp_path, tiny_llama):
 
     imported(tmp_path, export(conventions(ASKED, CALLED)), export(conventions([*ASKED, CALLED, RESULT], SAID)))
     renderer = Renderer.of(tiny_llama)
-    found = read_demonstrations(tmp_path / "out.jsonl", renderer, SFTConfig(), policy="p", room=9999)
-    (item,) = found.items
+    result = read_demonstrations(tmp_path / "out.jsonl", renderer, SFTConfig(), policy="p", room=9999)
+    (item,) = result.items
     taught = renderer.text([*item.ids[item.mask]])
     assert taught.startswith("I add.\n<tool_call>") and "It is 2." in taught and "1 + 1?" not in taught
 
@@ -396,9 +396,9 @@ def test_anthropic_chat_keeps_system_prompt_tools_and_calls(tmp_path):
     tools = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
     messages = [ASKED[1], called, {"role": "user", "content": [result]}, SAID]
     openais = {"tools": [{"type": "function", "function": ADD}], "messages": [*ASKED, CALLED, RESULT, SAID]}
-    _, rows, heard = imported(tmp_path, {"system": "Be brief.", "tools": tools, "messages": messages})
+    _, rows, lines = imported(tmp_path, {"system": "Be brief.", "tools": tools, "messages": messages})
     _, same, _ = imported(tmp_path, openais)
-    assert rows == same and not heard and rows[0]["messages"][0]["content"].startswith("Be brief.\n\n# Tools")
+    assert rows == same and not lines and rows[0]["messages"][0]["content"].startswith("Be brief.\n\n# Tools")
     sides = {"system": "Be brief.", "prompt": "1 + 1?", "completion": "2"}
     _, (first, second), _ = imported(tmp_path, sides, {**openais, "system": "Be brief."})
     assert first["prompt"] == ASKED and second == same[0]
@@ -421,8 +421,8 @@ def test_messages_in_events_are_read_once(tmp_path):
     record = {"timeUnixNano": "1", "eventName": event, "attributes": attributes}
     span = {"spanId": "1", "attributes": {"gen_ai.operation.name": "chat"}}
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record, {"body": {"stringValue": "other"}}]}]}]}
-    done, (row,), heard = imported(tmp_path, logs, span | {"events": [{"name": event, "attributes": told}]}, span)
-    assert [message["content"] for message in row["messages"][1:]] == ["1 + 1?", "It is 2."] and not heard
+    done, (row,), messages = imported(tmp_path, logs, span | {"events": [{"name": event, "attributes": told}]}, span)
+    assert [message["content"] for message in row["messages"][1:]] == ["1 + 1?", "It is 2."] and not messages
     assert done.skipped == {
         "repeated in another": 1, "spans of other things": 1, "calls without their messages": 1
     }  # fmt: skip
@@ -430,5 +430,5 @@ def test_messages_in_events_are_read_once(tmp_path):
 
 def test_legacy_function_call_is_rejected(tmp_path):
     old = {"role": "assistant", "content": "I add.", "function_call": CALL["function"]}
-    _, rows, heard = imported(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
-    assert len(rows) == 1 and "messages[2]: function_call is not supported here. Send tool_calls" in heard[0]
+    _, rows, messages = imported(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
+    assert len(rows) == 1 and "messages[2]: function_call is not supported here. Send tool_calls" in messages[0]

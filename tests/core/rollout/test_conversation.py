@@ -228,8 +228,8 @@ def test_every_sampled_token_is_trained_once_in_a_full_context(  # noqa: PLR0917
     numbers = [number for number, turn in enumerate(played) for part in turn.parts for _ in part.response_ids]
     sampled = [(*token, number) for token, number in zip(engine.sampled, numbers, strict=True)]
     assert sorted(trained(samples), key=lambda token: -token[1]) == sampled
-    asked = [part for turn in played for part in turn.parts]
-    for prompt, part in zip(engine.prompts, asked, strict=True):
+    requests = [part for turn in played for part in turn.parts]
+    for prompt, part in zip(engine.prompts, requests, strict=True):
         assert prompt == part.prompt_ids
         read = [*prompt, *part.response_ids]
         assert sum(list(sample.token_ids[: len(read)]) == read for sample in samples) >= 1
@@ -389,11 +389,11 @@ def test_episode_rendered_from_text_equals_the_sampled_prompts(tokenizer, turns,
 
     text = replace(trajectory, turns=tuple(map(untold, trajectory.turns)))
     read = {"policy": "policy", "room": 10_000, "keep_reasoning": keep_reasoning}
-    found = read_demonstrations([text], Renderer(tokenizer), SFTConfig(), **read)
-    assert found.counts["rendered from text"] == 1
+    result = read_demonstrations([text], Renderer(tokenizer), SFTConfig(), **read)
+    assert result.counts["rendered from text"] == 1
     own = read_demonstrations([trajectory], Renderer(tokenizer), SFTConfig(), **read)
     assert set(own.counts) == {"learned"}, "its own tokens are learned as they are"
-    assert [(item.ids.tolist(), item.mask.tolist()) for item in found.items] == [
+    assert [(item.ids.tolist(), item.mask.tolist()) for item in result.items] == [
         (item.ids.tolist(), item.mask.tolist()) for item in own.items
     ]
 

@@ -83,9 +83,9 @@ def test_endpoint_plays_with_a_served_model_without_an_engine(serve_chat):
     server, engine = serve_chat(lambda request: "3"), Engine(tokens=(1,))
     seats = {"a": fa.Policy("m", name="hero"), "b": server.endpoint_with(sampling=fa.Sampling(stop=["!"]))}
     rollout = Rollout(make_env=Count, env_id="t", policies=seats, engines={"hero": PolicyEngine(engine, engine)})
-    found = asyncio.run(rollout.group(0, 3))
-    assert not found.failed and all(episode.rewards == {"a": 2.0, "b": 6.0} for episode in found.episodes)
-    hero, rival = found.episodes[0].trajectories.values()
+    result = asyncio.run(rollout.group(0, 3))
+    assert not result.failed and all(episode.rewards == {"a": 2.0, "b": 6.0} for episode in result.episodes)
+    hero, rival = result.episodes[0].trajectories.values()
     assert [turn.response_ids for turn in hero.turns] == [(1,), (1,)]
     assert [turn.response_ids for turn in rival.turns] == [(), ()]
 
@@ -147,10 +147,10 @@ def test_errors_until_the_timeout_name_the_last_refusal(serve_chat, monkeypatch)
     with pytest.raises(StallError) as caught:
         ask(server.endpoint_with(retries=50, timeout_s=0.3))
     assert time.monotonic() - started < 30  # 50 tries that each wait longer would take minutes
-    said = f"stub at {server.url} gave no answer within 0.3 s. It last refused with status 503"
-    assert str(caught.value) == said
+    text = f"stub at {server.url} gave no answer within 0.3 s. It last refused with status 503"
+    assert str(caught.value) == text
     episode = group(server.endpoint_with(retries=50, timeout_s=0.3)).episodes[0]
-    assert (episode.error.kind, episode.error.message) == ("EndpointError", said)  # a stall of our own would raise
+    assert (episode.error.kind, episode.error.message) == ("EndpointError", text)  # a stall of our own would raise
 
 
 def test_slow_server_hits_the_timeout(serve_chat):
@@ -300,8 +300,8 @@ def test_concurrent_requests_with_one_refusal_are_all_resent(serve_chat):
 
     async def all_at_once():
         client = EndpointClient(server.endpoint)
-        asked = [client.ask(ASK, fa.Sampling(), optional={"logprobs": {"logprobs": True}}) for _ in range(4)]
-        replies = await asyncio.gather(*asked)
+        requests = [client.ask(ASK, fa.Sampling(), optional={"logprobs": {"logprobs": True}}) for _ in range(4)]
+        replies = await asyncio.gather(*requests)
         await client.close()
         return [reply.text for reply in replies]
 

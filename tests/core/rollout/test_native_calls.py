@@ -195,8 +195,8 @@ def test_environment_gets_one_form_for_all_grammars(speaking, family, keep_reaso
     assert (third.action, third.tool_calls) == ("done", ()) and episode.trajectories["other"].turns[0].tool_calls == ()
     assert Episode.from_json(episode.to_json()) == episode
     assert trained_tokens(samples_from(episode.trajectories["guest"], [1.0] * 3, 0)) == engine.sampled
-    kept = [tokenizer.decode(prompt).count("hidden") for prompt in engine.prompts]
-    assert kept == ([0, 0, 0] if keep_reasoning == "none" else [0, 1, 1])
+    saved = [tokenizer.decode(prompt).count("hidden") for prompt in engine.prompts]
+    assert saved == ([0, 0, 0] if keep_reasoning == "none" else [0, 1, 1])
     if keep_reasoning == "none" and family != "gpt-oss":
         mark = encoded(tokenizer, text)[0]
         assert engine.prompts[1].count(mark) == 1, "its own call stands whole in a history that is written anew"
@@ -234,5 +234,5 @@ def test_calls_parsed_by_a_server_run(serve_chat):
 @pytest.mark.parametrize("words", ['{"name": "Bob"}', '{"name": oops', "I look.", ""])
 def test_calls_next_to_text_are_parsed(words):
     call = ToolCall(name="search", arguments={"for": "Bob"})
-    assert [found.name for found in parse_tool_calls(with_calls(words, (call,)))] == ["search"]
+    assert [result.name for result in parse_tool_calls(with_calls(words, (call,)))] == ["search"]
     assert words in with_calls("I look.", (call,)) or words != "I look."

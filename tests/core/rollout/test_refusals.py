@@ -35,8 +35,8 @@ def reasoning_model(request):
             hint = " Use 'max_completion_tokens' instead." if name == "max_tokens" else ""
             return openai_refusal(name, "Unsupported parameter: '{name}' is not supported with this model." + hint)
     if request.get("temperature", 1) != 1:
-        said = "Unsupported value: '{name}' does not support 0.5 with this model. Only the default (1) is supported."
-        return openai_refusal("temperature", said)
+        message = "Unsupported value: '{name}' does not support 0.5 with this model. Only the default (1) is supported."
+        return openai_refusal("temperature", message)
     return f"{request['max_completion_tokens']} apples. 4 pears."
 
 
@@ -54,8 +54,8 @@ def fastapi(request):
 
 def anthropic(request):
     if {"temperature", "top_p"} <= request.keys():
-        said = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
-        return 400, {"type": "error", "error": {"type": "invalid_request_error", "message": said}}
+        message = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+        return 400, {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
     return "3"
 
 

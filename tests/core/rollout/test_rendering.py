@@ -36,9 +36,9 @@ def test_render_cache_is_bounded_in_tokens(tokenizer, monkeypatch):
 
     monkeypatch.setattr(rendering, "_MAX_CACHED_TOKENS", 10)
     monkeypatch.setattr(rendering, "_TOKENS_PER_TEXT", 1)
-    kept = rendering._cached(render)
+    saved = rendering._cached(render)
     for text in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
-        assert kept(text) == tuple(range(len(text)))
+        assert saved(text) == tuple(range(len(text)))
     assert rendered == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11]  # the latest stay, what is too long never
     monkeypatch.setattr(rendering, "_MAX_CACHED_TOKENS", 1000)
     long = Renderer(tokenizer)
@@ -378,8 +378,8 @@ def test_role_tokens_that_are_not_special_open_no_role(tiny_llama):
 
 
 def test_tokenizer_code_is_never_run(tiny_llama, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")  # transformers would ask
+    requests = []
+    monkeypatch.setattr("builtins.input", lambda text: requests.append(text) or "y")  # transformers would ask
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     changes = {
         "config.json": {"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd"}},
@@ -390,7 +390,7 @@ def test_tokenizer_code_is_never_run(tiny_llama, tmp_path, monkeypatch):
     (folder / "odd.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Odd: pass\n")
     with pytest.raises(ValueError, match="needs Python code of its own .* which is never run"):
         Renderer.of(folder)
-    assert not (tmp_path / "ran").exists() and not asked
+    assert not (tmp_path / "ran").exists() and not requests
 
 
 @pytest.mark.parametrize(

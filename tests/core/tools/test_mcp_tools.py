@@ -66,8 +66,8 @@ def script(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tools(script):
-    with mcp_tools([sys.executable, str(script)], call_s=1.0) as found:
-        yield found
+    with mcp_tools([sys.executable, str(script)], call_s=1.0) as result:
+        yield result
 
 
 def test_stdio_server_tools_have_its_schemas(tools):
@@ -286,8 +286,8 @@ server.run("stdio")
 def give(tmp_path_factory):
     path = tmp_path_factory.mktemp("mcp") / "contents.py"
     path.write_text(CONTENTS)
-    with mcp_tools([sys.executable, str(path)], call_s=20.0) as found:
-        yield lambda kind: run_tool(found, call("give", kind=kind))
+    with mcp_tools([sys.executable, str(path)], call_s=20.0) as result:
+        yield lambda kind: run_tool(result, call("give", kind=kind))
 
 
 TABLE = '{"rows": [1, 2], "name": "caf\u00e9"}'

@@ -88,8 +88,8 @@ def test_plain_pettingzoo_loop_runs_tools(form):
             action = call("open_vault", form, key="b") if observation == "go" else observation
         env.step(action)
     result = f"{env.treasure} for b"
-    shown = f"<tool_response>\n{result}\n</tool_response>" if form == "hermes" else result
-    assert seen[:3] == [("keeper", "go"), ("keeper", shown), ("guesser", shown)]
+    output = f"<tool_response>\n{result}\n</tool_response>" if form == "hermes" else result
+    assert seen[:3] == [("keeper", "go"), ("keeper", output), ("guesser", output)]
     assert env.infos == {} or "1" in env.render()
 
 

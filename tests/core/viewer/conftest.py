@@ -67,6 +67,6 @@ def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         if installed is None and not Path(driver.chromium.executable_path).exists():
             pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-        found = driver.chromium.launch(executable_path=installed, args=options)
-        yield found
-        found.close()
+        result = driver.chromium.launch(executable_path=installed, args=options)
+        yield result
+        result.close()

@@ -321,9 +321,9 @@ def test_keys_navigate_the_list_and_its_pages(serve, open_page, tmp_path):
     page.keyboard.press("2")
     page.locator(".episodes li").nth(49).wait_for()
     current = "document.querySelector('.episodes a[aria-current]')?.dataset.n"
-    for key, wanted in (("j", "60"), ("j", "59"), ("k", "60"), ("k", "60"), ("]", None), ("j", "10"), ("k", "11")):
+    for key, expected in (("j", "60"), ("j", "59"), ("k", "60"), ("k", "60"), ("]", None), ("j", "10"), ("k", "11")):
         page.keyboard.press(key)
-        until(page, f"({current} ?? null) === {json.dumps(wanted)}")
+        until(page, f"({current} ?? null) === {json.dumps(expected)}")
     page.keyboard.press("/")
     page.keyboard.type("j seed")  # typed, not a command
     assert page.get_by_label("search in texts").input_value() == "j seed"

@@ -59,9 +59,9 @@ def test_a_missing_library_is_named_with_its_command(monkeypatch):
     def without_pygame(name, *args, **kwargs):
         if name == "pygame":
             raise ModuleNotFoundError("No module named 'pygame'", name="pygame")
-        return found(name, *args, **kwargs)
+        return result(name, *args, **kwargs)
 
-    found = builtins.__import__
+    result = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", without_pygame)
     monkeypatch.delitem(sys.modules, "pettingzoo.classic.tictactoe.tictactoe", raising=False)
     with pytest.raises(ForgeError, match="pip install pygame-ce"):

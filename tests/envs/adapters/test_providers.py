@@ -34,11 +34,11 @@ def test_missing_library_lists_nothing_and_names_the_command(monkeypatch):
 
 
 def test_failed_listing_is_repeated_and_a_complete_one_is_not(monkeypatch):
-    asked = []
+    requests = []
 
     def ids(name):
-        asked.append(name)
-        if len(asked) == 1:
+        requests.append(name)
+        if len(requests) == 1:
             raise RuntimeError("half a catalogue")
 
     monkeypatch.setattr(registry, "_providers", {})
@@ -49,7 +49,7 @@ def test_failed_listing_is_repeated_and_a_complete_one_is_not(monkeypatch):
         fa.list_envs()
     for _ in range(2):
         fa.list_envs()
-    assert asked == [None, None]
+    assert requests == [None, None]
 
 
 def test_a_namespace_has_one_owner(monkeypatch):

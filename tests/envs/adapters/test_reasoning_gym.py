@@ -151,7 +151,7 @@ RISKY = ("eval", "exec", "compile", "parse_expr", "sympify", "literal_eval", "sy
 def test_every_evaluation_in_the_library_is_known():
     import reasoning_gym
 
-    root, found = Path(reasoning_gym.__file__).parent, set()
+    root, result = Path(reasoning_gym.__file__).parent, set()
     for file in set(root.rglob("*.py")) - set((root / "code/contrib").rglob("*")):  # a compiler of another language
         source = file.read_text()
         if not any(f"{name}(" in source for name in (*RISKY, "parse")):
@@ -161,8 +161,8 @@ def test_every_evaluation_in_the_library_is_known():
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 owner = getattr(getattr(node.func, "value", None), "id", "")
                 if (name in RISKY and owner not in ("re", "json", "Compiler")) or (name, owner) == ("parse", "ast"):
-                    found.add(str(file.relative_to(root)))
-    assert found == set(EVALUATED)
+                    result.add(str(file.relative_to(root)))
+    assert result == set(EVALUATED)
     answers = {Path(file).stem for file, what in EVALUATED.items() if what == "answer"}
     assert answers == PYTHON_SCORERS | SYMPY_SCORERS < COMPUTING_SCORERS
 

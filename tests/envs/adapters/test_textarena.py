@@ -61,8 +61,8 @@ def test_a_forfeit_is_no_win():
     ],
 )
 def test_outcomes(score, forfeits, verdict):
-    found = outcomes(score, forfeits)
-    assert [found[agent] for agent in score] == verdict
+    result = outcomes(score, forfeits)
+    assert [result[agent] for agent in score] == verdict
 
 
 def test_one_set_of_twenty_is_not_solved():
@@ -163,10 +163,10 @@ def test_games_with_broken_multiplayer_end_take_two_players(game):
 
 def ids_with_moves():
     """Return one id of each game with listed legal actions."""
-    found = {}
+    result = {}
     for id_ in fa.list_envs("textarena"):
-        found.setdefault(game_name(fa.spec(id_).kwargs["game"]), id_)
-    return [id_ for game, id_ in sorted(found.items()) if game in GAMES_WITH_MOVES]
+        result.setdefault(game_name(fa.spec(id_).kwargs["game"]), id_)
+    return [id_ for game, id_ in sorted(result.items()) if game in GAMES_WITH_MOVES]
 
 
 @pytest.mark.parametrize("id_", ids_with_moves())

@@ -87,8 +87,8 @@ def test_documented_settings_fit(section, model, gpus, tmp_path):
     assert not result.changes and result.used == gpus
     each = {one.slot.role: one.bytes for one in result.placement.processes}
     if section == "Several hosts":
-        shown = f"take {each['learner'] / 1e9:.1f} of 80 GB here and the engines' {each['engines'] / 1e9:.1f}."
-        assert shown in " ".join(text.split())
+        output = f"take {each['learner'] / 1e9:.1f} of 80 GB here and the engines' {each['engines'] / 1e9:.1f}."
+        assert output in " ".join(text.split())
 
 
 def test_learner_ranks_are_spread_evenly_over_hosts():

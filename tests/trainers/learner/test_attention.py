@@ -97,8 +97,8 @@ def test_many_answers_under_a_long_prompt_keep_few_scores():
     """Each is shorter than a long span. Together they attend to the prompt 12 times in every layer."""
     spans = layout((3000, (400,) * 12))
     plan = plan_attention(spans)
-    kept = sum(bucket.bias_bms.numel() for bucket in plan.buckets)
-    assert kept <= MAX_PADDING * KEPT_SCORES * (3000 + 12 * 400)
+    saved = sum(bucket.bias_bms.numel() for bucket in plan.buckets)
+    assert saved <= MAX_PADDING * KEPT_SCORES * (3000 + 12 * 400)
     assert plan.long_spans[0] == spans[0] and len(plan.buckets) > 0 and set(plan.long_spans) < set(spans)
     answer = plan.long_spans[-1]
     assert plan.mask(spans[0], torch.float32) is None, "the kernel knows what is causal"

@@ -83,7 +83,7 @@ class Same:
                 "sapo_temperature_neg": 1.05, "steps_per_generation": 1}  # fmt: skip
         logits = self.logits.double().requires_grad_()
         logp = torch.log_softmax(logits, -1)
-        found = self.padded(logp.gather(1, self.labels[:, None]).squeeze(1))
+        result = self.padded(logp.gather(1, self.labels[:, None]).squeeze(1))
         entropies = self.padded(-(logp.exp() * logp).sum(1))
         fake = trainer.__new__(trainer)
         same = SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x, reduce=lambda x, reduction: x)
@@ -97,7 +97,7 @@ class Same:
             "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "aux_loss_enabled": False,
             "use_adaptive_entropy": False, "entropy_coef": 0.0, "_entropy_bonus_enabled": False,
             "_metrics": collections.defaultdict(lambda: collections.defaultdict(list)),
-            "_get_per_token_logps_and_entropies": lambda *a, **k: (found, entropies, None),
+            "_get_per_token_logps_and_entropies": lambda *a, **k: (result, entropies, None),
         }  # fmt: skip
         for name, value in (state | settings).items():
             object.__setattr__(fake, name, value)
@@ -105,7 +105,7 @@ class Same:
         inputs = {
             "prompt_ids": ids[:, :PROMPT], "prompt_mask": torch.ones_like(ids[:, :PROMPT]), "completion_ids": ids,
             "completion_mask": self.mask.long(), "advantages": self.advantages.double(),
-            "old_per_token_logps": found.detach() if correction is not None else self.padded(self.sampler).double(),
+            "old_per_token_logps": result.detach() if correction is not None else self.padded(self.sampler).double(),
             "ref_per_token_logps": self.padded(self.reference).double(),
             "num_items_in_batch": torch.tensor(float(sum(LENGTHS))),
             "importance_sampling_ratio": correction,

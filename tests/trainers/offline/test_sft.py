@@ -147,10 +147,10 @@ def test_a_resumed_run_is_bit_equal_to_one_without_a_break(trainer):
         run.fit(rows, steps=4)
     with trainer("broken", learner={"warmup_steps": 3}) as run:
         broken = run.fit(rows, steps=6)
-        found = run._learner.core.hf_state_dict(dtype=torch.float32)
+        result = run._learner.core.hf_state_dict(dtype=torch.float32)
     assert comparable(broken.metrics) == comparable(whole.metrics)
     assert [row["step"] for row in broken.metrics] == list(range(1, 7))
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert all(torch.equal(result[name], value) for name, value in expected.items())
 
 
 def test_a_run_is_not_continued_on_other_data(trainer):
@@ -293,14 +293,14 @@ warm_start:
 @pytest.fixture
 def taught(monkeypatch):
     """Arguments of `fit` by the policy's name. Nothing is learned."""
-    found = {}
+    result = {}
 
     def fit(self, dataset, **_):
-        found[self.policy.name] = dataset
+        result[self.policy.name] = dataset
         return SimpleNamespace(steps=0, out_dir=self.out_dir, curve="", export="")
 
     monkeypatch.setattr(fa.SFTTrainer, "fit", fit)
-    return found
+    return result
 
 
 def test_a_file_and_the_command_line_take_games_of_an_oracle(tiny_llama, tmp_path, taught, capsys):

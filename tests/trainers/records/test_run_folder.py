@@ -99,8 +99,8 @@ def test_run_is_resumed_only_with_the_same_adapter(tmp_path, before, after, mess
 
 
 def test_model_that_was_not_here_before_is_no_change(tmp_path):
-    unknown, known = {"weights": hashes_of_models({"a": fa.Policy("nobody/has-this")})}, {"weights": {"a": "1234"}}
-    for name, before, after in (("downloaded", unknown, known), ("moved", known, unknown)):
+    unknown, expected = {"weights": hashes_of_models({"a": fa.Policy("nobody/has-this")})}, {"weights": {"a": "1234"}}
+    for name, before, after in (("downloaded", unknown, expected), ("moved", expected, unknown)):
         with RunFolder(tmp_path / name, before):
             pass
         check_resumable(tmp_path / name, after, ["weights.a"])

@@ -126,16 +126,16 @@ def test_error_of_a_tracker_that_cannot_open_is_raised(wandb, tmp_path, monkeypa
 
 def test_missing_tracker_names_its_extra_before_the_start(monkeypatch, tmp_path):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    told = r"tracker=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
-    with pytest.raises(MissingExtraError, match=told):
+    message = r"tracker=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
+    with pytest.raises(MissingExtraError, match=message):
         RunFolder(tmp_path, {}, tracker="mlflow")
     RunFolder(tmp_path, {}).close()  # the folder is free again
 
 
 def test_unknown_tracker_is_refused():
-    told = r"tracker='wandbb' is none of tensorboard, .*\bmlflow\b.*\. Did you mean 'wandb'"
+    message = r"tracker='wandbb' is none of tensorboard, .*\bmlflow\b.*\. Did you mean 'wandb'"
     for config in (GRPOConfig, SFTConfig):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             config(tracker="wandbb")
 
 
@@ -174,10 +174,10 @@ def test_event_files_hold_every_curve(tmp_path):
     run.close()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    assert [(e.step, e.value) for e in found.Scalars("reward/blue")] == [(0, 0.75), (1, 0.75)]
-    assert found.Scalars("curriculum/success/my/Sums-v0_1")[1].value == 1.0
+    result = EventAccumulator(str(tmp_path / "tensorboard"))
+    result.Reload()
+    assert [(e.step, e.value) for e in result.Scalars("reward/blue")] == [(0, 0.75), (1, 0.75)]
+    assert result.Scalars("curriculum/success/my/Sums-v0_1")[1].value == 1.0
 
 
 def test_names_are_cleaned_stably_and_stay_apart():

@@ -129,8 +129,8 @@ def test_zero_sum_self_play_ranks_no_checkpoint(tmp_path, capsys, monkeypatch, *
     settings = {"eval_episodes": 4, "eval_every": 1, "checkpoint_every": 1}
     with trainer(tmp_path, policies={"a": TEAM, "b": opponent}, reward=reward, **settings) as run:
         run.fit("tests/Rivals-v0", steps=2)
-        found = run._checkpoints.best()
-    assert (found and found.name) == best
+        result = run._checkpoints.best()
+    assert (result and result.name) == best
     assert ("does not rank checkpoints: the newest counts as the best" in capsys.readouterr().out) == (best is None)
 
 

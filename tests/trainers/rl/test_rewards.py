@@ -229,8 +229,8 @@ def test_group_is_abstained_only_without_comparable_rewards():
 def test_metrics_leave_out_abstentions():
     items = scored([group((0, 0), (0, 0), (0, 0))], scores_of(None, None, 0.0, None, 1.0, None))
     assert group_spread(items, 1)["groups/reward_std"] == pytest.approx(0.5)
-    found = summarize(items)
-    assert found["reward/mean"] == found["reward/a"] == 0.5 and "reward/b" not in found
+    result = summarize(items)
+    assert result["reward/mean"] == result["reward/a"] == 0.5 and "reward/b" not in result
 
 
 @pytest.mark.parametrize(
@@ -352,9 +352,9 @@ def test_summary_leaves_failed_episodes_out():
 
 def test_the_mean_reward_is_that_of_trained_policies():
     """In a zero-sum game the mean over all agents is 0, whatever the hero does."""
-    found = summarize(scored([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
-    assert found["reward/mean"] == found["reward/hero"] == found["reward/a"] == pytest.approx(-2 / 3)
-    assert found["reward/b"] == pytest.approx(2 / 3) and "reward/rival" not in found
+    result = summarize(scored([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
+    assert result["reward/mean"] == result["reward/hero"] == result["reward/a"] == pytest.approx(-2 / 3)
+    assert result["reward/b"] == pytest.approx(2 / 3) and "reward/rival" not in result
     both = summarize(scored([group((-1, 1), (-1, 1)), group((-1, 1), (-1, 1), seed=1)]), {"hero", "rival"})
     assert (both["reward/mean"], both["reward/hero"], both["reward/rival"]) == (0.0, -1.0, 1.0)
     assert both["reward_ci/hero"] == 0.0
@@ -366,8 +366,8 @@ def test_policy_metrics_precede_agents_of_the_same_name():
         for at, (agent, policy, reward) in enumerate((("a", "b", 3.0), ("b", "a", 5.0)))
     }
     swapped = EpisodeGroup(env_id="t", seed=0, episodes=(Episode(env_id="t", seed=0, trajectories=trajectories),))
-    found = summarize(scored([swapped]), {"a", "b"})
-    assert (found["reward/a"], found["reward/b"]) == (5.0, 3.0)
+    result = summarize(scored([swapped]), {"a", "b"})
+    assert (result["reward/a"], result["reward/b"]) == (5.0, 3.0)
 
 
 @pytest.mark.parametrize("returned", [["good", "bad"], {"a": 1.0}, [[1.0], [1.0, 2.0]]])
@@ -389,19 +389,19 @@ def test_metrics_count_response_and_reasoning_tokens():
     item = scored([group((0, 0), (0, 0))])[0]
     item = with_turn(item, [0], response_ids=(7,) * 9, logprobs=(-1.0,) * 9, reasoning_tokens=6, finish_reason="length")
     turns = [turn for trajectory in item.trajectories for turn in trajectory.turns]
-    found, all_tokens = rates([item], 2.0), sum(len(turn.response_ids) for turn in turns)
+    result, all_tokens = rates([item], 2.0), sum(len(turn.response_ids) for turn in turns)
     thinking = sum(turn.finish_reason == "length" for turn in turns)
-    assert found["turns"] == len(turns) and found["tokens_per_s"] == all_tokens / 2
-    assert found["response_tokens"] == pytest.approx(all_tokens / len(turns))
-    assert found["reasoning_tokens"] == pytest.approx(6 * thinking / len(turns))
-    assert found["cut_off"] == pytest.approx(thinking / len(turns))
+    assert result["turns"] == len(turns) and result["tokens_per_s"] == all_tokens / 2
+    assert result["response_tokens"] == pytest.approx(all_tokens / len(turns))
+    assert result["reasoning_tokens"] == pytest.approx(6 * thinking / len(turns))
+    assert result["cut_off"] == pytest.approx(thinking / len(turns))
     assert rates([], 1.0)["reasoning_tokens"] == 0.0
 
 
 def test_metrics_count_failed_programs():
     def told(episode, info):
-        kept = {agent: dataclasses.replace(one, info=info) for agent, one in episode.trajectories.items()}
-        return dataclasses.replace(episode, trajectories=kept)
+        saved = {agent: dataclasses.replace(one, info=info) for agent, one in episode.trajectories.items()}
+        return dataclasses.replace(episode, trajectories=saved)
 
     whole = group((0, 1), (1, 0))
     first, second = whole.episodes
@@ -433,10 +433,10 @@ def test_confidence_interval_counts_groups():
     apart = [3.0, 1.0, 4.0]
     assert mean_and_ci(apart, [7, 8, 9]) == pytest.approx(mean_and_ci(apart))
     items = scored([group((0, 0), (0, 0), (0, 0)), group((1, 0), (1, 0), (1, 0), seed=1)])
-    found = summarize(items, {"hero"})
-    assert found["reward/mean"] == 0.5
+    result = summarize(items, {"hero"})
+    assert result["reward/mean"] == 0.5
     for name in ("reward/ci", "reward_ci/hero", "reward_ci/a"):
-        assert found[name] == pytest.approx(mean_and_ci([0.0, 1.0])[1]), name
+        assert result[name] == pytest.approx(mean_and_ci([0.0, 1.0])[1]), name
     assert summarize(items[:1], {"hero"})["reward/ci"] == np.inf
 
 
@@ -505,14 +505,14 @@ def test_loss_normalization_counts_zero_variance_groups_by_loss_or_config(loss, 
     config = GRPOConfig(learner=LearnerConfig(loss=loss), loss_normalization=loss_normalization)
     items = scored([group((0, 0), (1, 0)), flat])
     whole = credit_groups(items, config.credit_rule, {"hero"})
-    found = credit_groups(items, config.credit_rule, {"hero"}, size_of=config.size_of)
+    result = credit_groups(items, config.credit_rule, {"hero"}, size_of=config.size_of)
     counts_all = loss_normalization == "sampled" or (loss_normalization is None and loss != "dapo")
     share = (2 / 8 if loss == "dapo" else 1 / 2) if counts_all else 1.0
-    assert [s.advantages[-1] for s in found.samples["hero"]] == pytest.approx(
+    assert [s.advantages[-1] for s in result.samples["hero"]] == pytest.approx(
         [share * s.advantages[-1] for s in whole.samples["hero"]]
     )
-    assert found.fractions == ({"hero": share} if counts_all else {}) and found.advantages == whole.advantages
-    assert found.counts == whole.counts
+    assert result.fractions == ({"hero": share} if counts_all else {}) and result.advantages == whole.advantages
+    assert result.counts == whole.counts
 
 
 def test_zero_variance_groups_do_not_change_the_step(tiny_llama, random_batch):
@@ -520,7 +520,7 @@ def test_zero_variance_groups_do_not_change_the_step(tiny_llama, random_batch):
     whole, without = random_batch(groups=4), random_batch(groups=4)
     keep = whole["samples"]["group"] < 3
     starts, lengths = whole["samples"]["start"].tolist(), whole["samples"]["length"].tolist()
-    flat = [range(s, s + n) for s, n, kept in zip(starts, lengths, keep.tolist(), strict=True) if not kept]
+    flat = [range(s, s + n) for s, n, saved in zip(starts, lengths, keep.tolist(), strict=True) if not saved]
     for places in flat:
         whole["tokens"]["advantages"][list(places)] = 0.0
     tokens = without["tokens"][torch.tensor([p for p in range(len(whole["tokens"])) if not any(p in f for f in flat)])]
@@ -664,8 +664,8 @@ def test_too_long_samples_do_not_count_in_the_loss_normalization():
     items = scored([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
     items[2] = with_turn(items[2], [0, 1], prompt_ids=(1, 2, 4))
     size_of = GRPOConfig(learner=LearnerConfig(loss="grpo")).size_of
-    found = credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": 3}, size_of=size_of)
-    assert found.counts["too_long"] == 1 and found.fractions == {"hero": 2 / 4}
+    result = credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": 3}, size_of=size_of)
+    assert result.counts["too_long"] == 1 and result.fractions == {"hero": 2 / 4}
 
 
 def test_function_of_one_trajectory_is_a_reward(tmp_path, caplog):

@@ -75,8 +75,8 @@ def test_best_checkpoint_is_ranked_by_the_trained_policy(tmp_path):
     assert [row["eval/reward"] for row in result.metrics] == [-1.0, 1.0, 0.0]
     assert [row["eval/reward/team"] for row in result.metrics] == [-1.0, 1.0, 0.0]
     assert [row["reward/team"] for row in result.metrics] == [0.5] * 3
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
-    assert kept == ["step-000002", "step-000003"], "the best and the newest"
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert saved == ["step-000002", "step-000003"], "the best and the newest"
     rows = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert digest(rows[0]).reward == rows[0]["rewards"]["player_0"] == 1.0 and rows[0]["trained"] == ["team"]
 
@@ -178,9 +178,9 @@ def test_policies_use_the_temperature_of_the_step():
     still = fa.Random()
     for seats in (hero, {"a": hero, "b": still}, lambda agent, seed: still if agent == "b" else hero):
         for step, temperature in ((0, 1.5), (1, 1.0), (2, 0.5), (9, 0.5)):
-            found = resolve_policies(at_step(seats, step), ("a", "b"), 7)
-            assert found["a"] == replace(hero, sampling=fa.Sampling(temperature=temperature))
-            assert found["b"] == (still if seats is not hero else found["a"])
+            result = resolve_policies(at_step(seats, step), ("a", "b"), 7)
+            assert result["a"] == replace(hero, sampling=fa.Sampling(temperature=temperature))
+            assert result["b"] == (still if seats is not hero else result["a"])
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ def test_the_advice_fits_the_cause(tmp_path, groups, advice, capsys):
 def scored(groups):
     def reward(trajectories):
         """The environment's reward, abstaining at 9."""
-        found = env_reward(trajectories)
-        return np.where(found == 9, np.nan, found)
+        result = env_reward(trajectories)
+        return np.where(result == 9, np.nan, result)
 
     items = asyncio.run(score(groups, reward, timeout_s=5))
     return items, credit_groups(items, Credit(), {"team"})
@@ -343,8 +343,8 @@ def watch(steps, *, patience=3, tops=None):
     endings = StoppingCriteria(patience)
     for number, groups in enumerate(steps):
         items, samples = scored(groups)
-        if (found := endings.after(number, items, samples, {"team"}, tops or {"t": None})) is not None:
-            return found.kind, number + 1
+        if (result := endings.after(number, items, samples, {"team"}, tops or {"t": None})) is not None:
+            return result.kind, number + 1
     return None, len(steps)
 
 
@@ -527,8 +527,8 @@ def test_reward_ranges_survive_a_resume():
     second = StoppingCriteria(3)
     second.load_state_dict(first.state_dict())
     items, samples = scored(HALF)
-    found = [second.after(n, items, samples, {"team"}, {"t": None}) for n in range(3)]
-    assert found[:2] == [None, None] and found[2].kind == "plateau"
+    result = [second.after(n, items, samples, {"team"}, {"t": None}) for n in range(3)]
+    assert result[:2] == [None, None] and result[2].kind == "plateau"
     StoppingCriteria(1).load_state_dict(StoppingCriteria(1).state_dict())
 
 
@@ -576,8 +576,8 @@ def test_plateau_ends_the_run_with_advice(tmp_path):
 def test_reason_counts_scored_episodes():
     endings = StoppingCriteria(1)
     items, samples = scored([*FULL * 3, *UNSURE[:2]])
-    found = endings.after(0, items, samples, {"team"}, {"t": 1.0})
-    assert found.reason.startswith("solved: all 192 episodes of the last 1 steps (16 more have no reward) earned")
+    result = endings.after(0, items, samples, {"team"}, {"t": 1.0})
+    assert result.reason.startswith("solved: all 192 episodes of the last 1 steps (16 more have no reward) earned")
 
 
 def test_control_characters_of_an_environment_are_escaped(tmp_path, capsys):
@@ -749,5 +749,5 @@ def test_evaluation_counts_failures_and_abstentions(failed, status, tmp_path, mo
     monkeypatch.setattr(fa, "GRPOTrainer", lambda *_: contextlib.nullcontext(evaluated), raising=False)
     (tmp_path / "run.yaml").write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: m}}\n")
     assert cli.main(["eval", str(tmp_path / "run.yaml")]) == status
-    told = f"4 episodes, {failed} failed" + (", 1 without a reward" if failed == 0 else "")
-    assert told in capsys.readouterr().out.splitlines()
+    message = f"4 episodes, {failed} failed" + (", 1 without a reward" if failed == 0 else "")
+    assert message in capsys.readouterr().out.splitlines()

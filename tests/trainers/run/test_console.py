@@ -63,8 +63,8 @@ def test_a_narrow_terminal_shows_the_step_and_every_metric(shown, monkeypatch):
     every = {key: 1.0 for _, key, _ in display._SHOWN}
     for key, value in every.items():
         monkeypatch.setitem(ROW, key, value)
-    said = " ".join(shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"}).split())  # lines joined
-    assert "2/2" in said and all(label in said for label, key, _ in display._SHOWN if key in every)
+    message = " ".join(shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"}).split())  # lines joined
+    assert "2/2" in message and all(label in message for label, key, _ in display._SHOWN if key in every)
 
 
 def test_a_reward_of_no_game_is_left_out_and_no_other_nan(monkeypatch, shown):

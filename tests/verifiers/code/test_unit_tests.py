@@ -52,8 +52,8 @@ def test_all_or_nothing_and_tests_from_elsewhere():
     assert strict.grade(wrote(half, TESTS)) == 0.0 and strict.grade(wrote(GOLD, TESTS)) == 1.0
     assert strict.grade(wrote(GOLD)) is None
     assert strict.grade(Trajectory(agent="a", policy="p", turns=(), info={"tests": TESTS})) is None
-    found = UnitTests(tests=lambda t: f"assert add(1, {t.seed}) == 1", timeout_s=20)
-    assert found.grade(wrote(GOLD)) == 1.0
+    result = UnitTests(tests=lambda t: f"assert add(1, {t.seed}) == 1", timeout_s=20)
+    assert result.grade(wrote(GOLD)) == 1.0
     loud = f"import os\nos.write(1, b'out of turn')\nprint('[true, \"\"]', flush=True)\n{TESTS}"
     assert strict.run(half, loud).passed == (True, False, False, False)  # what tests print is no verdict
 
@@ -243,8 +243,8 @@ def test_a_failing_sandbox_is_no_abstention_and_a_missing_one_raises(monkeypatch
         raise SandboxError("no memory")
 
     monkeypatch.setattr(Sandbox, "run", failing)
-    found = PATIENT.assess([wrote(GOLD)])
-    assert math.isnan(found.scores[0]) and found.failed == {0: "no memory"}
+    result = PATIENT.assess([wrote(GOLD)])
+    assert math.isnan(result.scores[0]) and result.failed == {0: "no memory"}
     two = dataclasses.replace(PATIENT, max_parallel=2)
     assert two.max_duration_s([wrote(GOLD)] * 5, 1.0) == 3 * two.max_duration_s([wrote(GOLD)], 1.0) > 0
 

@@ -30,13 +30,13 @@ def weaver_by_gradient_descent(votes_nm: np.ndarray, pi: float) -> tuple[np.ndar
         marginal = pi * p1 + (1 - pi) * p0 - rate
         return float(((joint - model)[:, :, off] ** 2).sum() + 1e3 * (marginal**2).sum())
 
-    found = minimize(
+    result = minimize(
         loss,
         np.r_[np.clip(rate + 0.2, 0, 1), np.clip(rate - 0.2, 0, 1)],
         method="L-BFGS-B",
         options={"maxiter": 3000, "maxfun": 500_000, "ftol": 1e-15, "gtol": 1e-10},
     )
-    tpr, fpr = np.clip(found.x[:m], 0.01, 0.99), np.clip(found.x[m:], 0.01, 0.99)
+    tpr, fpr = np.clip(result.x[:m], 0.01, 0.99), np.clip(result.x[m:], 0.01, 0.99)
     evidence = votes_nm @ np.log(tpr / fpr) + (1 - votes_nm) @ np.log((1 - tpr) / (1 - fpr))
     return tpr, fpr, expit(logit(pi) + evidence)
 

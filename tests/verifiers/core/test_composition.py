@@ -131,11 +131,11 @@ def test_weights_must_be_positive(weight):
 
 
 def test_gate_scores_zero_and_skips_the_second_verifier():
-    asked = []
-    judge = Rule(lambda t: asked.append(t) or 0.7, name="judge", cost="expensive")
+    requests = []
+    judge = Rule(lambda t: requests.append(t) or 0.7, name="judge", cost="expensive")
     gate = Gate(reads("check"), judge)
     assert gate.score(ROWS).tolist() == pytest.approx([0, 0.7, 0.7])
-    assert asked == ROWS[1:] and gate.cost == "expensive"
+    assert requests == ROWS[1:] and gate.cost == "expensive"
     assert np.isnan(Gate(always(None), judge).score(ROWS)).all()
 
 
@@ -189,9 +189,9 @@ def test_failed_term_counts_as_its_mean_in_scores_of_turns_too():
         return {"a": 1.0, "b": 0.5}[trajectory.turns[-1].action]
 
     total = PerTurn(Rule(lambda trajectory: 0.5, name="half")) + Rule(fails_once)
-    found = total.assess([paid(0.0, "a"), paid(0.0, "b"), paid(0.0, "c")])
-    assert found.scores.tolist() == [1.5, 1.0, 1.25]
-    assert [turns.tolist() for turns in found.turns] == [[1.5], [1.0], [1.25]]
+    result = total.assess([paid(0.0, "a"), paid(0.0, "b"), paid(0.0, "c")])
+    assert result.scores.tolist() == [1.5, 1.0, 1.25]
+    assert [turns.tolist() for turns in result.turns] == [[1.5], [1.0], [1.25]]
 
 
 def test_noise_of_a_sum_is_that_of_its_weighted_terms():

@@ -136,10 +136,10 @@ def test_a_reward_of_one_trajectory_may_have_any_range_and_abstain():
 def test_missing_argument_fails_only_its_row():
     rows = [*ROWS, said("It is 42"), NOBODY]
     for function in (rubric, trl):
-        found = Rule(function).assess(rows)
-        assert found.scores.tolist() == pytest.approx([1, 0, math.nan, math.nan], nan_ok=True)
-        assert list(found.failed) == [2]  # who never moved wrote nothing: that is no failure
-        assert f"trajectory.info has no 'answer', which {function.__name__}(completion" in found.failed[2]
+        result = Rule(function).assess(rows)
+        assert result.scores.tolist() == pytest.approx([1, 0, math.nan, math.nan], nan_ok=True)
+        assert list(result.failed) == [2]  # who never moved wrote nothing: that is no failure
+        assert f"trajectory.info has no 'answer', which {function.__name__}(completion" in result.failed[2]
     assert Rule(rubric).assess([NOBODY]).failed == {}
 
 
@@ -147,8 +147,8 @@ def test_exception_loses_only_its_row(caplog):
     rule = Rule(lambda t: t.turns[-1].action[6] == "4", name="seventh")
     rows = [*ROWS, said("")]
     assert rule.score(rows).tolist() == pytest.approx([1, 1, math.nan], nan_ok=True)
-    told = "'seventh' fails on 1 of 3 trajectories: IndexError: string index out of range (test_functions.py:"
-    assert told in caplog.text
+    message = "'seventh' fails on 1 of 3 trajectories: IndexError: string index out of range (test_functions.py:"
+    assert message in caplog.text
     caplog.set_level(logging.ERROR)
     ensemble = Ensemble([rule, rubric])
     rows = [*ROWS, said("", answer="1")]

@@ -43,10 +43,10 @@ def student():
 
 
 def test_distilled_rule_generalizes_to_other_groups(student):
-    found = student.agreement
-    assert (found.fitted, found.held_out) == (384, 96)
-    assert found.auroc > 0.95 and found.correlation > 0.8 and found.calibration_error < 0.1
-    assert found.per_s > 0 and math.isnan(found.speedup)
+    result = student.agreement
+    assert (result.fitted, result.held_out) == (384, 96)
+    assert result.auroc > 0.95 and result.correlation > 0.8 and result.calibration_error < 0.1
+    assert result.per_s > 0 and math.isnan(result.speedup)
     fresh = written(seed=9)
     scores = student.score(fresh)
     good = np.array([t.info["good"] for t in fresh])
@@ -99,8 +99,8 @@ def test_scores_are_bit_equal_after_loading(student, tmp_path):
     other.load_state_dict(state)
     student.save(tmp_path / "d.safetensors")
     loaded = Distilled.load(tmp_path / "d.safetensors")
-    wanted = student.score(probes).tobytes()
-    assert other.score(probes).tobytes() == wanted == loaded.score(probes).tobytes()
+    expected = student.score(probes).tobytes()
+    assert other.score(probes).tobytes() == expected == loaded.score(probes).tobytes()
     assert (loaded.name, loaded.family) == ("student", "kin")
     assert repr(loaded.agreement) == repr(other.agreement) == repr(student.agreement)
     assert loaded.state_dict().keys() == state.keys()
@@ -131,13 +131,13 @@ def test_abstentions_and_empty_trajectories_are_left_out():
     trajectories = [*written(), Trajectory(agent="a", policy="p", turns=())]
     posteriors = np.append(soft(trajectories[:-1]), 0.5)
     posteriors[:100] = np.nan
-    found = distill(posteriors, trajectories).agreement
-    assert found.fitted + found.held_out == 380
+    result = distill(posteriors, trajectories).agreement
+    assert result.fitted + result.held_out == 380
 
 
 def test_constant_posterior_is_learned_and_has_no_ranking():
-    found = distill(np.full(80, 0.9), written(groups=10)).agreement
-    assert math.isnan(found.auroc) and math.isnan(found.correlation) and found.calibration_error < 0.02
+    result = distill(np.full(80, 0.9), written(groups=10)).agreement
+    assert math.isnan(result.auroc) and math.isnan(result.correlation) and result.calibration_error < 0.02
 
 
 def test_wrong_arguments_are_refused():
@@ -158,8 +158,8 @@ def test_one_training_group_is_enough_and_does_not_warn():
     trajectories = written(groups=5, siblings=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = distill(soft(trajectories), trajectories, held_out=0.9).agreement
-    assert (found.fitted, found.held_out) == (4, 16)
+        result = distill(soft(trajectories), trajectories, held_out=0.9).agreement
+    assert (result.fitted, result.held_out) == (4, 16)
 
 
 def test_without_weights_there_is_no_score_and_nothing_to_save(tmp_path):

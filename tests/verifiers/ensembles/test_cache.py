@@ -13,13 +13,13 @@ def said(text, *, seed=0, reward=0.0, info=None, **turn):
 
 
 def counting(cost="model", name="judge", grade=lambda t: len(t.turns[-1].action) / 10):
-    asked = []
+    requests = []
 
     def judge(trajectory):
-        asked.append(trajectory)
+        requests.append(trajectory)
         return grade(trajectory)
 
-    return Rule(judge, name=name, cost=cost), asked
+    return Rule(judge, name=name, cost=cost), requests
 
 
 def test_cache_key_covers_what_verifiers_may_read():
@@ -52,17 +52,17 @@ def test_only_expensive_scores_are_cached(cost):
 
 
 def test_verifiers_that_compare_are_never_cached():
-    asked = []
+    requests = []
 
     class Watched(SelfConsistency):
         def score(self, trajectories):
-            asked.append(len(trajectories))
+            requests.append(len(trajectories))
             return super().score(trajectories)
 
     ensemble = Ensemble([Watched(cost="expensive")])
     first = ensemble.scores([said("a"), said("a"), said("b")])
     second = ensemble.scores([said("a"), said("b"), said("b")])
-    assert asked == [3, 3]
+    assert requests == [3, 3]
     assert first[:, 0].tolist() == [1, 1, 0] and second[:, 0].tolist() == [0, 1, 1]
 
 

@@ -32,16 +32,16 @@ def cheap():
 
 
 def test_cascade_skips_the_expensive_judge_without_bias():
-    asked, seen, spared = [], [], []
+    requests, seen, spared = [], [], []
     cascade = Cascade(verified_share=0.2, undecided=(0.15, 0.85))
-    ensemble = Ensemble([*cheap(), expensive(asked)], cascade=cascade, refit_every=4)
+    ensemble = Ensemble([*cheap(), expensive(requests)], cascade=cascade, refit_every=4)
     for call in range(50):
         rows = hard(call, groups=16)
-        before = len(asked)
+        before = len(requests)
         spared.append(ensemble.score(rows))
         seen += rows
         if call > 10:
-            assert len(asked) - before < len(rows)
+            assert len(requests) - before < len(rows)
     gold, votes = truth(seen), np.array([t.info["votes"][:5] for t in seen])
     tpr, fpr = votes[gold, 4].mean(), votes[~gold, 4].mean()
     row = ensemble.report().verifiers[-1]
@@ -52,7 +52,7 @@ def test_cascade_skips_the_expensive_judge_without_bias():
     assert tpr - naive.tpr[4] > 0.1 and naive.fpr[4] - fpr > 0.1
 
     share = row.skipped / len(seen)
-    assert row.skipped == len(seen) - len(asked) and share > 0.3
+    assert row.skipped == len(seen) - len(requests) and share > 0.3
     full = Ensemble([*cheap(), expensive([])], refit_every=4)
     everybody = np.concatenate([full.score(hard(call, groups=16)) for call in range(50)])
     assert auroc(np.concatenate(spared), seen) > auroc(everybody, seen) - 0.03
@@ -69,13 +69,13 @@ def test_only_fully_judged_rows_are_learned_from():
 
 
 def test_all_verifiers_are_called_before_the_first_fit():
-    asked = []
-    ensemble = Ensemble([*cheap(), expensive(asked)], cascade=Cascade(warm_up_rows=100))
+    requests = []
+    ensemble = Ensemble([*cheap(), expensive(requests)], cascade=Cascade(warm_up_rows=100))
     for call, rows in enumerate([64, 128]):
         ensemble.score(hard(call))
-        assert len(asked) == rows
+        assert len(requests) == rows
     ensemble.score(hard(3))
-    assert len(asked) < 192
+    assert len(requests) < 192
 
 
 def test_evaluation_skips_calls_but_draws_no_sample():
@@ -136,13 +136,13 @@ def test_cascade_with_one_cost_class_skips_nothing():
 
 
 def test_rows_without_cheap_scores_reach_the_expensive_verifier():
-    asked = []
+    requests = []
     quiet = [Rule(lambda t, k=k: None if t.info["luck"] < 0.5 else t.info["votes"][k], name=f"q{k}") for k in range(4)]
-    ensemble = Ensemble([*quiet, expensive(asked)], cascade=Cascade(warm_up_rows=1, verified_share=0.01))
+    ensemble = Ensemble([*quiet, expensive(requests)], cascade=Cascade(warm_up_rows=1, verified_share=0.01))
     for call in range(4):
-        rows, before = hard(call), len(asked)
+        rows, before = hard(call), len(requests)
         scores = ensemble.score(rows)
-        assert {id(t) for t in rows if t.info["luck"] < 0.5} <= {id(t) for t in asked[before:]}
+        assert {id(t) for t in rows if t.info["luck"] < 0.5} <= {id(t) for t in requests[before:]}
         assert not np.isnan(scores).any()
 
 

@@ -40,10 +40,10 @@ def test_a_registered_combiner_serves_an_ensemble_and_its_uncertainty_counts(lea
     assert "least" in combiners.names() and isinstance(combiners.get("least"), least)
     rows = played(0)
     votes = np.array([t.info["votes"] for t in rows])[:, : len(judges())]
-    found = Ensemble(judges(), "least").assess(rows)
-    np.testing.assert_allclose(found.scores, votes.min(axis=1))
-    np.testing.assert_allclose(found.noise, votes.max(axis=1) - votes.min(axis=1))
-    assert Ensemble(judges(), "least", lower_bound=LowerConfidenceBound()).score(rows).max() <= found.scores.max()
+    result = Ensemble(judges(), "least").assess(rows)
+    np.testing.assert_allclose(result.scores, votes.min(axis=1))
+    np.testing.assert_allclose(result.noise, votes.max(axis=1) - votes.min(axis=1))
+    assert Ensemble(judges(), "least", lower_bound=LowerConfidenceBound()).score(rows).max() <= result.scores.max()
 
 
 def test_a_name_is_taken_once_and_a_cell_may_run_twice(least) -> None:

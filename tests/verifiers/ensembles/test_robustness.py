@@ -80,9 +80,9 @@ def test_after_a_policy_shift_quality_is_back_within_six_refits():
 
     def now():
         ensemble.learning = False
-        found = auroc(ensemble.score(test), test)
+        result = auroc(ensemble.score(test), test)
         ensemble.learning = True
-        return found
+        return result
 
     stale, version = now(), ensemble.version
     course = []

@@ -29,9 +29,9 @@ def values(arrays):
 
 
 def test_each_turn_is_scored_with_its_history():
-    found = PerTurn(polite(name="polite")).assess(ROWS)
-    assert values(found.turns) == [[0, 1, None], [], [1]]
-    assert values([found.scores]) == [[0.5, None, 1]]
+    result = PerTurn(polite(name="polite")).assess(ROWS)
+    assert values(result.turns) == [[0, 1, None], [], [1]]
+    assert values([result.scores]) == [[0.5, None, 1]]
     shown = []
     PerTurn(Rule(lambda t: shown.append([turn.action for turn in t.turns]) or 0.5, name="eye")).score(ROWS[:1])
     assert shown == [["give"], ["give", "please"], ["give", "please", "..."]]
@@ -39,8 +39,8 @@ def test_each_turn_is_scored_with_its_history():
 
 def test_turns_at_the_same_index_form_a_group():
     rows = [spoke("4", "9"), spoke("4", "9"), spoke("9", "4")]
-    found = PerTurn(SelfConsistency()).assess(rows)
-    assert values(found.turns) == [[1, 1], [1, 1], [0, 0]]
+    result = PerTurn(SelfConsistency()).assess(rows)
+    assert values(result.turns) == [[1, 1], [1, 1], [0, 0]]
 
 
 def test_turn_scores_pass_through_sums_gates_and_for_agent():
@@ -65,9 +65,9 @@ def test_ensemble_scores_turns_and_keeps_its_state():
 
     rows = [spoke(*rng.choice(["please", "give"], 4).tolist(), seed=at // 8) for at in range(64)]
     judge = PerTurn(Ensemble([noisy(k) for k in range(5)]))
-    found = judge.assess(rows)
+    result = judge.assess(rows)
     good = np.array([turn.action == "please" for row in rows for turn in row.turns])
-    scores = np.concatenate(found.turns)
+    scores = np.concatenate(result.turns)
     assert scores[good].mean() - scores[~good].mean() > 0.6
     assert judge.state_dict()["verifier/window/scores"].shape == (256, 5)
 

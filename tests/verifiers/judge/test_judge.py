@@ -33,8 +33,8 @@ def is_four(request):
 
 
 def longer(request):
-    found = answers_in(request)
-    return "A" if len(found["answer A"]) > len(found["answer B"]) else "B"
+    result = answers_in(request)
+    return "A" if len(result["answer A"]) > len(result["answer B"]) else "B"
 
 
 def test_gold_answers_score_one_and_wrong_ones_less(serve_chat):
@@ -112,9 +112,9 @@ def test_several_prompts_share_a_model(serve_chat):
 
 def test_every_turn_can_have_a_question_of_its_own(serve_chat):
     with Judge(serve_chat(is_four).endpoint, "Is it right?", view="turns") as judge:
-        found = judge.assess([said("4", "5", "4", "4"), said("5"), said("4"), said()])
-        np.testing.assert_array_equal(found.scores, [0.75, 0.0, 1.0, np.nan])
-        assert [turns.tolist() for turns in found.turns] == [[1, 0, 1, 1], [0], [1], []]
+        result = judge.assess([said("4", "5", "4", "4"), said("5"), said("4"), said()])
+        np.testing.assert_array_equal(result.scores, [0.75, 0.0, 1.0, np.nan])
+        assert [turns.tolist() for turns in result.turns] == [[1, 0, 1, 1], [0], [1], []]
         assert not judge.sees_groups
 
 
@@ -184,9 +184,9 @@ def test_some_failures_abstain_and_all_failures_raise(serve_chat):
         return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "out of order"}})
 
     with Judge(serve_chat(reply).endpoint_with(retries=0), "Is it right?") as judge:
-        found = judge.assess([said("4"), said("5"), said()])
-        np.testing.assert_array_equal(found.scores, [1, np.nan, np.nan])
-        assert list(found.failed) == [1] and "out of order" in found.failed[1]
+        result = judge.assess([said("4"), said("5"), said()])
+        np.testing.assert_array_equal(result.scores, [1, np.nan, np.nan])
+        assert list(result.failed) == [1] and "out of order" in result.failed[1]
         assert judge.usage.failed == 1
         with pytest.raises(Exception, match="out of order"):
             judge.score([said("5")])
@@ -214,9 +214,9 @@ def test_a_comparison_that_failed_is_no_abstention(serve_chat):
         return (500, {"error": {"message": "out"}}) if "333" in answers_in(request).values() else longer(request)
 
     with Judge(serve_chat(reply).endpoint_with(retries=0), "Which is longer?", answer=Pairs()) as judge:
-        found = judge.assess([said("1"), said("22"), said("333"), said("8", seed=1)])
-    np.testing.assert_array_equal(found.scores, np.array([0, 1, np.nan, np.nan], np.float32))
-    assert list(found.failed) == [2]
+        result = judge.assess([said("1"), said("22"), said("333"), said("8", seed=1)])
+    np.testing.assert_array_equal(result.scores, np.array([0, 1, np.nan, np.nan], np.float32))
+    assert list(result.failed) == [2]
 
 
 def test_a_slow_endpoint_is_named(serve_chat):

@@ -74,13 +74,13 @@ def test_model_that_keeps_dying_is_reported():
 def test_many_threads_share_one_model_and_all_questions_of_a_call_go_at_once():
     chat = FakeChat(start_s=0.05, answer_s=0.02)
     talk = conversation(chat)
-    found = []
-    threads = [threading.Thread(target=lambda: found.extend(talk.ask([question("x")] * 50))) for _ in range(4)]
+    result = []
+    threads = [threading.Thread(target=lambda: result.extend(talk.ask([question("x")] * 50))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 200 and chat.starts == 1
+    assert len(result) == 200 and chat.starts == 1
     talk.close()
 
 

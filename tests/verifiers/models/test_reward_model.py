@@ -104,17 +104,17 @@ def test_model_without_a_padding_token_is_read_at_the_last_token(tiny_chat_class
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder)
     assert tokenizer.pad_token is None and model.config.pad_token_id is None
-    asked = [PLAYED[0], PLAYED[3]]
+    requests = [PLAYED[0], PLAYED[3]]
     texts = [
         f"<|im_start|>user\n{t.turns[0].observation}<|im_end|><|im_start|>assistant\n{t.turns[0].action}<|im_end|>"
-        for t in asked
+        for t in requests
     ]
     with torch.no_grad():  # transformers itself, one text at a time
         rows = [model(torch.tensor([tokenizer.encode(text, add_special_tokens=False)])).logits[0] for text in texts]
     expected = torch.stack(rows)[:, 0].sigmoid().numpy()
     scored = RewardModel(folder)
     for _ in range(2):  # the second call finds what the first has left
-        np.testing.assert_allclose(scored.score(asked), expected, atol=1e-4)
+        np.testing.assert_allclose(scored.score(requests), expected, atol=1e-4)
     assert np.ptp(expected) > 1e-3
 
 
@@ -125,8 +125,8 @@ def test_long_conversations_lose_their_middle_and_are_counted(tiny_bert):
     model = RewardModel(folder, max_tokens=32)
     scores = model.score(ends)
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
-    kept = logits_of(folder, [("Task: 1" + "x" * 15 + "end", "same")])[0, 0].sigmoid()  # and three special tokens
-    assert scores[0] == pytest.approx(float(kept), abs=1e-5)
+    saved = logits_of(folder, [("Task: 1" + "x" * 15 + "end", "same")])[0, 0].sigmoid()  # and three special tokens
+    assert scores[0] == pytest.approx(float(saved), abs=1e-5)
     assert abs(scores[2] - scores[0]) > 1e-4  # the task was read
     model.score([PLAYED[0]])
     assert (model.usage.texts, model.usage.truncated) == (4, 3)
@@ -176,8 +176,8 @@ def test_untrained_classifiers_are_refused(tiny_bert, tmp_path):
 
 
 def test_code_of_a_model_is_never_run(tiny_bert, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")  # transformers would ask
+    requests = []
+    monkeypatch.setattr("builtins.input", lambda text: requests.append(text) or "y")  # transformers would ask
     odd = shutil.copytree(tiny_bert(labels=1), tmp_path / "odd")
     config = json.loads((odd / "config.json").read_text())
     classes = dict.fromkeys(("AutoConfig", "AutoModelForSequenceClassification"), "odd.Odd")
@@ -186,4 +186,4 @@ def test_code_of_a_model_is_never_run(tiny_bert, tmp_path, monkeypatch):
     (odd / "odd.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Odd: pass\n")
     with pytest.raises(ValueError, match="needs Python code of its own"):
         RewardModel(odd).score(PLAYED)
-    assert not (tmp_path / "ran").exists() and not asked
+    assert not (tmp_path / "ran").exists() and not requests

@@ -200,8 +200,8 @@ def noise_of(rows, m, kind="default"):
 )
 def test_each_cause_of_a_small_weight_has_a_reason(known, rows, kind, clusters, reason):
     evidence = noise_of(rows, 3, kind)
-    found = with_reasons([row(**known), row("other"), row("third")], evidence, np.array([clusters, 2 * clusters, 0]))
-    assert found[0].reason.startswith(reason) and (reason or not found[0].reason) and not found[1].reason
+    result = with_reasons([row(**known), row("other"), row("third")], evidence, np.array([clusters, 2 * clusters, 0]))
+    assert result[0].reason.startswith(reason) and (reason or not result[0].reason) and not result[1].reason
 
 
 def test_clusters_need_no_anchor_if_there_is_one():
@@ -389,9 +389,9 @@ def evidence(n=4000, m=8, seed=0, labels=None, copies=0):
 def test_calibration_against_labels_counts_what_was_right():
     some, truth = evidence(labels=lambda rng, truth: rng.random(len(truth)) < 0.2)
     curve = some.calibration()
-    known = ~np.isnan(some.labels)
-    assert curve.source == "labels" and curve.count.sum() == known.sum()
-    assert np.average(curve.observed, weights=curve.count) == pytest.approx(truth[known].mean())
+    expected = ~np.isnan(some.labels)
+    assert curve.source == "labels" and curve.count.sum() == expected.sum()
+    assert np.average(curve.observed, weights=curve.count) == pytest.approx(truth[expected].mean())
     assert curve.error < 0.06
 
 
@@ -425,11 +425,11 @@ def test_correlations_are_those_of_common_rows():
     scores[:, 3] = 0.5
     scores[rng.random((200, 4)) < 0.2] = np.nan
     some, _ = evidence(n=200, m=4)
-    found = Evidence(**{f: getattr(some, f) for f in some.__slots__} | {"scores": scores}).correlation()
+    result = Evidence(**{f: getattr(some, f) for f in some.__slots__} | {"scores": scores}).correlation()
     both = ~np.isnan(scores[:, [0, 2]]).any(axis=1)
-    assert found[0, 1] == pytest.approx(-1) and found[0, 0] == pytest.approx(1)
-    assert found[0, 2] == pytest.approx(np.corrcoef(scores[both, 0], scores[both, 2])[0, 1], abs=1e-5)
-    assert np.isnan(found[3]).all()
+    assert result[0, 1] == pytest.approx(-1) and result[0, 0] == pytest.approx(1)
+    assert result[0, 2] == pytest.approx(np.corrcoef(scores[both, 0], scores[both, 2])[0, 1], abs=1e-5)
+    assert np.isnan(result[3]).all()
 
 
 def test_evidence_needs_an_ensembles_state():

@@ -198,17 +198,17 @@ def cases(seed: int = 0) -> list[Case]:
         "formulas, tuples, intervals": [Gold(*one) for one in _FORMULAS],
         "reasoning-gym": list(_reasoning_gym(rng)),
     }
-    found: list[Case] = []
+    result: list[Case] = []
     for kind, values in kinds.items():
         for gold in values:
             swapped = Gold(gold.wrong, gold.wrong_latex, gold.plain, gold.latex)
             for style in STATED:
-                found += [
+                result += [
                     Case(kind, _said(style, gold), gold.plain, True),
                     Case(kind, _said(style, swapped), gold.plain, False),
                 ]
-            found += [Case("undecided, denied", _said(style, gold), gold.plain, False) for style in UNDECIDED]
-    return found + [Case("other writings", *one) for one in WRITINGS]
+            result += [Case("undecided, denied", _said(style, gold), gold.plain, False) for style in UNDECIDED]
+    return result + [Case("other writings", *one) for one in WRITINGS]
 
 
 def _said(style: str, gold: Gold) -> str:

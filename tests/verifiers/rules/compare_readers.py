@@ -58,7 +58,7 @@ REPORTED: list[Case] = [
 
 def cases_of_math_verify(folder: Path) -> list[Case]:
     """Gold answers, texts and verdicts that the tests of math-verify hold as literals."""
-    found: list[Case] = []
+    result: list[Case] = []
     for name in FILES.split():
         tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
         for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
@@ -70,8 +70,8 @@ def cases_of_math_verify(folder: Path) -> list[Case]:
                 for values in rows:
                     row = dict(zip((name.strip() for name in names.split(",")), values, strict=True))
                     if row.get("strict", True):
-                        found.append((row["gold"], row["pred"], bool(row.get("expected", row.get("result")))))
-    return found
+                        result.append((row["gold"], row["pred"], bool(row.get("expected", row.get("result")))))
+    return result
 
 
 def ours(cases: list[Case]) -> list[bool]:
