@@ -42,7 +42,7 @@ def test_flags_override_yaml_and_yaml_overrides_defaults(config):
     assert run.trainer.credit.scale == "none" and run.trainer.groups_per_step == fa.GRPOConfig().groups_per_step
 
 
-def test_policies_are_named_by_their_key_and_seated(config):
+def test_policies_are_named_by_their_key_and_assigned(config):
     seats = read(config()).players
     assert seats["asker"] == fa.Policy("m", name="team", sampling=fa.Sampling(temperature=0.7))
     assert seats["answerer"].trainable is False
@@ -98,12 +98,12 @@ def test_whole_numbers_may_look_like_floats(config):
     assert type(run.steps) is int
 
 
-def test_the_only_policy_takes_every_seat(config):
+def test_only_policy_plays_every_agent(config):
     run = read(config(policies={"team": {"model": "m"}}, policy_mapping=""))
     assert run.players == fa.Policy("m", name="team")
 
 
-def test_endpoints_and_people_take_seats_by_name(config):
+def test_endpoints_and_people_are_assigned_by_name(config):
     server = {"url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "KEY", "sampling": {"max_tokens": 9}}
     file = config(endpoints={"server": server}, policy_mapping={"asker": "team", "answerer": "server", "c": "human"})
     run = read(file, "--send_key", "KEY@127.0.0.1:1")

@@ -194,7 +194,7 @@ def test_resumed_learner_follows_the_temperature_schedule(
         assert row["learner/logprob_gap_mean"] < 1e-3
 
 
-def test_siblings_that_never_differ_end_the_run_with_the_reason(trainer_of, tmp_path):
+def test_equal_episodes_end_the_run_with_the_reason(trainer_of, tmp_path):
     trainer = trainer_of(tmp_path, reward=lambda ts: np.zeros(len(ts)), max_empty_steps=2)
     with pytest.raises(EmptyBatchError, match="2 consecutive steps.*'zero_variance': 4"):
         trainer.fit(Letters, steps=10)

@@ -83,7 +83,7 @@ def test_a_deal_pays_the_share_of_the_surplus():
     assert not env.infos["player_0"]["on_frontier"]
 
 
-def test_nobody_accepts_an_own_offer_or_none_at_all():
+def test_own_or_missing_offer_cannot_be_accepted():
     env = talks(max_rounds=2)
     act(env, "accept", "take 2 hats", "hm", "accept")
     assert env.rewards == {"player_0": 0.0, "player_1": 0.0} and env.infos["player_0"]["deal"] is None

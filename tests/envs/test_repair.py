@@ -133,7 +133,7 @@ def test_only_the_planner_reads_the_manual(quick):
     assert "tools: show, edit" in env.observe("editor")
 
 
-def test_edits_are_bounded_and_told(quick):
+def test_edits_are_bounded_and_reported(quick):
     env = begin(Repair())
     (module,) = env.files
     before = env.files[module].split("\n")
@@ -161,7 +161,7 @@ def test_an_editor_that_cannot_read_a_plan_plays_on(quick, plan):
     assert fa.play(f"{with_oracle(NAME, Oracle)}@1", team, seed=2).error is None
 
 
-def test_a_machine_without_a_sandbox_is_told_at_reset(monkeypatch):
+def test_reset_without_a_sandbox_is_refused(monkeypatch):
     def lacks(self):
         raise SandboxUnavailable("user namespaces do not work here")
 

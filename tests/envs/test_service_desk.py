@@ -71,7 +71,7 @@ def test_levels_get_harder_for_an_agent_that_overlooks_rules():
     assert means[:2] == [1, 1] and means[-1] < 0.6
 
 
-def test_nobody_reads_what_is_anothers():
+def test_agents_read_only_their_own_information():
     env = begin(ServiceDesk(alternatives=True, wishes=2), 4)
     assert "You want to" in env.observe("customer") and "or if that is refused" in env.observe("customer")
     assert "You want" not in env.observe("agent") + env.observe("supervisor")

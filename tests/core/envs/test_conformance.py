@@ -378,7 +378,7 @@ def test_randomness_of_a_wrapped_game_is_attributed_to_it(strangers):
     assert result["determinism"].where.endswith("Drawing.reset")
 
 
-def test_a_game_of_arrays_is_told_once_to_be_wrapped(strangers):
+def test_array_game_gets_one_error_that_suggests_wrap(strangers):
     report = check_env(lambda: strangers("Sums")().env, raise_on_failure=False)  # what wrap was given, taking turns
     (result,) = [group for group in report.grouped() if "not text" in group[1].message]
     assert len(result[0]) == 9 and result[1].message == "the observation of 'a_0' is int, not text"
@@ -447,7 +447,7 @@ def test_a_hang_ends_at_the_deadline_and_is_a_finding():
     assert (rest.check, rest.skipped, rest.message) == ("leak", True, "the checks took longer than 0.2 s")
 
 
-def test_a_game_that_hears_thoughts_may_pass_on_answers():
+def test_game_that_observes_reasoning_may_show_answers():
     assert not failures(_Discreet, "reasoning")
 
 

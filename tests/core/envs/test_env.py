@@ -202,7 +202,7 @@ def test_forgotten_methods_are_named():
         started(Empty)
 
 
-def test_the_transcript_shows_who_said_what():
+def test_transcript_names_the_author_of_each_text():
     env = started()
     env.step("hello")
     assert env.render() == f"[x] hello\n  x {env.rolls[1]:+g}\n  z +0.5\n"

@@ -151,7 +151,7 @@ def test_a_game_in_rounds_that_breaks_is_data(where, told):
     ],
     ids=["converted", "wrapped", "asked again"],
 )
-def test_library_and_wrapped_environments_fail_alike(dress, where):
+def test_library_and_wrapped_environments_fail_in_the_same_way(dress, where):
     (episode,) = group_of(lambda: dress(where)).failed
     assert episode.error.message == "boom"
 

@@ -108,7 +108,7 @@ def test_wrong_actions_are_named(actions, error, says):
         started().step(actions)
 
 
-def test_nobody_goes_first_in_a_simultaneous_game(monkeypatch):
+def test_no_agent_goes_first_in_a_simultaneous_game(monkeypatch):
     monkeypatch.setattr(Auction, "act_all", lambda self, actions: fa.Outcome(next="player_0"))
     with pytest.raises(ValueError, match="all agents act together"):
         started().step(bids(1, 2, 3))
@@ -157,7 +157,7 @@ def test_a_turn_based_game_that_says_so_becomes_parallel():
     assert one.aec_env.said == ["x"] and one.aec_env.agent_selection == "b"
 
 
-def test_a_fork_and_a_snapshot_continue_alike_and_apart():
+def test_fork_and_snapshot_continue_equally_and_independently():
     env = started()
     env.step(bids(0, 1, 2))
     fork, before = env.fork(), env.snapshot()

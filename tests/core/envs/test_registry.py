@@ -144,7 +144,7 @@ def test_suites_keep_their_order_and_know_their_members():
             fa.register_suite("t-bad", bad)
 
 
-def test_a_broken_plugin_is_told_of_and_hides_no_other(monkeypatch):
+def test_broken_plugin_is_reported_and_the_others_load(monkeypatch):
     class Point:
         def __init__(self, name, load):
             self.name, self.value, self.load = name, "somewhere", load

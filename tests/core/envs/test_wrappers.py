@@ -108,7 +108,7 @@ def test_penalty_costs_each_time():
     assert rest(env, ["bad", "bad", "x", "bad", "y"]) == {"a": 2 * -0.5 + 1 + 2, "b": 2 - 0.5 + 1}
 
 
-def test_listed_actions_are_told_and_cost_no_copy(monkeypatch):
+def test_legal_actions_are_listed_without_a_copy(monkeypatch):
     env = started(fa.make(KUHN, invalid_action="ask"))
     env.step("shout")
     assert env.last()[0].startswith("That was not a legal action (choose one of: check, bet).\nYour card")
@@ -137,7 +137,7 @@ def test_a_window_shows_the_end():
     assert env.observe("b") == "...123456789" and env.observation_space("b").max_length == 12
 
 
-def test_rewards_are_scaled_where_they_are_told():
+def test_rewards_are_scaled_where_configured():
     env = started(RewardScale(Talk(), -0.5))
     env.step("x")
     assert env.rewards == {"a": -0.5, "b": -1.0} and env.last()[1] == -1.0

@@ -184,7 +184,7 @@ def test_an_interrupt_shows_in_ipython_as_one_line():
     assert interrupted("stopped; here")._render_traceback_() == ["stopped; here"]
 
 
-def test_interrupt_is_one_line_beside_any_other_hook(monkeypatch, capsys):
+def test_interrupt_is_one_line_next_to_any_other_hook(monkeypatch, capsys):
     errors = []
     monkeypatch.setattr(sys, "excepthook", functools.partial(errors.append))  # a hook of the program
     for _ in range(2):

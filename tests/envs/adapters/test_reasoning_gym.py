@@ -55,7 +55,7 @@ def test_settings_and_levels_make_questions_harder():
 
 
 @pytest.mark.parametrize("wrong", [{"no_such_field": 1}, {"level": -1}, {"min_terms": 9, "max_terms": 2}])
-def test_wrong_settings_are_told_at_once(wrong):
+def test_wrong_settings_are_refused_at_once(wrong):
     with pytest.raises(ValueError, match="chain_sum"):
         fa.make("reasoning-gym/chain_sum-v0", **wrong)
 

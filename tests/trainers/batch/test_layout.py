@@ -126,7 +126,7 @@ def test_padding_uses_only_positions_of_samples():
 
 @settings(max_examples=200)
 @given(samples(), st.booleans(), st.integers(24, 60), st.integers(1, 3))
-def test_rows_take_the_room_that_was_planned(found, share, room, ranks):
+def test_rows_have_the_planned_size(found, share, room, ranks):
     batch, longest = pack(found), 0
     options = {"max_tokens": room, "chunk_tokens": 8, "share_prefixes": share, "hidden_size": 8, "ranks": ranks}
     plans = [lay_out(batch, **options, rank=rank) for rank in range(ranks)]  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ def test_every_family_that_is_trained_is_tried_here(tiny_models):
 @pytest.mark.parametrize(
     ("family", "settings", "tables"), [("llama", {}, 1), ("smollm3", {"no_rope_layers": [0, 1]}, 2)]
 )
-def test_layers_that_turn_alike_share_a_table(tmp_path, family, settings, tables):
+def test_layers_with_equal_rope_share_a_table(tmp_path, family, settings, tables):
     model = tiny_model(tmp_path, family=family, settings=settings)
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
     result = [layer.attention.rope.cache for layer in core.model.layers.values()]

@@ -129,7 +129,7 @@ def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(tiny_llam
     assert result.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in result
 
 
-def test_a_rank_by_itself_asks_nobody_when_it_loads_and_saves(tiny_llama, tmp_path, monkeypatch):
+def test_single_rank_loads_and_saves_without_collectives(tiny_llama, tmp_path, monkeypatch):
     """Plans of a real model that go through gloo leave its thread a team of OpenMP, and the learner waits asleep."""
 
     def asks(*_: object, **__: object) -> None:
@@ -333,7 +333,7 @@ def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile
     assert fresh.train_step(random_batch(seed=1))["grad_norm"] == after["grad_norm"]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_and_the_old_one_stays(
+def test_failed_checkpoint_is_reported_and_the_old_one_is_kept(
     tiny_llama, random_batch, tmp_path, monkeypatch
 ):
     core = LearnerCore(config(tiny_llama))
@@ -529,7 +529,7 @@ def test_offloaded_learners_hold_no_device_memory_and_continue(tiny_llama, rando
     assert told[1] == told[0]
 
 
-def test_rows_that_are_padded_teach_the_same(tiny_llama, random_batch, monkeypatch):
+def test_padded_rows_give_the_same_gradient(tiny_llama, random_batch, monkeypatch):
     plain = LearnerCore(config(tiny_llama)).train_step(random_batch())
     monkeypatch.setattr(LearnerPlan, "row_multiple", 1000)
     padded = LearnerCore(config(tiny_llama)).train_step(random_batch())
@@ -616,7 +616,7 @@ def test_experts_compute_in_the_compute_dtype(tiny_models, random_batch):
     assert 1e-3 < gap.max() < 0.5
 
 
-def test_a_disk_that_is_full_is_told_and_leaves_no_export(tmp_path, monkeypatch):
+def test_full_disk_is_reported_and_leaves_no_export(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise SafetensorError("I/O error: No space left on device")
 
@@ -652,7 +652,7 @@ def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_count
     assert 0 < changed < 0.25 * sum(int(each.sum()) for each in large.values())
 
 
-def test_only_weights_that_were_rounded_are_moved_and_always_alike(stored_rounded, tiny_llama):
+def test_dithering_moves_only_rounded_weights_and_is_reproducible(stored_rounded, tiny_llama):
     def moved(model: Path, **changes: Any) -> float:
         core = LearnerCore(config(model, **changes))
         stored = load_file(model / "model.safetensors")

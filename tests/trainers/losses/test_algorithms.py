@@ -520,7 +520,7 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
 
 @pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("read", [torch.exp, lambda ratio: ratio < 1.0, lambda ratio: 1.0 + ratio])
-def test_a_sequence_ratio_that_nobody_asked_for_is_not_taken_for_one(read):
+def test_sequence_ratio_that_was_not_requested_raises(read):
     def curious(inputs: TokenInputs) -> TokenLoss:
         weight_S = read(inputs.sequence_log_ratio_S)
         return TokenLoss(-inputs.logprobs_S * weight_S, torch.zeros_like(inputs.advantages_S))

@@ -156,7 +156,7 @@ def episode(word, reward, *, seed=0):
     return Episode(env_id="e", seed=seed, trajectories={"player_0": own, "player_1": other})
 
 
-def test_the_best_sibling_is_preferred_to_the_worst(renderer):
+def test_best_episode_of_a_group_is_preferred_to_the_worst(renderer):
     played = [episode("b", 0.5), episode("c", 0.9), episode("a", 0.1), episode("x", 1.0, seed=1)]
     result = pairs([*played, episode("y", 1.0, seed=1)], renderer)
     (pair,) = result.items

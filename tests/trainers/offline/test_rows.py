@@ -65,7 +65,7 @@ REPEATED = [  # the prompt, an answer that repeats it, and both as they should b
 
 
 @pytest.mark.parametrize(("prompt", "repeated", "expected"), REPEATED)
-def test_a_prompt_that_the_completion_repeats_stands_once(sft, prompt, repeated, expected):
+def test_prompt_repeated_in_the_completion_is_read_once(sft, prompt, repeated, expected):
     result = sft({"prompt": prompt, "completion": repeated})
     assert content(result) == content(sft({"prompt": expected[0], "completion": expected[1]}))
 

@@ -84,7 +84,7 @@ def test_training_tokens_equal_those_of_a_rollout(read, renderer):
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_a_thought_under_its_own_key_is_learned_as_one_in_tags_is(read, renderer, key):
+def test_reasoning_under_its_own_key_is_learned_as_in_tags(read, renderer, key):
     row, tagged = chat("uone", "atwo"), chat("uone", "a<think>\nhm\n</think>\n\ntwo")
     row["messages"][1] |= {key: "hm"}
     item, written = read([row, tagged]).items

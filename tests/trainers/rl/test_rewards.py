@@ -535,7 +535,7 @@ def test_zero_variance_groups_do_not_change_the_step(tiny_llama, random_batch):
     )
 
 
-def test_dapo_refills_by_default():
+def test_dapo_resamples_by_default():
     assert GRPOConfig().resamples == 3 and GRPOConfig(max_resamples=0).resamples == 0
     assert {name: GRPOConfig(learner=LearnerConfig(loss=name)).resamples for name in ("grpo", "gspo", "rloo")} == {
         "grpo": 0,

@@ -59,7 +59,7 @@ def test_cascade_skips_the_expensive_judge_without_bias():
     assert ensemble.report().skipped_fraction == pytest.approx(share / 5, abs=1e-6)
 
 
-def test_only_fully_judged_rows_are_learned_from():
+def test_only_fully_scored_rows_are_learned():
     cascade = Cascade(verified_share=0.25, warm_up_rows=64)
     ensemble = Ensemble([*cheap(), expensive([])], cascade=cascade)
     for call in range(20):

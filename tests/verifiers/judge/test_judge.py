@@ -139,7 +139,7 @@ def test_unlikely_choices_differ_from_invalid_replies(serve_chat, caplog):
     assert caplog.text.rstrip().endswith("1 of 1 replies are no answer, e.g. 'As a'")
 
 
-def test_siblings_are_compared_in_both_orders(serve_chat):
+def test_pairs_are_compared_in_both_orders(serve_chat):
     server = serve_chat(longer)
     with Judge(server.endpoint, "Which is longer?", answer=Pairs()) as judge:
         scores = judge.score([said("1"), said("333"), said("22"), said("333"), said("9999", seed=1), said("8", seed=1)])
@@ -275,7 +275,7 @@ def test_a_judge_works_inside_a_running_loop_after_closing_and_in_an_ensemble(se
     judge.close()
 
 
-def test_a_seed_repeats_the_questions_and_no_two_judges_share_a_fence_without(serve_chat):
+def test_seed_repeats_questions_and_judges_without_seed_share_no_fence(serve_chat):
     server = serve_chat(is_four)
     for seed in (None, None, 3, 3):
         with Judge(server.endpoint, "Is it right?", seed=seed) as judge:

@@ -66,7 +66,7 @@ def test_reasoned_answer_is_read_after_reasoning_and_in_a_fence(text):
     "text",
     ['```\n{"pass": true}\n```\n```\n{"pass": false}\n```', '<think>{"pass": true}', 'So {"pass": true}', "```\n```"],
 )
-def test_reply_with_several_verdicts_or_an_unfinished_thought_has_no_grade(text):
+def test_reply_with_several_verdicts_or_unfinished_reasoning_has_no_grade(text):
     assert Reasoned().grade(reply(text)) is None
 
 

@@ -64,7 +64,7 @@ def test_repetition_sees_reasoning_that_goes_in_circles():
 
 
 @pytest.mark.parametrize("unit", ["chars", "words"])
-def test_length_counts_reasoning_unless_told_not_to(unit):
+def test_length_counts_reasoning_by_default(unit):
     trajectory = played(f"<think>{'hm ' * 50}</think>42")
     assert fv.Length(high=20, unit=unit).score([trajectory]).tolist() == [0.0]
     assert fv.Length(high=20, unit=unit, reasoning=False).score([trajectory]).tolist() == [1.0]
