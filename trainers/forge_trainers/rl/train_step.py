@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_UNCHANGED = "The checkpoints are unchanged, and the next run continues from the newest"
-
 
 async def train(
     batches: Mapping[str, EpisodeBatch],
@@ -80,7 +78,9 @@ async def train(
         if skipped[name]:
             message = saved(name, DivergedError(f"policy {name}: {reason}"))
             if skipped[name] > config.max_skipped_steps:
-                raise DivergedError(f"{message}. {_UNCHANGED}") from cause
+                raise DivergedError(
+                    f"{message}. The checkpoints are unchanged, and the next run continues from the newest"
+                ) from cause
             _log.warning("%s skipped, and max_skipped_steps=%d: %s", subject, config.max_skipped_steps, message)
         return {**result, "skipped": float(cause is not None)}
 
@@ -90,7 +90,9 @@ async def train(
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise MismatchError(f"{saved(name, error)}. {_UNCHANGED}") from None
+                raise MismatchError(
+                    f"{saved(name, error)}. The checkpoints are unchanged, and the next run continues from the newest"
+                ) from None
         metrics |= {f"{prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 
