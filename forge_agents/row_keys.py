@@ -31,7 +31,7 @@ _METADATA = frozenset((
     "created", "updated", "url", "lang", "language", "license", "category", "topic", "topics", "task", "type", "kind",
     "difficulty", "level", "split", "subset", "domain", "author", "model", "score", "scores", "rating", "ratings",
     "hash", "index", "idx", "row", "num", "number", "count", "length", "tokens", "turn", "turns", "version", "tag",
-    "tags", "quality", "cost", "latency", "usage", "seed", "title", "finish", "reason", "name",
+    "tags", "truncated", "quality", "cost", "latency", "usage", "seed", "title", "finish", "reason", "name",
 ))  # fmt: skip
 """A key that contains one of these words, and none of the others, says something about a row and changes nothing."""
 _MEASURES = frozenset((
@@ -41,6 +41,11 @@ _MEASURES = frozenset((
 """A key that ends with one of these words, such as ``tool_call_id``, changes nothing."""
 _COUNTS = ("num", "n", "has")
 """A key that begins with one of these words changes nothing."""
+_CUT = frozenset((
+    "length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete",
+    "content_filter", "safety", "refusal", "pause_turn", "error", "failed", "cancelled", "in_progress",
+))  # fmt: skip
+"""Finish reasons of answers that are not complete, in the APIs of OpenAI, Anthropic, Mistral and Google."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
@@ -75,6 +80,18 @@ def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], read_key
     if len(set(marks.values())) > 1:
         raise ValueError(f"{source} has the contradictory marks {marks}. Keep one of them")
     return all(marks.values())
+
+
+def is_cut(thing: Mapping[str, Any]) -> bool:
+    """Return whether a row or a message says that its answer is not complete."""
+    reasons = (thing.get("finish_reason"), thing.get("stop_reason"))
+    marks = (thing.get("truncated"), thing.get("is_truncated"))
+    return any(map(is_cut_reason, reasons)) or any(isinstance(mark, bool | np.bool_) and mark for mark in marks)
+
+
+def is_cut_reason(reason: Any) -> bool:
+    """Return whether a finish reason is of an incomplete answer. Google's look like ``FinishReason.MAX_TOKENS``."""
+    return str(reason).rpartition(".")[2].lower() in _CUT
 
 
 def marks_of(thing: Mapping[str, Any]) -> dict[str, Any]:

@@ -157,6 +157,18 @@ def join_reasoning(reasoning: str, answer: str, *, cut: bool = False) -> str:
     return f"<think>\n{reasoning}\n</think>\n\n{answer}" if reasoning else answer
 
 
+def join_recorded(reasoning: str, text: str) -> str:
+    """Return a recorded answer with its reasoning, which `text` may already contain.
+
+    Raises:
+        ValueError: `text` begins with other reasoning.
+    """
+    written = split_reasoning(text)[0]
+    if written and reasoning.strip() and written.split() != reasoning.split():
+        raise ValueError("an answer has reasoning in its text and in a key, and they differ. Keep one of them")
+    return text if written else join_reasoning(reasoning.strip(), text)
+
+
 def visible_action(env: Any, reasoning: str, answer: str) -> str:
     """Return the action for `env`: the answer, with the reasoning if `env.observes_reasoning` is True."""
     # `is True`, because some environments return a value for any attribute

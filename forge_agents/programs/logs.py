@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_agents.envs.reasoning import join_reasoning
+from forge_agents.envs.reasoning import join_recorded, split_reasoning
 from forge_agents.programs.calls import ChatMessage, RefusedError
 from forge_agents.programs.protocols import anthropic, chat, responses
 from forge_agents.programs.protocols.common import REASONING_KEYS, Json, as_object, read_request, text_of
@@ -69,7 +69,8 @@ def parse_log(row: Json) -> RecordedCall | None:
     for name in ("functions", "function_call", "previous_response_id"):
         if request.get(name):
             raise RefusedError(f"the request has {name}, which is not supported. Leave the row out")
-    statuses = [answer.get(key) for key in ("status", "status_code")] if isinstance(answer, Mapping) else []
+    parts = [part for part in (row, answer) if isinstance(part, Mapping)]
+    statuses = [part.get(key) for part in parts for key in ("status", "status_code")]
     failed = row.get("error") is not None or any(isinstance(status, int) and status >= 400 for status in statuses)
     response = None if failed else _body(answer, "response")
     if isinstance(response, Mapping) and response.get("error"):
@@ -205,7 +206,10 @@ def _joined(messages: Iterator[ChatMessage]) -> list[ChatMessage]:
 def _with_reasoning(message: ChatMessage) -> ChatMessage:
     if message.role != "assistant" or not message.reasoning:
         return message
-    return replace(message, text=join_reasoning(message.reasoning, message.text), reasoning="")
+    try:
+        return replace(message, text=join_recorded(message.reasoning, message.text), reasoning="")
+    except ValueError as cause:
+        raise RefusedError(str(cause)) from None
 
 
 def parse_conversation(messages: Sequence[ChatMessage], request: Json) -> tuple[tuple[ChatMessage, ...], str]:
@@ -228,7 +232,7 @@ def parse_conversation(messages: Sequence[ChatMessage], request: Json) -> tuple[
         response_format=response_format,
     )
     for place, message in enumerate(parsed.messages):
-        if message.role == "assistant" and not (message.text.strip() or message.calls):
+        if message.role == "assistant" and not (split_reasoning(message.text)[1].strip() or message.calls):
             raise RefusedError(f"messages[{place}]: the answer is empty")
     return tuple(_with_arguments(message, place) for place, message in enumerate(parsed.messages)), parsed.instructions
 

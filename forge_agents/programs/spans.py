@@ -21,11 +21,6 @@ _CONTAINER_OPERATIONS = ("invoke_agent", "create_agent", "execute_tool", "embedd
 """Values of ``gen_ai.operation.name`` for spans around calls, whose messages are also in the spans of the calls."""
 _MESSAGES_EVENT = "gen_ai.client.inference.operation.details"
 """Event with a call's messages, if its span does not contain them."""
-_TRUNCATED = (
-    "length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete",
-    "content_filter", "safety", "error",
-)  # fmt: skip
-"""Finish reasons of truncated answers."""
 _MAX_NAME_PARTS = 12
 """Maximum number of parts of an attribute's name. Names of messages have fewer."""
 _PARTS = (
@@ -105,11 +100,6 @@ def _plain_value(value: Any) -> Any:
     if kind == "kvlistValue":
         return {str(each["key"]): _plain_value(each.get("value")) for each in inner.get("values") or ()}
     return int(inner) if kind == "intValue" else inner
-
-
-def is_truncated(reason: Any) -> bool:
-    """Return whether an answer was truncated. Gemini's reasons look like ``FinishReason.MAX_TOKENS``."""
-    return str(reason).rpartition(".")[2].lower() in _TRUNCATED
 
 
 def find_score(span: Mapping[str, Any], attrs: Mapping[str, Any], name: str) -> Any:

@@ -28,9 +28,9 @@ from forge_agents.programs.logs import (
     read_messages,
     with_system,
 )
-from forge_agents.programs.spans import attributes, exported, find_score, is_truncated, model_names, parse_span
+from forge_agents.programs.spans import attributes, exported, find_score, model_names, parse_span
 from forge_agents.repeated_prompts import overlap, text_after
-from forge_agents.row_keys import is_learned, marks_of
+from forge_agents.row_keys import is_cut, is_cut_reason, is_learned, marks_of
 
 Source: TypeAlias = str | os.PathLike[str]
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
@@ -291,7 +291,7 @@ class _Reader:
             prompt = prompt[:-1]  # the log contains the answer in the request as well
         conversations = []
         for answer, reason in answers:
-            if is_truncated(reason):
+            if is_cut_reason(reason):
                 self.skipped["answers that were cut off"] += 1
             elif self._pairs and _number(score) is None:
                 self.skipped[f"without a number {self._pairs!r}"] += 1
@@ -302,7 +302,7 @@ class _Reader:
     def _from_row(self, row: Mapping[str, Any]) -> list[_Conversation | dict[str, Any]]:
         lists = [value for name in _ANSWER_KEYS if isinstance(value := row.get(name), list)]
         parts = itertools.chain([row], *lists)
-        if any(is_truncated(part.get("finish_reason")) for part in parts if isinstance(part, Mapping)):
+        if any(is_cut(part) for part in parts if isinstance(part, Mapping)):
             raise _SkippedError("answers that were cut off")
         if all(row.get(name) is None for name in _ANSWER_KEYS):
             raise RefusedError("it contains no answer")

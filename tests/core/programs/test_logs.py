@@ -397,3 +397,35 @@ def test_contradicting_system_prompts_are_rejected(tmp_path):
         tmp_path, {"system": "Be long.", "messages": ONE}, {"system": "Be  brief.", "messages": ONE}
     )
     assert rows == [{"messages": ONE}] and left == {"unreadable": 1} and "they differ" in messages[0]
+
+
+def test_recorded_reasoning_is_learned_once_and_needs_an_answer(tmp_path):
+    def logged(text, reasoning):
+        answer = said(text, reasoning_content=reasoning)
+        return {"request": {"messages": [user(text)]}, "response": {"choices": [{"message": answer}]}}
+
+    tagged = "<think>\nhm\n</think>\n\n3"
+    rows, left, heard = imported(
+        tmp_path, logged(tagged, "hm\n"), logged("<think>other</think>4", "hm"), logged("<think>hm</think>", None)
+    )
+    assert [row["messages"][1] for row in rows] == [said(tagged)] and left == {"unreadable": 2}
+    assert "in its text and in a key, and they differ" in heard[0] and "the answer is empty" in heard[1]
+
+
+@pytest.mark.parametrize("end", ["refusal", "pause_turn", "model_length", "FinishReason.MAX_TOKENS"])
+def test_incomplete_answers_of_any_api_are_left_out(tmp_path, end):
+    def logged(end):
+        answer = {"role": "assistant", "content": [{"type": "text", "text": end}], "stop_reason": end}
+        return {"request": {"messages": ONE[:1]}, "response": {"type": "message", **answer}}
+
+    rows, left, _ = imported(tmp_path, logged(end), logged("end_turn"), {"messages": ONE, "stop_reason": end})
+    assert learned(rows) == ["end_turn"] and left == {"answers that were cut off": 2}
+
+
+def test_failed_responses_are_left_out(tmp_path):
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "1"}]}
+    logged = [{"request": {"input": "one"}, "response": {"status": "failed", "output": [item]}},
+              {"request": {"input": "one"}, "response": {"status": "completed", "output": [item]}, "status_code": 429},
+              {"request": {"input": "one"}, "response": {"status": "completed", "output": [item]}, "status": 200}]  # fmt: skip
+    rows, left, _ = imported(tmp_path, *logged)
+    assert learned(rows) == ["1"] and left == {"answers that were cut off": 1, "requests that failed": 1}

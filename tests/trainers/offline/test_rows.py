@@ -398,3 +398,70 @@ def test_counts_and_languages_are_metadata(sft, caplog):
     assert content(sft({**row, **more})) == content(sft(row)) and "not read" not in caplog.text
     with pytest.raises(ValueError, match="'input_tokens', which is not read"):
         sft({**row, "input_tokens": [1, 2, 3]})
+
+
+# ---- answers that are not complete, reasoning, and pairs
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"finish_reason": "length"}, {"stop_reason": "max_tokens"}, {"finish_reason": "MAX_TOKENS"},
+        {"finish_reason": "model_length"}, {"stop_reason": "refusal"}, {"truncated": True}, {"is_truncated": np.True_},
+    ],
+)  # fmt: skip
+def test_incomplete_answer_is_refused_in_rows_and_messages(sft, dpo, mark):
+    cut = [*chat("uone"), {"role": "assistant", "content": "two", **mark}]
+    for row in ({"messages": chat("uone", "atwo"), **mark}, {"prompt": "one", "completion": "two", **mark},
+                {"messages": cut}):  # fmt: skip
+        with pytest.raises(ValueError, match="row 0.*: an answer that is not complete. Remove its row"):
+            sft(row)
+    with pytest.raises(ValueError, match="an answer that is not complete"):
+        dpo({"prompt": "one", "chosen": "two", "rejected": "three", **mark})
+
+
+def test_complete_answer_may_say_so(sft):
+    marks = {"finish_reason": "stop", "stop_reason": "end_turn", "truncated": False, "is_truncated": None}
+    expected = content(sft({"messages": chat("uone", "atwo")}))
+    assert content(sft({"messages": chat("uone", "atwo"), **marks})) == expected
+    answer = {"role": "assistant", "content": "two", **marks}
+    assert content(sft({"messages": [*chat("uone"), answer]})) == expected
+
+
+@pytest.mark.parametrize("text", ["<think>hm", "<think>hm</think>", "<think>\n\n</think>\n\n ", "[THINK]hm[/THINK]"])
+def test_reasoning_without_an_answer_is_refused(sft, dpo, text):
+    for row in ({"messages": chat("uone", f"a{text}")}, {"prompt": "one", "completion": text}):
+        with pytest.raises(ValueError, match="has reasoning without an answer, so the policy would learn to say nothing"):
+            sft(row)
+    with pytest.raises(ValueError, match="'rejected' has reasoning without an answer"):
+        dpo({"prompt": "one", "chosen": "two", "rejected": text})
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_in_the_text_and_in_a_key_is_learned_once(sft, key):
+    def row(text, **more):
+        return {"messages": [*chat("uone"), {"role": "assistant", "content": text, **more}]}
+
+    once = content(sft(row("<think>\nhm hm\n</think>\n\n3")))
+    assert content(sft(row("3", **{key: "\nhm hm\n"}))) == once
+    assert content(sft(row("<think>\nhm hm\n</think>\n\n3", **{key: "hm  hm"}))) == once
+    assert content(sft(row("3", **{key: " \n"}))) == content(sft(row("3")))
+    with pytest.raises(ValueError, match=r"row 0, messages\[1\]: .*in its text and in a key, and they differ"):
+        sft(row("<think>other</think>3", **{key: "hm"}))
+
+
+def test_equal_answers_are_counted_and_other_pairs_are_learned(dpo):
+    good = {"prompt": "one", "chosen": "two", "rejected": "three"}
+    result = dpo(good, {**good, "rejected": "two"}, {"prompt": "one", "chosen": chat("atwo"), "rejected": chat("atwo")})
+    assert result.counts == {"learned": 1, "pairs of equal answers": 2}
+
+
+def test_answers_to_different_prompts_are_no_pair(dpo):
+    for other in (chat("uother", "athree"), chat("sBe brief.", "uone", "athree"), chat("uone", "umore", "athree")):
+        row = {"chosen": chat("uone", "atwo") if len(other) == 2 else chat("sBe long.", "uone", "atwo")}
+        if other[1]["content"] == "more":
+            row = {"chosen": chat("uone", "uless", "atwo")}
+        with pytest.raises(ValueError, match="row 0: 'chosen' and 'rejected' answer different prompts"):
+            dpo({**row, "rejected": other})
+    later = {"chosen": chat("uone", "atwo", "uA", "afour"), "rejected": chat("u one\n", "athree", "uB", "afive")}
+    assert dpo(later).counts == {"learned": 1}  # the user reacts to another answer

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forge_agents.envs.reasoning import join_reasoning
+from forge_agents.envs.reasoning import join_recorded, split_reasoning
 from forge_agents.errors import did_you_mean
 from forge_agents.programs.protocols.common import text_of
 from forge_agents.repeated_prompts import overlap, text_after
-from forge_agents.row_keys import LEARN_KEYS, is_learned, refusal
+from forge_agents.row_keys import LEARN_KEYS, is_cut, is_learned, refusal
 from forge_agents.types import Message
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -27,8 +27,6 @@ _OTHER_KEYS = {
 """Names that ShareGPT, Alpaca and OpenAI's preference rows have for keys of messages and rows."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of the reasoning before an answer: the usual one, OpenRouter's and vLLM's, and that of gpt-oss."""
-_CUT = ("length", "max_tokens", "content_filter")
-"""Values of ``finish_reason`` of answers that are not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +71,7 @@ class RowReader:
         else:
             expected = "'messages', or 'prompt' and 'completion'"
             raise _wrong_keys(source, row, ("messages", "prompt", "completion"), expected)
+        _check_complete(source, row)
         keys = ("messages", "prompt", "completion", "chosen", "rejected", "system")
         learned = is_learned(source, row, self.unread, keys)
         messages = _with_system(source, row, messages)
@@ -101,11 +100,19 @@ class RowReader:
         both = len(texts) == 2 and all(_text_after(prompt, answers[name], least_words=1) for name in texts)
         for name in texts:
             answers[name] = self._without_prompt(prompt, answers[name], least_words=1 if both else 2)
+        _check_complete(source, row)
         learned = is_learned(source, row, self.unread, ("messages", "prompt", *names, "system"))
         chosen, rejected = (_with_system(source, row, _joined(source, name, prompt, answers[name])) for name in names)
-        common = 0
-        while common < min(len(chosen), len(rejected)) and _is_same(chosen[common], rejected[common]):
-            common += 1
+        differing = (number for number, both in enumerate(zip(chosen, rejected)) if not _is_same(*both))
+        common = next(differing, min(len(chosen), len(rejected)))
+        if common == len(chosen) == len(rejected):
+            self.counts["pairs of equal answers"] += 1
+            return None
+        differing_roles = [side[common].role for side in (chosen, rejected) if common < len(side)]
+        if len(differing_roles) == 2 and "assistant" not in differing_roles:
+            raise ValueError(
+                f"{source}: 'chosen' and 'rejected' answer different prompts. Give two answers to the same messages"
+            )
         chosen, rejected = (
             [replace(message, learned=message.learned and place >= common) for place, message in enumerate(side)]
             for side in (chosen, rejected)
@@ -121,9 +128,8 @@ class RowReader:
     def _messages(self, source: str, key: str, value: Any, *, text_is: str = "") -> list[RowMessage]:
         """The messages of a value. A text stands for one message of the role `text_is`, if that is not empty."""
         if isinstance(value, str) and text_is:
-            if text_is == "assistant" and not value.strip():
-                learned = "so the policy would learn to say nothing"
-                raise ValueError(f"{source}: {key!r} is empty, {learned}. Remove the row")
+            if text_is == "assistant":
+                _check_answer(f"{source}: {key!r}", value)
             return [RowMessage(text_is, value, text_is == "assistant")]
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             expected = "a text or a list of messages" if text_is else "a list of messages"
@@ -157,9 +163,7 @@ class RowReader:
         flags = [key for key in LEARN_KEYS if message.get(key)]
         if flags and role != "assistant":
             raise ValueError(f"{source} has {flags[0]}={message[flags[0]]!r}, but only answers are learned. Remove it")
-        for key in ("finish_reason", "stop_reason"):
-            if message.get(key) in _CUT:
-                raise ValueError(f"{source} has {key}={message[key]!r}: an answer that is not complete. Remove its row")
+        _check_complete(source, message)
         text, name = _text(source, role, message), message.get("name")
         if name and role in ("system", "user") and name != role:
             text = f"{name}: {text}"  # as the gateway shows it
@@ -193,8 +197,18 @@ def _text_after(prompt: Sequence[RowMessage], answer: Sequence[RowMessage], *, l
     return text_after(prompt[-1].text, answer[0].text, least_words=least_words)
 
 
+def _check_complete(source: str, thing: Mapping[str, Any]) -> None:
+    if is_cut(thing):
+        keys = ("finish_reason", "stop_reason", "truncated", "is_truncated")
+        marks = ", ".join(f"{key}={thing[key]!r:.80}" for key in keys if thing.get(key))
+        raise ValueError(f"{source} has {marks}: an answer that is not complete. Remove its row")
+
+
 def _is_same(message: RowMessage, other: RowMessage) -> bool:
-    return (message.role, message.text) == (other.role, other.text)
+    """Whether two messages are equal. Prompts may differ in blanks."""
+    if message.role == "assistant":
+        return (message.role, message.text) == (other.role, other.text)
+    return message.key == other.key
 
 
 def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
@@ -207,7 +221,20 @@ def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
     if not isinstance(content, str) or (role == "assistant" and not content.strip()):
         what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
         raise ValueError(f"{source} has a content that is {what}. Expected text")
-    return join_reasoning(thought, content)
+    if role != "assistant":
+        return content
+    try:
+        text = join_recorded(thought, content)
+    except ValueError as cause:
+        raise ValueError(f"{source}: {cause}") from None
+    _check_answer(source, text)
+    return text
+
+
+def _check_answer(source: str, text: str) -> None:
+    if not split_reasoning(text)[1].strip():
+        problem = "has reasoning without an answer" if text.strip() else "is empty"
+        raise ValueError(f"{source} {problem}, so the policy would learn to say nothing. Remove the row")
 
 
 def _joined(source: str, name: str, prompt: list[RowMessage], answer: list[RowMessage]) -> list[RowMessage]:
