@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -65,7 +66,12 @@ def _keywords(schema: Any) -> Iterator[str]:
 
 @lru_cache
 def _within_limits(kind: Any) -> Any:
-    replacements = {"pattern": _pattern, "patternProperties": _pattern_properties, "additionalProperties": _additional}
+    replacements = {
+        "multipleOf": _multiple,
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional,
+    }
     checks = {**kind.VALIDATORS, **replacements}
     limited = validators.extend(kind, {name: _timed(check) for name, check in checks.items()})
     original_evolve = limited.evolve
@@ -105,6 +111,15 @@ def _matches(pattern: str, text: str) -> bool:
         return regex.search(pattern, text, timeout=max(_pattern_time_s.get(), 0.0)) is not None
     finally:
         _pattern_time_s.set(_pattern_time_s.get() - (time.perf_counter() - start))
+
+
+def _multiple(checker: Any, step: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Compare decimals exactly: 19.99 is a multiple of 0.01, but not in binary floating point."""
+    if not checker.is_type(value, "number"):
+        return
+    exact, size = (Fraction(repr(number) if isinstance(number, float) else number) for number in (value, step))
+    if exact % size:
+        yield ValidationError(f"{value!r} is not a multiple of {step!r}")
 
 
 def _pattern(checker: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:

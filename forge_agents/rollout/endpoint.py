@@ -29,6 +29,13 @@ _SENT_STATUS = "forge_agents.sent_status"
 """Extension of a response: the original status, if the body holds an error with another one."""
 _CONTENT_FIELDS = {"content", "reasoning_content", "reasoning", "refusal", "tool_calls"}
 """A message has at least one of these fields, unless it ended before its answer."""
+_TEXT_PARTS = {"text": "text", "output_text": "text", "refusal": "refusal"}
+"""Key of the text, by type of a content part."""
+_COUNTS = (("prompt", "input"), ("completion", "output"))
+_LIMITS_REACHED = (
+    "length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete",
+)  # fmt: skip
+"""Finish reasons of answers that a limit cut off."""
 _refusals: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_refusals")
 """HTTP statuses of refused attempts of the current request."""
 _unsupported_fields: weakref.WeakKeyDictionary[Endpoint, set[str]] = weakref.WeakKeyDictionary()
@@ -236,10 +243,7 @@ def read_reply(body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
         text, parts_reasoning = _split_parts(message.get("content") or message.get("refusal") or "")
         reasoning = message.get("reasoning_content") or message.get("reasoning") or parts_reasoning
         usage = reply.get("usage")
-        counts = None
-        if usage:
-            read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
-            counts = Usage(prompt_tokens=read, completion_tokens=written)
+        counts = _read_usage(usage) if usage else None
         calls = [read_call(call["function"]) for call in message.get("tool_calls") or ()][:MAX_CALLS]
         logprobs = (choice.get("logprobs") or {}).get("content") or ()
         # Gemini sends such a message if it ended inside its reasoning
@@ -248,7 +252,7 @@ def read_reply(body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
             raise TypeError("content is no text")
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
         raise _no_completion(label, quote(body)) from None
-    cut = str(choice.get("finish_reason")).lower() in ("length", "max_tokens")  # names of OpenAI and others
+    cut = str(choice.get("finish_reason")).rpartition(".")[2].lower() in _LIMITS_REACHED
     reasoning = writable(reasoning).strip() if isinstance(reasoning, str) else ""
     return ChatReply(
         text=writable(text),
@@ -260,11 +264,27 @@ def read_reply(body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
     )
 
 
+def _read_usage(usage: Mapping[str, Any]) -> Usage | None:
+    """Token counts under the names of OpenAI's or Anthropic's API; None without a count of both parts or their sum."""
+    read, written = (usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _COUNTS)
+    if read is None and written is None and usage.get("total_tokens"):
+        read = usage["total_tokens"]
+    if read is None and written is None:
+        return None
+    return Usage(prompt_tokens=int(read or 0), completion_tokens=int(written or 0))
+
+
 def _split_parts(content: Any) -> tuple[Any, str]:
-    """Text and reasoning of a message's content, which Mistral's models send in parts."""
+    """Text and reasoning of a message's content, which Mistral's models send in parts.
+
+    Raises:
+        TypeError: No part has text or reasoning.
+    """
     if not isinstance(content, list):
         return content, ""
-    texts = [part["text"] for part in content if part["type"] == "text"]
+    if not any(part["type"] in (*_TEXT_PARTS, "thinking") for part in content):
+        raise TypeError("content has no text")
+    texts = [part[_TEXT_PARTS[part["type"]]] for part in content if part["type"] in _TEXT_PARTS]
     reasonings = [_split_parts(part["thinking"])[0] for part in content if part["type"] == "thinking"]
     return "".join(texts), "\n".join(reasonings)
 

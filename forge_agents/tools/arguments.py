@@ -16,6 +16,15 @@ _MAX_PARTS = 500
 _MAX_SHOWN = 1000
 """Maximum length of a schema in an error."""
 _BRANCHES = ("allOf", "anyOf", "oneOf")
+_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""Keywords whose values are mappings of names to schemas."""
+_PARTS = frozenset((*_BRANCHES, "items", "prefixItems", "additionalProperties", "not", "if", "then", "else"))
+"""Keywords whose values are schemas or lists of them."""
+_TYPES = {
+    "str": "string", "text": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean",
+    "list": "array", "tuple": "array", "dict": "object", "none": "null",
+}  # fmt: skip
+"""Standard names of types, by names in Python and in published lists of tools."""
 _DECIDES = frozenset((
     *_BRANCHES, "$ref", "$dynamicRef", "if", "not", "dependentSchemas", "patternProperties", "additionalProperties",
     "unevaluatedProperties", "propertyNames",
@@ -89,7 +98,7 @@ def _schema_error(
     from forge_agents.schemas import Schema
 
     try:  # an empty registry: the schema of an untrusted server must not make us fetch anything
-        schema = Schema(_with_null(parameters), timeout_s=_CHECK_TIMEOUT_S, registry=Registry())
+        schema = Schema(_standard(parameters), timeout_s=_CHECK_TIMEOUT_S, registry=Registry())
         error = schema.first_error(dict(arguments))
     except TimeoutError:
         return f"the arguments of {tool} take too long to compare with its schema; shorten them, or call another tool"
@@ -111,17 +120,30 @@ def _schema_error(
     return f"the arguments of {tool} do not fit: {error.message}; expected {expected}"
 
 
-def _with_null(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `parameters` with null allowed for ``nullable`` arguments. JSON Schema does not have OpenAPI's keyword."""
-    properties = parameters.get("properties")
-    if not isinstance(properties, Mapping):
-        return parameters
-    allowed = {
-        name: {"anyOf": [schema, {"type": "null"}]}
-        for name, schema in properties.items()
-        if isinstance(schema, Mapping) and schema.get("nullable") is True
-    }
-    return {**parameters, "properties": {**properties, **allowed}} if allowed else parameters
+def _standard(schema: Any) -> Any:
+    """Return a schema with standard keywords in place of other common spellings.
+
+    These are OpenAPI's ``nullable``, names of types such as "str" and "STRING", and lists of ``items``.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    standard = dict(schema)
+    for keyword in _MAPS.intersection(standard):
+        if isinstance(parts := standard[keyword], Mapping):
+            standard[keyword] = {name: _standard(part) for name, part in parts.items()}
+    for keyword in _PARTS.intersection(standard):
+        value = standard[keyword]
+        standard[keyword] = [_standard(part) for part in value] if isinstance(value, list) else _standard(value)
+    if isinstance(standard.get("type"), str):
+        kind = standard["type"].lower()
+        standard["type"] = _TYPES.get(kind, kind)
+    if standard.get("type", "any") in ("any", None):
+        standard.pop("type", None)
+    if isinstance(standard.get("items"), list) and "$schema" not in standard:
+        standard["prefixItems"] = standard.pop("items")
+    if standard.get("nullable") is True:
+        return {"anyOf": [standard, {"type": "null"}]}
+    return standard
 
 
 def _shorten(schema: Any) -> str:

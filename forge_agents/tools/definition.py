@@ -21,6 +21,9 @@ MAX_RESULT_CHARS = 4000
 """Maximum length of a result. Longer results are truncated, with a note."""
 
 
+_RUN_LATER = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function that an agent may call. In the body of a class, it binds to the instance like a method."""
@@ -38,6 +41,11 @@ class Tool:
     """Converts JSON values to the types of `fn`'s hints. Deep copies share this function."""
 
     def __post_init__(self) -> None:
+        if any(is_kind(self.fn) for is_kind in _RUN_LATER):
+            raise TypeError(
+                f"tool {self.name} is an async function or a generator, which would not run when it is called; write a "
+                "function that returns its result, such as one that calls asyncio.run"
+            )
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"tool {self.name}: timeout_s={self.timeout_s} must be above 0, or None for no time limit")
 
@@ -167,7 +175,7 @@ def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
         return _error_result(call, error)
     try:
         result = _call(selected, call.arguments)
-        text = result if isinstance(result, str) else json.dumps(result, default=str)
+        text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
     except Exception as cause:  # noqa: BLE001  # tools are user code: the model gets the error
         kind = "" if isinstance(cause, ValueError | ArithmeticError) and str(cause) else f"{type(cause).__name__}: "
         return _error_result(call, f"{kind}{cause}")

@@ -23,6 +23,8 @@ from forge_agents.types import ToolCall
 
 ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral", "plain"]
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama", "mistral", "plain")
+_CALL_KEYS = {"name", "arguments", "parameters", "id", "index", "type", "description", "strict", "thought_signature"}
+"""Keys of a call. Others are arguments in the wrong place."""
 MAX_CALLS = 16
 """Maximum number of calls that are read in a text."""
 
@@ -69,13 +71,18 @@ def read_call(content: Any, form: str = '{"name": ..., "arguments": {...}}') -> 
         return ToolCall(name="", error=f'the tool call needs a "name"; write {form}')
     if isinstance(content.get("error"), str):  # a malformed call in the form of `str(call)`
         return ToolCall(name=content["name"], error=content["error"])
-    arguments = content.get("arguments", content.get("parameters", {}))
+    given = [content[key] for key in ("arguments", "parameters") if content.get(key) not in (None, "")]
+    arguments = given[0] if given else {}
     try:  # some models, and all servers, write the arguments as a JSON string
-        arguments, _ = _json_at(arguments if isinstance(arguments, str) else json.dumps(arguments), 0)
+        source = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        arguments, end = _json_at(source, 0)
     except ValueError:
-        arguments = {} if arguments == "" else None
-    if not isinstance(arguments, dict):
+        arguments, source, end = None, "", 0
+    if not isinstance(arguments, dict) or source[end:].strip():
         return ToolCall(name=content["name"], error=f"the arguments must be a JSON object; write {form}")
+    if outside := content.keys() - _CALL_KEYS:
+        names = ", ".join(map(repr, sorted(outside)[:8]))
+        return ToolCall(name=content["name"], error=f"the call has {names} next to its name; write {form}")
     return ToolCall(name=content["name"], arguments=arguments)
 
 
@@ -125,7 +132,7 @@ _FORMS: dict[ToolFormat, str] = {
     "mistral": '[TOOL_CALLS][{"name": ..., "arguments": {...}}]',
     "plain": 'CALL NAME {"key": value}',
 }
-_NAME = re.compile(r"\s{0,9}([\w.-]{1,99})\s{0,9}(?:\[ARGS\]|:)?\s{0,9}(?=[({])", re.ASCII)
+_NAME = re.compile(r"\s{0,9}([\w.-]{1,99})\s{0,9}(?:\[CALL_ID\]\w{1,99})?(?:\[ARGS\]|:)?\s{0,9}(?=[({])", re.ASCII)
 _MORE = re.compile(r"[\s;,]*(?=\{)")
 _HERMES_END = re.compile(r"\s*(?:</?tool_call>|\Z)")  # a call truncated at the closing mark is complete
 
@@ -180,14 +187,17 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 def _split_arguments(text: str, start: int) -> tuple[list[str] | None, int]:
     """Return the arguments from `start` to the closing parenthesis, and the end. None if it is missing."""
-    parts, depth, quote, begin, before = [], 0, "", start, "("
+    parts, depth, quote, begin, before, skipped = [], 0, "", start, "(", start
     for position in range(start, min(len(text), start + 8192)):
         char = text[position]
+        if position < skipped:  # the rest of three quotes
+            continue
         if quote:
-            if char == quote and before != "\\":
-                quote = ""
+            if text.startswith(quote, position) and before != "\\":
+                skipped, quote = position + len(quote), ""
         elif char in "\"'" and before in "(=,:[{":  # otherwise an apostrophe
-            quote = char
+            quote = char * 3 if text.startswith(char * 3, position) else char
+            skipped = position + len(quote)
         elif char in _OPEN:
             depth += 1
         elif char in _CLOSE and depth:
@@ -234,7 +244,8 @@ def _value(source: str, *, text: bool) -> Any:
         except ValueError:
             pass
     if quoted:
-        return re.sub(r"\\(['\"\\])", r"\1", source[1:-1])
+        width = 3 if len(source) > 5 and source[:3] == source[-3:] == source[0] * 3 else 1
+        return re.sub(r"\\(['\"\\])", r"\1", source[width:-width])
     return source if text else _PYTHON_CONSTANTS.get(source, source)
 
 

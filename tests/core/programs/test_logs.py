@@ -424,8 +424,11 @@ def test_incomplete_answers_of_any_api_are_left_out(tmp_path, end):
 
 def test_failed_responses_are_left_out(tmp_path):
     item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "1"}]}
-    logged = [{"request": {"input": "one"}, "response": {"status": "failed", "output": [item]}},
-              {"request": {"input": "one"}, "response": {"status": "completed", "output": [item]}, "status_code": 429},
-              {"request": {"input": "one"}, "response": {"status": "completed", "output": [item]}, "status": 200}]  # fmt: skip
-    rows, left, _ = imported(tmp_path, *logged)
+
+    def logged(state, **more):
+        return {"request": {"input": "one"}, "response": {"status": state, "output": [item]}, **more}
+
+    rows, left, _ = imported(
+        tmp_path, logged("failed"), logged("completed", status_code=429), logged("completed", status=200)
+    )
     assert learned(rows) == ["1"] and left == {"answers that were cut off": 1, "requests that failed": 1}

@@ -179,6 +179,7 @@ def test_missing_server_is_named():
         {"choices": []},
         {"choices": [{"message": None}]},
         completion(["3"]),
+        completion([{"type": "image_url", "image_url": "x"}]),
         completion(logprobs=3),
         {**completion(), "usage": {"prompt_tokens": "many"}},
         {**completion(), "usage": {"prompt_tokens": float("inf")}},
@@ -231,6 +232,8 @@ TEXTS = [{"type": "text", "text": "hm"}]
         ({"content": [{"type": "text", "text": "3"}]}, "stop", "3", ""),
         ({"content": [{"type": "thinking", "thinking": TEXTS}, {"type": "text", "text": "3"}]}, "stop", "3", "hm"),
         ({"content": None, "refusal": "I cannot."}, "stop", "I cannot.", ""),
+        ({"content": [{"type": "output_text", "text": "3"}, {"type": "audio"}]}, "stop", "3", ""),
+        ({"content": [{"type": "refusal", "refusal": "I cannot."}]}, "stop", "I cannot.", ""),
         ({}, "length", "", ""),
         ({}, "content_filter", "", ""),
     ],
@@ -334,8 +337,27 @@ def test_token_budget_uses_the_servers_counts(serve_chat):
     with pytest.raises(BudgetError, match="used 12 tokens, max_total_tokens=12 allows no more"):
         group(server.endpoint_with(max_total_tokens=12))
     assert len(server.requests) == 1
-    error = group(serve_chat(lambda request: completion()).endpoint_with(max_total_tokens=12)).episodes[0].error
-    assert "does not say how many tokens it used" in error.message
+    for unknown in ({}, {"usage": {"prompt_tokens": None}}, {"usage": {"cost": 1}}):
+        server = serve_chat(lambda request, unknown=unknown: {**completion(), **unknown})
+        error = group(server.endpoint_with(max_total_tokens=12)).episodes[0].error
+        assert "does not say how many tokens it used" in error.message
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [({"input_tokens": 9, "output_tokens": 3}, (9, 3)), ({"total_tokens": 12}, (12, 0)),
+     ({"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}, (9, 3)), ({"completion_tokens": 3}, (0, 3))],
+)  # fmt: skip
+def test_token_counts_of_other_apis_are_read(serve_chat, usage, counts):
+    reply = ask(serve_chat(lambda request: {**completion(), "usage": usage}).endpoint)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == counts
+
+
+@pytest.mark.parametrize(("reason", "end"), [("model_length", "length"), ("FinishReason.MAX_TOKENS", "length"),
+                                             ("STOP", "stop"), (None, "stop"), ("tool_calls", "stop")])  # fmt: skip
+def test_limits_are_recognized_under_any_name(serve_chat, reason, end):
+    server = serve_chat(lambda request: completion("2", finish_reason=reason))
+    assert ask(server.endpoint).finish_reason == end
 
 
 def test_key_is_sent_and_never_shown(serve_chat, monkeypatch, caplog):

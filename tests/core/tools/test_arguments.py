@@ -140,3 +140,32 @@ def test_nullable_argument_accepts_null():
     assert check_arguments("tool", {**schema, "required": ["x"]}, {"x": None}) == ""
     assert "expected" in check_arguments("tool", schema, {"y": None})
     assert "expected" in check_arguments("tool", schema, {"x": "a"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "array", "items": {"type": "integer", "nullable": True}}, [None, 1], ["a"]),
+        ({"type": "object", "properties": {"a": {"type": "integer", "nullable": True}}}, {"a": None}, {"a": "b"}),
+        ({"anyOf": [{"type": "integer"}, {"type": "string", "nullable": True, "enum": ["a"]}]}, None, "b"),
+        ({"type": "object", "properties": {"nullable": True, "type": {"type": "str"}}}, {"type": "a"}, {"type": 1}),
+        ({"type": "array", "items": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], ["a", 1]),
+        ({"type": "STRING"}, "a", 1),
+        ({"type": "float"}, 1.5, "a"),
+        ({"type": "dict", "properties": {"a": {"type": "list"}}}, {"a": [1]}, {"a": 1}),
+        ({"type": "number", "multipleOf": 0.01}, 19.99, 19.995),
+        ({"type": "number", "multipleOf": 0.1}, 0.3, 0.35),
+        ({"type": "integer", "multipleOf": 3}, 10**30 * 3, 10**30),
+    ],
+)
+def test_other_spellings_of_schemas_are_checked(schema, good, bad):
+    parameters = {"type": "OBJECT", "properties": {"x": schema}}
+    assert check_arguments("tool", parameters, {"x": good}) == ""
+    error = check_arguments("tool", parameters, {"x": bad})
+    assert "'x'" in error and "cannot be used" not in error
+
+
+@pytest.mark.parametrize("kind", ["any", None, "ANY"])
+def test_argument_of_any_type_takes_all_values(kind):
+    for value in ("a", 1, None, [2]):
+        assert check_arguments("tool", {"type": "dict", "properties": {"x": {"type": kind}}}, {"x": value}) == ""

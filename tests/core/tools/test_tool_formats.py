@@ -297,3 +297,39 @@ def test_llamas_special_tokens_reach_the_parser(tokenizer):
     assert len(ids) < len(text) - 20  # the marks are one token each
     (read,) = parse_tool_calls(Renderer(marked).text(ids))
     assert run_tool([calculator], read).content == "42"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "book", "city": "Rome"}</tool_call>',
+        '{"name": "book", "parameters": {}, "city": "Rome"}',
+        '<tool_call>{"name": "book", "arguments": "{\\"city\\": \\"Rome\\"}{\\"city\\": \\"Oslo\\"}"}</tool_call>',
+        '<tool_call>{"name": "book", "arguments": "{\\"city\\": \\"Rome\\"}}"}</tool_call>',
+    ],
+)
+def test_arguments_outside_of_their_object_are_an_error(text):
+    (read,) = parse_tool_calls(text, tools=[book])
+    assert read.name == "book" and not read.arguments and "write " in read.error
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', "{}"])
+def test_call_without_arguments_may_say_null(arguments):
+    (read,) = parse_tool_calls(f'<tool_call>{{"name": "list", "id": "c", "arguments": {arguments}}}</tool_call>')
+    assert (read.name, dict(read.arguments), read.error) == ("list", {}, None)
+
+
+def test_id_of_mistrals_calls_is_skipped():
+    text = '[TOOL_CALLS]book[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}[TOOL_CALLS]list[CALL_ID]x[ARGS]{}'
+    assert [(c.name, dict(c.arguments), c.error) for c in parse_tool_calls(text)] == [
+        ("book", {"city": "Rome"}, None), ("list", {}, None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("quote", ['"""', "'''"])
+def test_text_in_three_quotes_is_one_argument(quote):
+    code = 'def f(a, b):\n    return "(" + a  # it\'s'
+    (read,) = parse_tool_calls(f"CALL book(city={quote}{code}{quote}, nights=2)", tools=[book])
+    assert (dict(read.arguments), read.error) == ({"city": code, "nights": 2}, None)
+    (read,) = parse_tool_calls('CALL book(city="", nights=2)', tools=[book])
+    assert (dict(read.arguments), read.error) == ({"city": "", "nights": 2}, None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 import forge_agents as fa
-from forge_agents.tools import MAX_RESULT_CHARS, ToolCall, calculator, parse_tool_calls, run_tool
+from forge_agents.tools import MAX_RESULT_CHARS, ToolCall, calculator, parse_tool_calls, run_tool, tool
 
 
 @fa.tool
@@ -218,3 +218,26 @@ def test_the_calculator_is_exact_on_integers(a, b):
 def test_parsing_never_raises(text):
     for read in parse_tool_calls(f"<tool_call>{text}</tool_call>{text}"):
         run_tool([weather], read)
+
+
+def test_functions_that_run_later_are_no_tools():
+    async def wait(text: str) -> str:
+        "Wait."
+        return text
+
+    def count(text: str):
+        "Count."
+        yield text
+
+    for later in (wait, count):
+        with pytest.raises(TypeError, match=f"tool {later.__name__} is an async function or a generator"):
+            tool(later)
+
+
+def test_text_in_a_structured_result_is_readable():
+    @tool
+    def greet() -> dict[str, str]:
+        "Greet."
+        return {"greeting": "こんにちは"}
+
+    assert run_tool([greet], call("greet")).content == '{"greeting": "こんにちは"}'

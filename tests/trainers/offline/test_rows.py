@@ -431,7 +431,9 @@ def test_complete_answer_may_say_so(sft):
 @pytest.mark.parametrize("text", ["<think>hm", "<think>hm</think>", "<think>\n\n</think>\n\n ", "[THINK]hm[/THINK]"])
 def test_reasoning_without_an_answer_is_refused(sft, dpo, text):
     for row in ({"messages": chat("uone", f"a{text}")}, {"prompt": "one", "completion": text}):
-        with pytest.raises(ValueError, match="has reasoning without an answer, so the policy would learn to say nothing"):
+        with pytest.raises(
+            ValueError, match="has reasoning without an answer, so the policy would learn to say nothing"
+        ):
             sft(row)
     with pytest.raises(ValueError, match="'rejected' has reasoning without an answer"):
         dpo({"prompt": "one", "chosen": "two", "rejected": text})

@@ -103,7 +103,7 @@ class RowReader:
         _check_complete(source, row)
         learned = is_learned(source, row, self.unread, ("messages", "prompt", *names, "system"))
         chosen, rejected = (_with_system(source, row, _joined(source, name, prompt, answers[name])) for name in names)
-        differing = (number for number, both in enumerate(zip(chosen, rejected)) if not _is_same(*both))
+        differing = (number for number, both in enumerate(zip(chosen, rejected, strict=False)) if not _is_same(*both))
         common = next(differing, min(len(chosen), len(rejected)))
         if common == len(chosen) == len(rejected):
             self.counts["pairs of equal answers"] += 1
