@@ -43,7 +43,7 @@ class Tool:
     def __post_init__(self) -> None:
         if any(is_kind(self.fn) for is_kind in _RUN_LATER):
             raise TypeError(
-                f"tool {self.name} is an async function or a generator, which would not run when it is called; write a "
+                f"tool {self.name} is an async function or a generator, which would not run when it is called. Write a "
                 "function that returns its result, such as one that calls asyncio.run"
             )
         if self.timeout_s is not None and not self.timeout_s > 0:

@@ -137,7 +137,7 @@ def test_answers_that_differ_in_blanks_only_make_a_pair(dpo):
 
 
 def test_texts_without_a_prompt_are_refused(dpo):
-    with pytest.raises(ValueError, match="expected 'prompt' next to answers that are texts"):
+    with pytest.raises(ValueError, match="Expected 'prompt' next to answers that are texts"):
         dpo({"system": "Be brief.", "question": "one", "chosen": "two", "rejected": "three"})
 
 
