@@ -85,6 +85,8 @@ def test_notations_of_an_answer_differ_from_other_answers(text, gold, is_right):
         ("First answer: 3\nSecond answer: 5", "5", "3"),
         ("The answer is 42.\n\n(Checked: 6*7=42)", "42", "6"),
         ("The answer is B) Rome", "B", "A"),
+        ("The answer is Rome. Wait, let me check. Yes.", "Rome", "Paris"),
+        ("The answer is Rome. Actually, I am sure.", "Rome", "Paris"),
         ("The answer is twice 5.", "twice 5", "5"),
         ("The answer is half of 10", "half of 10", "10"),
         ("The answer is more than 5.", "more than 5", "5"),

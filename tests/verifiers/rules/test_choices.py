@@ -55,7 +55,8 @@ RIGHT = by_gold({
         A alternativa correta é a B. ¦ Gabarito: B ¦ A resposta certa é B. ¦ Jawaban yang benar adalah B. ¦ Chọn B
         Đáp án đúng là B. ¦ คำตอบที่ถูกต้องคือ B ¦ ข้อ B ถูกต้อง ¦ Riktig svar er B ¦ התשובה הנכונה היא B.
         پاسخ صحیح گزینه B است
-        B, since the others fail. ¦ B is equivalent to the definition, so it is right. ¦ B is right, but it is not A.
+        B, since the others fail.
+        B. The other options fail. ¦ B is equivalent to the definition, so it is right. ¦ B is right, but it is not A.
     """,
     "C": r"""
         因此选C ¦ 정답: C ¦ الإجابة الصحيحة هي (ج) ¦ Правильный ответ — C. ¦ La bonne réponse est C.

@@ -170,6 +170,7 @@ _NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "
 _POLAR = frozenset({"yes", "no", "true", "false"})
 _POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2013\u2014]|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
+_NO_NAME = re.compile(r"(?:I|It|The|This|That|We|You|Yes|No|Let|Sure)\b")
 _REASON = re.compile(r",?\s+(?:because|since)\b")
 
 
@@ -367,7 +368,8 @@ def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:
     corrected = CORRECTED.search(rest, 0, _NEAR)
     if corrected:
         again = unmarked_answer(rest[corrected.end() :])
-        is_word = not again.value.islower() and len(again.value.split()) <= 4 and not RUN.search(read.value)
+        is_name = again.value[:1].isupper() and _NO_NAME.match(again.value) is None and len(again.value.split()) <= 4
+        is_word = is_name and not RUN.search(read.value)
         if again.value and (STARTS.match(again.value) or is_word):
             return again._replace(source="marked")
     doubting = DOUBTING.match(rest)

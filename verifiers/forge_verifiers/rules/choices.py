@@ -69,11 +69,12 @@ _CLAUSE = re.compile(
 _DENIED = re.compile(
     r"\b(?:not|never|neither|nor|nobody|cannot|wrong|incorrect(?:ly)?|false|invalid|untrue|impossible|mistaken?|avoid"
     r"|(?:^|(?<=^ )|(?<=let us )|(?<=let['\u2019]s ))(?:suppose|assume)|exclud\w+|except|eliminat\w+|ruled?"
-    r"|reject\w*|doubt\w*|unlikely|instead of|rather than|unless|if|other than|distractors?|fail(?:s|ed)?"
+    r"|reject\w*|doubt\w*|unlikely|instead of|rather than|unless|if|other than"
     r"|(?:is|are|was|were|do|does|did|ca|wo|would|could|should)nt)\b|n['\u2019]t\b"
     rf"|{NEGATION}",
     re.IGNORECASE,
 )
+_FAILS = re.compile(r"\s*(?:fail(?:s|ed)|is\s+(?:only\s+|just\s+)?a\s+(?:distractor|trap))\b", re.IGNORECASE)
 _ELIMINATED = re.compile(
     r"\b(?:eliminated|rejected|excluded|ruled out|wrong|incorrect|false)"
     r"(?:\s+(?:options?|answers?|choices?))?\s*:[\s(\[]*$",
@@ -199,7 +200,7 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         is_hedged = bool(_HEDGED.search(before) or (number and _ALSO.match(after)))
         near = _CLAUSE.split(before)[-1] + " " + _CLAUSE.split(after, maxsplit=1)[0]
         later = _CLAUSE.split(after)[1 : None if number + 1 == len(groups) else -1]
-        is_denied = (_DENIED.search(near) and not is_hedged) or _ELIMINATED.search(before)
+        is_denied = (_DENIED.search(near) and not is_hedged) or _ELIMINATED.search(before) or _FAILS.match(after)
         if is_denied or any(map(_TAKEN_BACK.match, later)):
             continue
         strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))
