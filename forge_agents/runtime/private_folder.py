@@ -19,8 +19,8 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "FORGE_AGENTS_PRIVATE"
 """Environment variable with the private folder of the process that started this one on the same machine."""
-LONGEST_NAME = 24
-"""Maximum length of a socket's name in bytes, so that its path fits into a socket address."""
+LONGEST_NAME = 36
+"""Maximum length of a socket's name in bytes, so that its path fits into a socket address. vLLM's names are UUIDs."""
 _PREFIX = "forge-agents-private-"
 _MAX_SOCKET_PATH = 107
 _LOCK = "lock"
@@ -91,6 +91,18 @@ def make_private(folder: Path) -> None:
         )
     if status.st_mode & 0o022:
         folder.chmod(0o700)
+
+
+def code_folder() -> Path:
+    """Return a folder of this machine for compiled code, which no other user can change.
+
+    PyTorch runs the code that it finds there. Its default folder, ``torchinductor_USER`` in the folder for temporary
+    files, may have been made by another user.
+    """
+    folder = Path(tempfile.gettempdir()) / f"forge-agents-compiled-{os.geteuid()}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700)
+    return folder if is_private(folder) else private_folder() / "compiled"
 
 
 def log_suffix() -> str:

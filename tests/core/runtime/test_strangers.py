@@ -112,6 +112,32 @@ def test_another_user_can_connect_to_no_socket_of_a_run() -> None:
         assert connectable(state["sockets"]) == []
 
 
+def test_compiled_code_and_sockets_of_libraries_are_in_private_folders() -> None:
+    from forge_agents.runtime import _monarch  # noqa: F401  # every process of a run imports it
+
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_RPC_BASE_PATH"):
+        assert private_folder.is_private(os.environ[variable]), variable
+
+
+@pytest.mark.parametrize("trap", ["", "link", "writable by all", "another user's"])
+def test_compiled_code_of_another_user_is_not_loaded(
+    trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_folder.tempfile, "tempdir", str(tmp_path))
+    folder = private_folder.code_folder()
+    assert folder.parent == tmp_path and private_folder.is_private(folder)
+    if trap == "link":
+        folder.rename(tmp_path / "theirs")
+        folder.symlink_to(tmp_path / "theirs")
+    elif trap == "writable by all":
+        folder.chmod(0o777)
+    elif trap:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(folder, STRANGER, STRANGER)
+    assert private_folder.code_folder() == (private_folder.private_folder() / "compiled" if trap else folder)
+
+
 # ---- the log
 
 
