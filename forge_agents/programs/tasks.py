@@ -39,6 +39,8 @@ _ROW_NUMBERS = (
 _MIN_DISTINCT = 0.05
 """Minimum fraction of tasks that must stay distinct without row numbers for the numbers to be ignored. Below, the
 number is probably the task itself, such as an index into a data set that the program opens."""
+_FREE_BYTES, _MAX_EXPANSION = 1 << 28, 100
+"""Rows of a Parquet file may have 256 MiB, or 100 times the file's size if that is more."""
 _JSON, _TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".parquet")
 
 
@@ -164,9 +166,46 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
     except ImportError:
         raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
-        return datasets.load_from_disk(str(path))
-    read = datasets.Dataset.from_csv if path.suffix.lower() == ".csv" else datasets.Dataset.from_parquet
-    return read(str(path))
+        data = datasets.load_from_disk(str(path))
+    elif path.suffix.lower() == ".csv":
+        data = datasets.Dataset.from_csv(str(path))
+    else:
+        _check_expansion(path, size)
+        data = datasets.Dataset.from_parquet(str(path))
+    _check_columns(path, data)
+    return data
+
+
+def _check_expansion(path: Path, size: int) -> None:
+    """Refuse a Parquet file whose rows are far larger than the file, before they are written to the cache.
+
+    A kilobyte can stand for any number of equal rows.
+    """
+    import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
+
+    total = 0
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=16):
+            for column in batch.columns:
+                decode = getattr(column, "dictionary_decode", None)  # equal values may be stored once
+                total += (column if decode is None else decode()).nbytes
+            if total > max(_FREE_BYTES, _MAX_EXPANSION * size):
+                raise ValueError(
+                    f"{path} has {size} bytes, and its rows have more than {total}; expected at most {_MAX_EXPANSION} "
+                    "times as many. Write its tasks as JSONL"
+                )
+
+
+def _check_columns(path: Path, data: Any) -> None:
+    """Refuse columns whose values the package datasets would open: files and addresses that the rows name."""
+    from datasets.features.features import require_decoding  # type: ignore[import-untyped,unused-ignore]
+
+    features = getattr(data, "features", {})  # data sets by split are refused later
+    if opened := [name for name, feature in features.items() if require_decoding(feature)]:
+        raise ValueError(
+            f"{path}: the rows of {', '.join(opened)} are images, sounds or other files, which may name files of this "
+            "machine or addresses; remove these columns, or load the data set yourself and give it as tasks"
+        )
 
 
 def _are_splits(value: Any) -> bool:

@@ -240,6 +240,40 @@ def test_hugging_face_data_sets_are_tasks(tmp_path):
         Tasks(data.to_iterable_dataset())
 
 
+def test_a_file_of_tasks_opens_no_other_file_or_address(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    import pyarrow.parquet as pq
+
+    text, image = datasets.Value("string"), {"bytes": None, "path": "http://127.0.0.1:9/secret"}
+    features = datasets.Features({"question": text, "image": {"bytes": datasets.Value("binary"), "path": text}})
+    data = datasets.Dataset.from_list([{"question": str(n), "image": image} for n in range(12)], features)
+    data.save_to_disk(str(tmp_path / "saved"))
+    facts = json.loads((tmp_path / "saved" / "dataset_info.json").read_text())
+    facts["features"]["image"] = {"_type": "Image"}
+    (tmp_path / "saved" / "dataset_info.json").write_text(json.dumps(facts))
+    schema = {"huggingface": json.dumps({"info": {"features": facts["features"]}})}
+    pq.write_table(data.data.table.replace_schema_metadata(schema), tmp_path / "rows.parquet")
+    for name in ("rows.parquet", "saved"):
+        with pytest.raises(ValueError, match="the rows of image are images, sounds or other files"):
+            Tasks(tmp_path / name)
+    assert len(drawn(Tasks(data), EVALUATED)) == 2
+
+
+def test_a_small_file_does_not_stand_for_gigabytes_of_rows(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("forge_agents.programs.tasks._FREE_BYTES", 1 << 24)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    equal = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, "int32"), ["x" * 1_000_000])
+    pq.write_table(pa.table({"question": equal}), tmp_path / "a.parquet", compression="zstd")
+    plain = pa.table({"question": pa.array(["y" * 1_000_000] * 30)})
+    pq.write_table(plain, tmp_path / "b.parquet", compression="zstd", store_schema=False)
+    for name in ("a.parquet", "b.parquet"):
+        with pytest.raises(ValueError, match="its rows have more than .*expected at most 100 times as many"):
+            Tasks(tmp_path / name)
+
+
 def test_invalid_tasks_are_rejected(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": \n')
     (tmp_path / "empty.jsonl").write_text("\n")

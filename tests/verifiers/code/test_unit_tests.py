@@ -170,6 +170,44 @@ def test_an_expected_exception_is_not_faked_by_ending():
     assert verifier.score([wrote(GOLD), wrote(ends)]).tolist() == [1.0, 0.0]
 
 
+LENIENT = '''
+def test_loop():
+    for result, expected in zip(map(f, [1, 2]), [1, 4]):
+        assert result == expected
+def test_all():
+    assert all(map(lambda x: f(x) == x * x, [1, 2]))
+def test_bare_except():
+    try:
+        f("")
+    except:
+        return
+    assert False
+def test_in():
+    assert 4 in items(3)
+def test_next():
+    iterator = squares(1)
+    assert next(iterator) == 0
+    try:
+        next(iterator)
+    except StopIteration:
+        return
+    assert False
+'''
+"""Tests that an empty answer would pass if its exceptions reached them unchanged, or if it saw what they expect."""
+
+
+def test_lenient_tests_are_not_passed_by_stopping_ending_or_agreeing():
+    gold = "def f(x): return x * x if x != '' else len(None)\ndef squares(n):\n    for x in range(n): yield f(x)\n"
+    gold += "class Items(list): pass\ndef items(n): return Items(squares(n))"
+    stops = "def f(x): raise StopIteration\nitems = squares = f"
+    ends = "import os\ndef f(x): os._exit(0)\nitems = squares = f"
+    agrees = "class Any(list):\n    def __contains__(self, item): return True\ndef items(n): return Any()"
+    assert PATIENT.run(gold, LENIENT).reasons == ("",) * 5
+    assert PATIENT.run(stops, LENIENT).passed == (False, False, True, False, False)
+    assert PATIENT.run(ends, LENIENT).passed == (False,) * 5
+    assert PATIENT.run(agrees, LENIENT).passed[3:] == (False, False)
+
+
 OBJECTS = """
 from solution import Point, count, apply, sort_in_place, refuse, Table, Log
 p = Point(1)

@@ -207,6 +207,12 @@ class Remote:
             return bool(self._plain == other._plain)
         return self._candidate.ask("equal", self, other) is True
 
+    def __contains__(self, item: Any) -> bool:
+        """Plain data are searched here, because the candidate must not see the expected item."""
+        if self._has_plain:
+            return item in self._plain
+        return bool(self._candidate.ask("special", self, "__contains__", item))
+
     def __bool__(self) -> bool:
         return self._candidate.ask("bool", self) is True
 
@@ -242,7 +248,7 @@ def _binary(name: str) -> Any:
 
 
 _REFLECTED = ("__radd__", "__rsub__", "__rmul__")
-_METHODS = "len next getitem setitem delitem contains neg abs int float index str repr enter exit"
+_METHODS = "len next getitem setitem delitem neg abs int float index str repr enter exit"
 _OPERATORS = "add radd sub rsub mul rmul truediv floordiv mod pow lt le gt ge and or xor"
 for _name in _METHODS.split():
     setattr(Remote, f"__{_name}__", _forward(f"__{_name}__"))
@@ -255,6 +261,8 @@ class Candidate:
 
     def __init__(self, source: str) -> None:
         self.source, self.deadline = source, 0.0
+        self.broken = ""
+        """Why the current test has failed, even if it catches all exceptions."""
         self.process: subprocess.Popen[bytes] | None = None
         self.callbacks: list[Any] = []
 
@@ -298,6 +306,18 @@ class Candidate:
 
     def ask(self, action: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Send a request to the candidate. Plain results are returned as data of this process."""
+        try:
+            return self._ask(action, target, *args, **kwargs)
+        except Broken as broken:
+            self.broken = str(broken)
+            raise
+        except (StopIteration, StopAsyncIteration) as stop:
+            if action == "special" and args[0] == "__next__":
+                raise
+            # it would end a loop of the tests, such as `for x in map(f, xs)`, as if all were well
+            raise RuntimeError(f"the code raised {type(stop).__name__}") from None
+
+    def _ask(self, action: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if self.process is None:
             raise Broken("ended")
         if time.monotonic() > self.deadline:
@@ -422,15 +442,18 @@ def run_tests(output: Any, source: str, units: list[tuple[str, bool, str]], time
 
 def attempt(candidate: Candidate, action: Any, timeout_s: float) -> str:
     """Run a test and return its error, or empty if it passed."""
+    candidate.broken = error_text = ""
     try:
         candidate.start(time.monotonic() + timeout_s)
         action()
     except Broken as broken:
-        candidate.stop()
-        return f"candidate: {broken}"
+        candidate.broken = str(broken)
     except BaseException as error:
-        return f"{type(error).__name__}: {error}"[:200]
-    return "" if candidate.process is not None else "candidate: ended"
+        error_text = f"{type(error).__name__}: {error}"[:200]
+    if candidate.broken:
+        candidate.stop()
+        return f"candidate: {candidate.broken}"
+    return error_text
 
 
 def report(output: Any, error: str) -> None:
