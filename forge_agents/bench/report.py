@@ -23,6 +23,8 @@ FORMAT = 3
 _READABLE = (2, FORMAT)
 """Versions that can be read. In version 2, every agent has a success."""
 _KIND = "forge-agents benchmark"
+_MAX_SEEDS = 1_000_000
+"""Maximum number of seeds of all environments together. A merge draws them again, which takes a few seconds."""
 COMPARED_SETTINGS: Mapping[str, type] = {
     "suite": str, "episodes": int, "seed": int, "swap_agents": bool, "samples": int,
 }  # fmt: skip
@@ -168,6 +170,8 @@ def _check(report: Report) -> None:
             raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
     if len({record.key for record in report.records}) < len(report.records):
         raise ValueError("it holds an episode more than once")
+    if not 0 <= (seeds := report.settings["episodes"] * len(report.environments)) <= _MAX_SEEDS:
+        raise ValueError(f"its environments have {seeds} seeds together; expected at most {_MAX_SEEDS}")
     names = {name for record in report.records for name in record.lineup.values()}
     if missing := sorted(names - report.players.keys()):
         raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forge_agents.errors import MissingExtraError, RunFolderError, StallError
+from forge_agents.errors import ForgeError, MissingExtraError, RunFolderError, StallError
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.records import trackers
 from forge_trainers.records.run_folder import RunFolder
@@ -43,6 +43,26 @@ def wandb(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     return fake
+
+
+def test_wandb_settings_of_the_current_folder_choose_no_server(wandb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    settings = tmp_path / "wandb" / "settings"
+    for line in ("base_url = http://stranger.example", "https_proxy: http://stranger.example"):
+        settings.write_text(f"[default]\nproject = mine\n{line}\n")
+        with pytest.raises(ForgeError, match=r"sets .*send your key to a server of its choice"):
+            RunFolder(tmp_path / "run", {}, tracker="wandb")
+    assert wandb.runs == []
+    settings.write_text("[default]\n\n# of `wandb init`\nentity = me\nproject = mine\n")
+    RunFolder(tmp_path / "run", {}, tracker="wandb").close()
+
+
+@pytest.mark.parametrize("text", ["../../elsewhere", "", "a\n", "x" * 10_000, "a/b"])
+def test_id_of_a_tracker_that_no_tracker_wrote_is_refused(text, wandb, tmp_path):
+    (tmp_path / "wandb.id").write_text(text)
+    with pytest.raises(ForgeError, match=r"wandb.id holds .*delete the file to start new curves"):
+        RunFolder(tmp_path, {}, tracker="wandb")
 
 
 def test_resumed_run_continues_its_curves_in_wandb(wandb, tmp_path):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 
-from forge_agents.errors import DISTRIBUTION, MissingExtraError, StallError, did_you_mean
+from forge_agents.errors import DISTRIBUTION, ForgeError, MissingExtraError, StallError, did_you_mean
 from forge_agents.runtime.threads import begin_in_thread
 
 Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
@@ -140,6 +140,30 @@ def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], An
             raise RuntimeError(f"{names} left out: {type(why).__name__}: {why}") from None
 
 
+def _read_mark(mark: Path) -> str:
+    """Return the tracker's id of a run. Raises ForgeError for a text that no tracker writes, such as a path."""
+    with mark.open("rb") as file:
+        text = file.read(200).decode("utf-8", "replace")
+    if not re.fullmatch(r"[\w-]{1,128}", text, re.ASCII):
+        raise ForgeError(f"{mark} holds {text[:40]!r}, which is no id of a run; delete the file to start new curves")
+    return text
+
+
+def _check_wandb_settings() -> None:
+    """Refuse settings of W&B in the current folder that could make it send the user's key to another server.
+
+    The folder may be a stranger's. Raises ForgeError.
+    """
+    file = Path("wandb", "settings")
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    keys = [line.partition("=")[0].strip() for line in lines if line.strip() and line[0] not in "[#;"]
+    if unsafe := [key for key in keys if key not in ("entity", "project", "mode", "disabled")]:
+        raise ForgeError(
+            f"{file.absolute()} sets {unsafe[0]!r:.80}, so W&B may send your key to a server of its choice. Remove "
+            "the line; for a server of your own, set WANDB_BASE_URL or run `wandb login --host`"
+        )
+
+
 class _TensorBoard(Curves):
     """Event files in ``FOLDER/tensorboard``, written in the calling thread, so that a full disk raises once."""
 
@@ -185,13 +209,14 @@ class _WandB(Curves):
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
+        _check_wandb_settings()
         mark = folder / "wandb.id"
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.resolve().name,
             dir=str(folder),
             config=dict(config),
-            id=mark.read_text() if mark.exists() else None,
+            id=_read_mark(mark) if mark.exists() else None,
             resume="allow",
         )
         mark.write_text(self._run.id)
@@ -220,7 +245,7 @@ class _MLflow(Curves):
         self._names = TrackerNames(r"-\w. /", nested=False)
         mark = folder / "mlflow.id"
         if mark.exists():
-            self._run: str = mark.read_text()
+            self._run: str = _read_mark(mark)
             self._client.update_run(self._run, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
