@@ -109,6 +109,13 @@ def test_a_call_hidden_in_the_metadata_or_in_a_value_is_refused(saved, tmp_path)
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.parametrize("opcode", [b"\x95", b"\x8d", b"\x8e", b"\x96"])  # frame, text, bytes, bytearray
+def test_metadata_that_asks_for_more_memory_than_it_has_is_refused(saved, opcode):
+    (saved / ".metadata").write_bytes(b"\x80\x05" + opcode + (1 << 46).to_bytes(8, "little") + b".")
+    with pytest.raises(RunFolderError, match="is refused|does not fit"):
+        checkpoint.load(state(), saved)
+
+
 def test_metadata_that_changes_a_class_is_refused(saved):
     name = f"{MetadataIndex.__module__}\n{MetadataIndex.__qualname__}\n".encode()
     poison = b"\x80\x02c" + name + b"N}X\x06\x00\x00\x00poisonK\x01s\x86b."  # a class, its state, BUILD

@@ -42,8 +42,8 @@ from forge_agents.models import families
 from forge_agents.models.resolve import check_contained_files
 
 _log = logging.getLogger(__name__)
-_MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
-"""Errors that PyTorch raises for malformed metadata."""
+_MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, MemoryError, TypeError)
+"""Errors that PyTorch and the unpickler raise for malformed metadata."""
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
@@ -205,7 +205,7 @@ class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         folder = Path(self.path)
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            metadata = _Unpickler(file).load()
+            metadata = _Unpickler(io.BytesIO(file.read())).load()  # a read allocates no more than the file has
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
             raise pickle.UnpicklingError(f"{folder / '.metadata'} does not describe a checkpoint")
         for name in {str(place.relative_path) for place in metadata.storage_data.values()}:
