@@ -19,6 +19,8 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "FORGE_AGENTS_PRIVATE"
 """Environment variable with the private folder of the process that started this one on the same machine."""
+CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable with PyTorch's folder for compiled code. Importing PyTorch may set it to the default."""
 LONGEST_NAME = 36
 """Maximum length of a socket's name in bytes, so that its path fits into a socket address. vLLM's names are UUIDs."""
 _PREFIX = "forge-agents-private-"
@@ -97,8 +99,11 @@ def code_folder() -> Path:
     """Return a folder of this machine for compiled code, which no other user can change.
 
     PyTorch runs the code that it finds there. Its default folder, ``torchinductor_USER`` in the folder for temporary
-    files, may have been made by another user.
+    files, may have been made by another user. Any other value of `CODE_VARIABLE` is the user's choice.
     """
+    chosen = os.environ.get(CODE_VARIABLE, "")
+    if chosen and not chosen.startswith(f"{tempfile.gettempdir()}/torchinductor_"):
+        return Path(chosen)
     folder = Path(tempfile.gettempdir()) / f"forge-agents-compiled-{os.geteuid()}"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700)

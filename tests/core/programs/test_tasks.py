@@ -233,7 +233,7 @@ def test_hugging_face_data_sets_are_tasks(tmp_path):
         assert len(drawn(tasks, SAMPLED)) == 160
     assert len(drawn(Tasks(tmp_path / "rows.csv"), SAMPLED)) == 160
     splits = data.train_test_split(0.1, seed=0)
-    with pytest.raises(TypeError, match=r"a DatasetDict with the keys train, test; .*eval_tasks=data\['test'\]"):
+    with pytest.raises(TypeError, match=r"a DatasetDict with the keys train, test\. .*eval_tasks=data\['test'\]"):
         Tasks(splits)
     assert len(drawn(Tasks(splits["train"], splits["test"]), EVALUATED)) == 20
     with pytest.raises(TypeError, match=r"tasks is a IterableDataset; .*of a stream list\(data.take\(1000\)\)"):

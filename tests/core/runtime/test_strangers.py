@@ -113,10 +113,17 @@ def test_another_user_can_connect_to_no_socket_of_a_run() -> None:
 
 
 def test_compiled_code_and_sockets_of_libraries_are_in_private_folders() -> None:
-    from forge_agents.runtime import _monarch  # noqa: F401  # every process of a run imports it
-
-    for variable in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_RPC_BASE_PATH"):
-        assert private_folder.is_private(os.environ[variable]), variable
+    # each process of a run imports _monarch, and some import PyTorch before, which sets its default
+    program = """
+import os, tempfile
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/torchinductor_me"
+os.environ.pop("VLLM_RPC_BASE_PATH", None)
+from forge_agents.runtime import _monarch
+from forge_agents.runtime.private_folder import is_private
+print([is_private(os.environ[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_RPC_BASE_PATH")])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert result.stdout == "[True, True]\n"
 
 
 @pytest.mark.parametrize("trap", ["", "link", "writable by all", "another user's"])
@@ -124,6 +131,9 @@ def test_compiled_code_of_another_user_is_not_loaded(
     trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(private_folder.CODE_VARIABLE, str(tmp_path / "chosen"))
+    assert private_folder.code_folder() == tmp_path / "chosen"
+    monkeypatch.delenv(private_folder.CODE_VARIABLE)
     folder = private_folder.code_folder()
     assert folder.parent == tmp_path and private_folder.is_private(folder)
     if trap == "link":
