@@ -236,7 +236,7 @@ def test_hugging_face_data_sets_are_tasks(tmp_path):
     with pytest.raises(TypeError, match=r"a DatasetDict with the keys train, test\. .*eval_tasks=data\['test'\]"):
         Tasks(splits)
     assert len(drawn(Tasks(splits["train"], splits["test"]), EVALUATED)) == 20
-    with pytest.raises(TypeError, match=r"tasks is a IterableDataset; .*of a stream list\(data.take\(1000\)\)"):
+    with pytest.raises(TypeError, match=r"tasks is a IterableDataset\. .*of a stream list\(data.take\(1000\)\)"):
         Tasks(data.to_iterable_dataset())
 
 
