@@ -265,13 +265,11 @@ def read_reply(body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
 
 
 def _read_usage(usage: Mapping[str, Any]) -> Usage | None:
-    """Token counts under the names of OpenAI's or Anthropic's API; None without a count of both parts or their sum."""
-    read, written = (usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _COUNTS)
-    if read is None and written is None and usage.get("total_tokens"):
-        read = usage["total_tokens"]
-    if read is None and written is None:
-        return None
-    return Usage(prompt_tokens=int(read or 0), completion_tokens=int(written or 0))
+    """Token counts under the names of OpenAI's or Anthropic's API. None if they are missing or all 0."""
+    read, written = (int(usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) or 0) for old, new in _COUNTS)
+    if not (read or written):
+        read = int(usage.get("total_tokens") or 0)
+    return Usage(prompt_tokens=read, completion_tokens=written) if read or written else None
 
 
 def _split_parts(content: Any) -> tuple[Any, str]:

@@ -337,7 +337,7 @@ def test_token_budget_uses_the_servers_counts(serve_chat):
     with pytest.raises(BudgetError, match="used 12 tokens, max_total_tokens=12 allows no more"):
         group(server.endpoint_with(max_total_tokens=12))
     assert len(server.requests) == 1
-    for unknown in ({}, {"usage": {"prompt_tokens": None}}, {"usage": {"cost": 1}}):
+    for unknown in ({}, {"usage": {"prompt_tokens": None}}, {"usage": {"prompt_tokens": 0, "total_tokens": 0}}):
         server = serve_chat(lambda request, unknown=unknown: {**completion(), **unknown})
         error = group(server.endpoint_with(max_total_tokens=12)).episodes[0].error
         assert "does not say how many tokens it used" in error.message
