@@ -4,8 +4,8 @@ A 135M model learns to add (``--task sums``), or two agents learn to search a li
 (``--task library``). Weak verifiers score their texts: the same model with several prompts, agreement and similarity
 within the group, and features such as form and length. No verifier knows the answer, and each alone is often wrong. The
 arms differ in the reward only: (a) the best single verifier, chosen with gold labels, (b) the mean of all verifiers,
-(c) our ensemble, which uses no labels, (d) the gold answer. All arms are evaluated by the gold answer on held-out
-seeds.
+(c) our ensemble, which uses no labels, with P(correct) as the reward, (d) the same ensemble with log-odds as the
+reward, (e) the gold answer. All arms are evaluated by the gold answer on held-out seeds.
 
     python examples/weaver_vs_gold.py [--task sums] [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
@@ -34,7 +34,7 @@ from forge_envs.teams.signs import calls_work
 from forge_verifiers import EmbeddingSimilarity, Judge, Length, Regex, Scale, SelfConsistency
 
 ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": "(c) ensemble, no labels",
-        "gold": "(d) gold answers"}  # fmt: skip
+        "log_odds": "(d) ensemble, log-odds", "gold": "(e) gold answers"}  # fmt: skip
 
 
 # ---- sums
@@ -196,7 +196,9 @@ def reward_of(arm, single, verifiers):
         return EnvReward()
     if arm == "single":
         return next(v for v in verifiers if v.name == single)
-    return Ensemble(verifiers, combine="mean" if arm == "mean" else "default")
+    if arm == "mean":
+        return Ensemble(verifiers, combine="mean")
+    return Ensemble(verifiers, scale="log_odds" if arm == "log_odds" else "probability")
 
 
 def auroc(scores, gold):
@@ -293,7 +295,7 @@ def study(args):
     after = {arm: np.mean([r["after"][0] for r in results if r["arm"] == arm]) for arm in (*args.arms, "gold")}
     if after.get("single", 1.0) < after["gold"]:
         gap = after["gold"] - after["single"]
-        shares = [f"{ARMS[arm]} {(after[arm] - after['single']) / gap:.0%}" for arm in after if arm in ("mean", "ours")]
+        shares = [f"{ARMS[arm]} {(after[arm] - after['single']) / gap:.0%}" for arm in after if arm in ("mean", "ours", "log_odds")]
         console.print(f"(a) is {single!r}; it falls {gap:.3f} short of gold. Of that gap recover: {', '.join(shares)}.")
 
 

@@ -55,6 +55,27 @@ def test_lower_confidence_bound_subtracts_the_uncertainty():
     assert few > 1.5 * plain.noise.mean()
 
 
+def test_log_odds_scale_keeps_the_order_and_the_differences_near_the_ends():
+    plain, odds = (Ensemble(judges(), scale=scale).assess(ROWS) for scale in ("probability", "log_odds"))
+    inside = np.clip(plain.scores, 1 / (1 + np.exp(8)), 1 / (1 + np.exp(-8))).astype(np.float64)
+    np.testing.assert_allclose(odds.scores, 0.5 + np.log(inside / (1 - inside)) / 16, atol=1e-3)
+    step = 1e-4
+    slope = (np.log((inside + step) / (1 - inside - step)) - np.log(inside / (1 - inside))) / (16 * step)
+    middle = (inside > 0.1) & (inside < 0.9)
+    np.testing.assert_allclose(odds.noise[middle], (plain.noise * slope)[middle], rtol=0.01)
+    assert auroc(odds.scores, ROWS) == pytest.approx(auroc(plain.scores, ROWS), abs=1e-3)
+    bounded = Ensemble(judges(), lower_bound=SoftMinimum()).score(ROWS)
+    both = Ensemble(judges(), lower_bound=SoftMinimum(), scale="log_odds").score(ROWS)
+    assert ((bounded > 0.5) == (both > 0.5)).all()
+
+
+def test_log_odds_scale_keeps_abstentions_and_refuses_other_names():
+    silent = Rule(lambda t: None, name="silent")
+    assert np.isnan(Ensemble([silent, Rule(lambda t: None, name="mute")], scale="log_odds").score(ROWS)).all()
+    with pytest.raises(ValueError, match="scale='odds' of an ensemble is none of probability, log_odds"):
+        Ensemble(judges(), scale="odds")
+
+
 def test_combiner_without_uncertainty_has_no_noise_and_no_bound():
     assert Ensemble(judges(), "mean").assess(ROWS).noise is None
     with pytest.raises(ValueError, match="combine='default'"):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,13 @@ from forge_verifiers.core.verifier import (
 from forge_verifiers.ensemble.alarms import Alarm, AlarmMonitor, HackingAlarm, disagreement, group_spread, mean_scores
 from forge_verifiers.ensemble.panel import Cascade, Panel, ScoreMatrix
 from forge_verifiers.ensemble.posterior import (
+    SCALES,
     LowerBound,
     LowerConfidenceBound,
     Posterior,
     combiner_for,
     families_of,
+    on_log_odds_scale,
     rewards,
     witnesses,
 )
@@ -136,6 +138,9 @@ class Ensemble(Composable):
         cascade: Rule for skipping expensive verifiers. With None, all verifiers are called for all rows.
         alarm: Detection of reward hacking. Disabled by default.
         lower_bound: Replaces P(correct) by a lower bound: `SoftMinimum` or `LowerConfidenceBound`.
+        scale: "probability" scores P(correct). "log_odds" scores its log-odds between -8 and 8, mapped to [0, 1]. The
+            order of the responses and the score 0.5 stay the same. Log-odds keep differences between responses that
+            the combiner rates close to 0 or 1, which helps if it takes too many responses for correct.
         cache_rows: Number of cached scores of model and expensive verifiers. See `ScoreCache`.
         timeout_s: Timeout in seconds of a call, for verifiers without limits of their own. See `Caller`.
         name: Name in reports.
@@ -161,6 +166,7 @@ class Ensemble(Composable):
         cascade: Cascade | None = None,
         alarm: HackingAlarm | None = None,
         lower_bound: LowerBound | None = None,
+        scale: Literal["probability", "log_odds"] = "probability",
         cache_rows: int = 65536,
         timeout_s: float = 60.0,
         name: str = "ensemble",
@@ -171,12 +177,14 @@ class Ensemble(Composable):
         self.name, self.family = name, family
         self.cost = COSTS[max(COSTS.index(v.cost) for v in self.verifiers)]
         self.refit_every, self.label = refit_every, label
-        self.cascade, self.lower_bound = cascade, lower_bound
+        self.cascade, self.lower_bound, self.scale = cascade, lower_bound, scale
         self.learning = True
         """True if `score` learns. False freezes the parameters for evaluation."""
         self.families = families_of(self.verifiers)
         """[m] families, declared or by default, or None for a verifier that is a source by itself."""
         self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
+        if scale not in SCALES:
+            raise ValueError(f"scale={scale!r} of an ensemble is none of {', '.join(SCALES)}")
         if isinstance(lower_bound, LowerConfidenceBound) and not combiners.kind(combine).has_uncertainty:
             raise ValueError(f"LowerConfidenceBound needs an uncertainty, {combine!r} has none. Use combine='default'")
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows)
@@ -205,7 +213,7 @@ class Ensemble(Composable):
         return self._panel.score(trajectories, group_ids(trajectories)).scores
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """P(correct), float32 [n] in [0, 1], or NaN where every verifier abstained.
+        """P(correct) or its log-odds by `scale`, float32 [n] in [0, 1], or NaN where every verifier abstained.
 
         Raises:
             ScoreError: A verifier broke its contract.
@@ -245,6 +253,8 @@ class Ensemble(Composable):
         if deviation is not None:
             noise = np.full(n, math.nan, np.float32)
             noise[present] = deviation
+        if self.scale == "log_odds":
+            scores, noise = on_log_odds_scale(scores, noise)
         return Assessment(scores=scores, noise=noise, failed=failed)
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:

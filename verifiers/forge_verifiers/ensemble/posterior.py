@@ -13,10 +13,13 @@ import forge_verifiers.combiners as combiners
 from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_verifiers.combiners import Combiner, CombinerReport, Prior
 from forge_verifiers.combiners.base import Bools, Floats, logit, offset_to, sigmoid
-from forge_verifiers.core.verifier import Verifier
+from forge_verifiers.core.verifier import Scores, Verifier
 
 _REFERENCE_ROWS = 1024
 """Number of newest rows on which `Posterior` calibrates partially scored rows."""
+SCALES = ("probability", "log_odds")
+"""The scales of an ensemble's score."""
+_MAX_LOG_ODDS = 8.0
 _MIN_DIFFERENCE = 0.1
 """TPR minus FPR from which a verifier counts as better than chance."""
 
@@ -160,6 +163,21 @@ def rewards(
         without = [posterior_of(scores, queried & ~source, groups=groups) for source in sources]
         return lower_bound(np.stack([posterior, *without])), noise
     return posterior, noise
+
+
+def on_log_odds_scale(probability: Scores, deviation: Scores | None) -> tuple[Scores, Scores | None]:
+    """Map log-odds between -8 and 8 linearly to [0, 1], and the standard deviation by the slope of this map.
+
+    Args:
+        probability: float32 [n], NaN where all verifiers abstained.
+        deviation: Standard deviation of `probability`, float32 [n], or None.
+    """
+    odds = np.clip(logit(probability.astype(np.float64)), -_MAX_LOG_ODDS, _MAX_LOG_ODDS)
+    score = (0.5 + odds / (2 * _MAX_LOG_ODDS)).astype(np.float32)
+    if deviation is None:
+        return score, None
+    inside = sigmoid(odds)
+    return score, (deviation / (inside * (1 - inside) * 2 * _MAX_LOG_ODDS)).astype(np.float32)
 
 
 def witnesses(fitted: CombinerReport, scores: NDArray[np.float32]) -> list[int]:
