@@ -295,7 +295,8 @@ def study(args):
     after = {arm: np.mean([r["after"][0] for r in results if r["arm"] == arm]) for arm in (*args.arms, "gold")}
     if after.get("single", 1.0) < after["gold"]:
         gap = after["gold"] - after["single"]
-        shares = [f"{ARMS[arm]} {(after[arm] - after['single']) / gap:.0%}" for arm in after if arm in ("mean", "ours", "log_odds")]
+        combined = [arm for arm in after if arm not in ("single", "gold")]
+        shares = [f"{ARMS[arm]} {(after[arm] - after['single']) / gap:.0%}" for arm in combined]
         console.print(f"(a) is {single!r}; it falls {gap:.3f} short of gold. Of that gap recover: {', '.join(shares)}.")
 
 
