@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
+import re
 import threading
+import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import numpy as np
 
@@ -35,7 +43,19 @@ _ROW_NUMBERS = (
     *("id", "_id", "uid", "uuid", "guid", "idx", "index", "row_id", "task_id", "item_id", "example_id", "sample_id"),
     *("question_id", "problem_id", "instance_id", "__index_level_0__"),
 )
-"""Fields, in lower case, that number the rows of a data set. Rows that differ only in them are equal tasks."""
+"""Fields, in lower case, whose values the digest of a task omits. More fields would change the splits of older runs."""
+_ROW_NUMBER = re.compile(
+    r"(.*[./])?(_*((row|task|item|example|sample|question|problem|instance|record|entry|prompt|query|q)[ _-]?)?"
+    r"(id|idx|index|uid|uuid|guid)_*|(row|task|item|example|sample|question|problem|q)[ _-]?(no|nr|num|number)"
+    r"|__index_level_\d+__|(unnamed: 0[.\d]*)?)",
+    re.IGNORECASE,
+)
+"""Names of fields, also nested ones, that number the rows of a data set. Rows that differ only in them are equal tasks.
+pandas writes an index without a name."""
+_MAX_WORD = 500
+"""Maximum length of a word whose Unicode form is normalized: the time grows with its square."""
+_VALUES = (bytes, complex, date, time, timedelta, Decimal, Enum, Fraction, PurePath, UUID)
+"""Types that JSON does not support and whose `repr` is their content."""
 _MIN_DISTINCT = 0.05
 """Minimum fraction of tasks that must stay distinct without row numbers for the numbers to be ignored. Below, the
 number is probably the task itself, such as an index into a data set that the program opens."""
@@ -50,8 +70,6 @@ class _Split:
 
     training: Sequence[int]
     held_out: Sequence[int]
-    digests: Sequence[bytes] | None
-    """Digest of each task, equal for equal tasks. None if tasks cannot be compared."""
 
 
 class Tasks:
@@ -161,19 +179,50 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
                 raise ValueError(f"{path}:{line} is not JSON ({value}). Write one task per line")  # noqa: TRY004  # content of a file
             rows.append(value)
         return rows[0] if len(rows) == 1 and (isinstance(rows[0], list) or _are_splits(rows[0])) else rows
+    if path.suffix.lower() == ".csv" and not path.is_dir():
+        return _read_csv(path)
     try:
         import datasets  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
         data = datasets.load_from_disk(str(path))
-    elif path.suffix.lower() == ".csv":
-        data = datasets.Dataset.from_csv(str(path))
     else:
         _check_expansion(path, size)
         data = datasets.Dataset.from_parquet(str(path))
     _check_columns(path, data)
     return data
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file. Texts such as "007" and "NA" stay as they are, and empty cells are None."""
+    try:
+        import pandas as pd  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise ImportError(f"{path} is read by the package pandas. Install it, or write JSONL") from None
+    try:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except ValueError as error:
+        raise ValueError(f"{path} is not CSV ({str(error).strip()}). Write a header and one task per line") from error
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise ValueError(f"{path}: rows have more cells than the header. Name each column in the first line")  # noqa: TRY004  # content of a file
+    columns = [_convert_cells(frame[name].tolist()) for name in frame.columns]
+    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _convert_cells(cells: list[str]) -> list[Any]:
+    """Return numbers or bools if Python writes them exactly as all the cells of a column, otherwise texts."""
+    for convert in (_number, {"True": True, "False": False}.__getitem__):
+        with contextlib.suppress(ValueError, KeyError):
+            return [convert(cell) if cell else None for cell in cells]
+    return [cell or None for cell in cells]
+
+
+def _number(cell: str) -> int | float:
+    number = int(cell) if cell.lstrip("-").isdecimal() else float(cell)
+    if str(number) != cell or cell in {"nan", "inf", "-inf"}:
+        raise ValueError(f"{cell!r} is another form of {number}")
+    return number
 
 
 def _check_expansion(path: Path, size: int) -> None:
@@ -234,28 +283,78 @@ def _split(tasks: Any) -> _Split:
 
 
 def _compute_split(tasks: Any) -> _Split:
-    digests, every = _digests(tasks), range(len(tasks))
-    keys = digests or [_digest(str(index)) for index in every]
+    every = range(len(tasks))
+    keys = _keys(tasks)
     order = sorted(every, key=lambda index: (keys[index], index))
     count = round(HELD_OUT * len(order))
     while 0 < count < len(order) and keys[order[count]] == keys[order[count - 1]]:
         count += 1  # equal tasks stay in one part
     if len(order) < MIN_TASKS or count == len(order):
-        return _Split(every, every, digests)
-    return _Split(sorted(order[count:]), sorted(order[:count]), digests)
+        return _Split(every, every)
+    return _Split(sorted(order[count:]), sorted(order[:count]))
 
 
-def _digests(tasks: Any) -> list[bytes] | None:
-    """Return digests of the tasks without their row numbers. None if tasks are not plain data, or too many."""
-    plain = isinstance(tasks, list | tuple | range) or type(tasks).__module__.partition(".")[0] == "datasets"
-    if not plain or len(tasks) > _MAX_COMPARED:
+def _keys(tasks: Any) -> list[bytes]:
+    """Return the keys by which tasks are sorted before the split. Equal tasks have the smallest digest among them."""
+    texts = _texts(tasks, _as_data) if not isinstance(tasks, np.ndarray) else None
+    digests = [_digest(text) for text in texts or map(str, range(len(tasks)))]
+    groups = _groups(texts or _texts(tasks, _as_text))
+    if groups is None:
+        return digests
+    smallest: dict[bytes, bytes] = {}
+    for group, digest in zip(groups, digests, strict=True):
+        smallest[group] = min(digest, smallest.get(group, digest))
+    return [smallest[group] for group in groups]
+
+
+def _texts(tasks: Any, as_data: Callable[[Any], Any]) -> list[str] | None:
+    """Return tasks as JSON without their row numbers. None if tasks are not plain data, or too many."""
+    if not _are_listed(tasks) or len(tasks) > _MAX_COMPARED:
         return None
     try:
-        texts = [json.dumps(task, sort_keys=True, default=_as_data) for task in tasks]
-        full, unnumbered = ([_digest(text) for text in each] for each in (texts, map(_without_row_number, texts)))
+        texts = [json.dumps(task, sort_keys=True, default=as_data) for task in tasks]
+        unnumbered = [_without_row_number(text) for text in texts]
     except (TypeError, ValueError, RecursionError):
         return None
-    return unnumbered if len(set(unnumbered)) >= max(MIN_TASKS, _MIN_DISTINCT * len(set(full))) else full
+    return unnumbered if _are_distinct(unnumbered, texts) else texts
+
+
+def _are_listed(tasks: Any) -> bool:
+    return isinstance(tasks, list | tuple | range | np.ndarray) or type(tasks).__module__.split(".")[0] == "datasets"
+
+
+def _are_distinct(reduced: list[Any], full: list[Any]) -> bool:
+    return len(set(reduced)) >= max(MIN_TASKS, _MIN_DISTINCT * len(set(full)))
+
+
+def _groups(texts: list[str] | None) -> list[bytes] | None:
+    """Return a digest of each task that ignores row numbers, blanks and the form of Unicode. None without texts."""
+    if texts is None:
+        return None
+    full = [_digest(text) for text in texts]
+    for numbered in (False, True):
+        try:
+            groups = [_digest(json.dumps(_normal(json.loads(text), numbered), sort_keys=True)) for text in texts]
+        except RecursionError:
+            return full
+        if _are_distinct(groups, full):
+            return groups
+    return full
+
+
+def _normal(value: Any, numbered: bool) -> Any:
+    if isinstance(value, str):
+        words = value.split()
+        return " ".join(unicodedata.normalize("NFC", word) if len(word) <= _MAX_WORD else word for word in words)
+    if isinstance(value, list):
+        return [_normal(item, numbered) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: _normal(item, numbered)
+            for key, item in value.items()
+            if numbered or isinstance(item, dict | list) or not _ROW_NUMBER.fullmatch(key)
+        }
+    return value
 
 
 def _without_row_number(text: str) -> str:
@@ -282,13 +381,18 @@ def _as_data(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not plain data")
 
 
+def _as_text(value: Any) -> Any:
+    """Return plain data for a value as `_as_data`, or its text."""
+    return repr(value) if isinstance(value, _VALUES) else _as_data(value)
+
+
 def _warn_of_common_tasks(training: Any, held_out: Any) -> None:
     """Warn if some evaluation tasks are also trained on. The same list for both is the user's choice."""
-    if held_out is training or callable(training) or callable(held_out):
+    if held_out is training or not (_are_listed(training) and _are_listed(held_out)):
         return
-    if _split(training).digests is None or _split(held_out).digests is None:
+    if len(training) + len(held_out) > _MAX_COMPARED:
         return
-    digests = _digests([*training, *held_out])  # together, so that row numbers are treated equally
+    digests = _groups(_texts([*training, *held_out], _as_text))  # together, so that row numbers are treated equally
     if digests is None:
         return
     first, second = digests[: len(training)], digests[len(training) :]

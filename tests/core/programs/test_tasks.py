@@ -6,6 +6,9 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +132,73 @@ def test_row_numbers_that_are_the_task_are_compared(rows):
     assert not training.keys() & evaluation.keys()
 
 
+def numbered(n):
+    return {"question": f"What is {n % 9} + {n % 7}?", "answer": n % 9 + n % 7}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        lambda n: numbered(n) | {"extra_info": {"index": n, "split": "train"}},
+        lambda n: numbered(n) | {"extra_info.index": n},
+        lambda n: numbered(n) | {"meta": [{"id": f"a{n}"}]},
+        lambda n: numbered(n) | {"qid": n},
+        lambda n: numbered(n) | {"problem_idx": n, "id": n},
+        lambda n: numbered(n) | {"questionId": n, "Unnamed: 0": n},
+        lambda n: numbered(n) | {"": n},
+        lambda n: numbered(n)["question"].replace(" ", " " * (1 + n % 2)) + "\n" * (n % 3),
+        lambda n: numbered(n)["question"] + ("caf\u00e9", "cafe\u0301")[n % 2],
+        lambda n: numbered(n) | {"day": date(2026, 1, 2), "price": Decimal("0.10"), "id": n},
+        lambda n: numbered(n) | {"file": Path("a.py"), "data": b"\xff", "index": n},
+    ],
+)
+def test_equal_tasks_with_other_numbers_or_blanks_are_in_one_part(task):
+    rows = [task(n) for n in range(300)]
+
+    def questions(seeds):
+        tasks = [Tasks(rows).of(seed, None, "my/Crew-v0") for seed in seeds]
+        texts = [task["question"] if isinstance(task, dict) else task for task in tasks]
+        return {" ".join(text.split()).replace("e\u0301", "\u00e9") for text in texts}
+
+    training, evaluation = questions(range(HELD_OUT_FROM)[:1000]), questions(range(HELD_OUT_FROM, HELD_OUT_FROM + 100))
+    assert not training & evaluation and len(training) + len(evaluation) == 63
+    with pytest.warns(RuntimeWarning, match="20 of the 20 tasks of eval_tasks are in tasks, too"):
+        Tasks(rows, [task(n) for n in range(1, 21)])
+
+
+def test_equal_rows_of_a_numpy_array_are_in_one_part():
+    rows = np.array([f"q{n % 30}" for n in range(300)])
+    training, evaluation = drawn(Tasks(rows), SAMPLED), drawn(Tasks(rows), EVALUATED)
+    assert not training.keys() & evaluation.keys() and len(training) + len(evaluation) == 30
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (ROWS, [1, 5, 17, 28, 29, 30, 32, 56, 60, 64, 65, 71]),
+        ([{"qid": str(n), **row} for n, row in enumerate(ROWS)], [4, 10, 13, 15, 16, 17, 27, 32, 45, 52, 55, 58]),
+        ([date(2020, 1, 1) + timedelta(n) for n in range(100)], [0, 16, 17, 18, 19, 22, 31, 34, 36, 38, 45, 46]),
+    ],
+)
+def test_split_of_distinct_tasks_never_changes(rows, expected):
+    tasks = Tasks(rows)
+    held_out = [tasks.of(HELD_OUT_FROM + n, None, "-") for n in range(len(rows) // 5)]
+    assert sorted(map(rows.index, held_out))[:12] == expected, "a run of an older version resumes with its split"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"a": a, "b": b} for a in range(10) for b in range(20)],
+        [{"kind": "fibonacci", "args": {"index": n}} for n in range(200)],
+        [{"prompt": "Sort", "values": [n % 7, n]} for n in range(200)],
+        [" " * n for n in range(200)],
+    ],
+)
+def test_numbers_and_blanks_of_the_task_are_compared(rows):
+    assert len(drawn(Tasks(rows), SAMPLED)) == 160 and len(drawn(Tasks(rows), EVALUATED)) == 40
+
+
 @dataclass(frozen=True)
 class Sum:
     a: int
@@ -238,6 +308,31 @@ def test_hugging_face_data_sets_are_tasks(tmp_path):
     assert len(drawn(Tasks(splits["train"], splits["test"]), EVALUATED)) == 20
     with pytest.raises(TypeError, match=r"tasks is a IterableDataset\. .*of a stream list\(data.take\(1000\)\)"):
         Tasks(data.to_iterable_dataset())
+
+
+def test_csv_files_keep_their_texts(tmp_path):
+    pytest.importorskip("pandas")
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        'code,gold,n,x,ok,note\n007,NA,1,0.5,True,"a, ""b"""\n10,null,-2,1,False,\n1e3,None,,3.25,True, c \n'
+    )
+    rows = [Tasks(path, [0]).of(seed, None, "-") for seed in range(3)]
+    assert sorted(rows, key=lambda row: row["x"]) == [
+        {"code": "007", "gold": "NA", "n": 1, "x": 0.5, "ok": True, "note": 'a, "b"'},
+        {"code": "10", "gold": "null", "n": -2, "x": 1, "ok": False, "note": None},
+        {"code": "1e3", "gold": "None", "n": None, "x": 3.25, "ok": True, "note": " c "},
+    ]
+    assert {type(row["n"]) for row in rows} == {int, type(None)}, "an empty cell makes no 1.0 of 1"
+    path.write_text("a,b\n1.50,nan\n2,inf\n")
+    assert [Tasks(path, [0]).of(seed, None, "-")["b"] for seed in range(2)] in (["nan", "inf"], ["inf", "nan"])
+    for text, says in (
+        ("a,b\n1,2,3\n", "more cells than the header"),
+        ('a\n1,"\n', "rows.csv is not CSV"),
+        ("", "No col"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            Tasks(path)
 
 
 def test_a_file_of_tasks_opens_no_other_file_or_address(tmp_path):
