@@ -117,8 +117,9 @@ def _multiple(checker: Any, step: Any, value: Any, schema: Any) -> Iterator[Any]
     """Compare decimals exactly: 19.99 is a multiple of 0.01, but not in binary floating point."""
     if not checker.is_type(value, "number"):
         return
-    exact, size = (Fraction(repr(number) if isinstance(number, float) else number) for number in (value, step))
-    if exact % size:
+    numbers = [] if isinstance(value, float) and not math.isfinite(value) else [value, step]
+    exact = [Fraction(float.__repr__(number) if isinstance(number, float) else number) for number in numbers]
+    if not exact or exact[0] % exact[1]:
         yield ValidationError(f"{value!r} is not a multiple of {step!r}")
 
 

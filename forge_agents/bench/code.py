@@ -193,12 +193,16 @@ def _members(cls: Any) -> list[Any]:
 
 def _compiled(code: Any) -> str:
     """Describe code without a source, or a constant."""
-    if not inspect.iscode(code):
-        return repr(code)
-    return " ".join(
-        f"{body.co_code.hex()} {[each for each in body.co_consts if not inspect.iscode(each)]} {body.co_names}"
-        for body in _bodies(code)
-    )
+    if inspect.iscode(code):
+        return " ".join(
+            f"{body.co_code.hex()} {[_compiled(each) for each in body.co_consts if not inspect.iscode(each)]} "
+            f"{body.co_names}"
+            for body in _bodies(code)
+        )
+    if isinstance(code, tuple | frozenset):
+        parts = list(map(_compiled, code))
+        return f"{type(code).__name__} {parts if isinstance(code, tuple) else sorted(parts)}"  # equal in each process
+    return repr(code)
 
 
 def _assignments(file: Any, name: str) -> list[str]:

@@ -99,7 +99,11 @@ def _render_in_worker(
     options = {"add_generation_prompt": False, "tools": None, "documents": None}
     values = json.dumps({**options, **variables, "messages": messages}).encode()
     with _lock:
-        worker = _WORKERS.get(os.getpid()) or _Worker()
+        worker = _WORKERS.get(os.getpid())
+        if worker is not None and worker.process.poll() is not None:  # the machine may have lacked memory
+            worker.stop()
+            worker = None
+        worker = worker or _Worker()
         text, refusal = worker.ask(template.encode(errors="surrogatepass"), values)
     return text, refusal
 
@@ -168,3 +172,12 @@ class _Worker:
 def _stop() -> None:
     for worker in list(_WORKERS.values()):
         worker.stop()
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked child, because a thread that only its parent has may hold it."""
+    global _lock  # noqa: PLW0603  # one lock per process
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

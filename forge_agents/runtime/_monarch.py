@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import HostError
 from forge_agents.runtime.exposure import warn_of_other_users
-from forge_agents.runtime.private_folder import CODE_VARIABLE, code_folder, log_suffix, private_folder
+from forge_agents.runtime.private_folder import (
+    CODE_VARIABLE,
+    SOCKET_VARIABLE,
+    code_folder,
+    log_suffix,
+    private_folder,
+    socket_folder,
+)
 from forge_agents.runtime.private_sockets import use_private_sockets
 
 os.environ.setdefault("MONARCH_LOG_SUFFIX", log_suffix())
@@ -29,7 +36,7 @@ for _part, _file in (("CA", _CERTIFICATE), ("CERT", _CERTIFICATE), ("KEY", _KEY)
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
 # The defaults of PyTorch and vLLM lie in a folder that other users can write to.
 os.environ[CODE_VARIABLE] = str(code_folder())
-os.environ.setdefault("VLLM_RPC_BASE_PATH", str(private_folder()))
+os.environ[SOCKET_VARIABLE] = str(socket_folder())
 # Messages with weights exceed Monarch's default limit of about 10 MB.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 

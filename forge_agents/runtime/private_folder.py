@@ -23,7 +23,10 @@ CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable with PyTorch's folder for compiled code. Importing PyTorch may set it to the default."""
 LONGEST_NAME = 36
 """Maximum length of a socket's name in bytes, so that its path fits into a socket address. vLLM's names are UUIDs."""
+SOCKET_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""Environment variable with vLLM's folder for sockets."""
 _PREFIX = "forge-agents-private-"
+_COMPILED = "forge-agents-compiled-"
 _MAX_SOCKET_PATH = 107
 _LOCK = "lock"
 _LOG_NAME = "monarch"
@@ -99,15 +102,26 @@ def code_folder() -> Path:
     """Return a folder of this machine for compiled code, which no other user can change.
 
     PyTorch runs the code that it finds there. Its default folder, ``torchinductor_USER`` in the folder for temporary
-    files, may have been made by another user. Any other value of `CODE_VARIABLE` is the user's choice.
+    files, may have been made by another user. Any other value of `CODE_VARIABLE` is the user's choice, unless a process
+    of ours chose it, possibly on another machine.
     """
     chosen = os.environ.get(CODE_VARIABLE, "")
-    if chosen and not chosen.startswith(f"{tempfile.gettempdir()}/torchinductor_"):
+    inherited = _PREFIX in chosen or _COMPILED in chosen
+    if chosen and not inherited and not chosen.startswith(f"{tempfile.gettempdir()}/torchinductor_"):
         return Path(chosen)
-    folder = Path(tempfile.gettempdir()) / f"forge-agents-compiled-{os.geteuid()}"
+    folder = Path(tempfile.gettempdir()) / f"{_COMPILED}{os.geteuid()}"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700)
     return folder if is_private(folder) else private_folder() / "compiled"
+
+
+def socket_folder() -> Path:
+    """Return vLLM's folder for sockets: the user's choice in `SOCKET_VARIABLE`, or else the private folder.
+
+    A value may also come from the process that started this one, which may have ended, or be on another machine.
+    """
+    chosen = os.environ.get(SOCKET_VARIABLE, "")
+    return Path(chosen) if chosen and _PREFIX not in chosen else private_folder()
 
 
 def log_suffix() -> str:

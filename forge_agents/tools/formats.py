@@ -23,7 +23,10 @@ from forge_agents.types import ToolCall
 
 ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral", "plain"]
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama", "mistral", "plain")
-_CALL_KEYS = {"name", "arguments", "parameters", "id", "index", "type", "description", "strict", "thought_signature"}
+_CALL_KEYS = {
+    *("name", "arguments", "parameters", "description", "strict"),
+    *("id", "call_id", "tool_call_id", "index", "type", "thought_signature"),
+}
 """Keys of a call. Others are arguments in the wrong place."""
 MAX_CALLS = 16
 """Maximum number of calls that are read in a text."""

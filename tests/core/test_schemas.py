@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -26,6 +27,18 @@ def test_validity_is_the_same_as_without_a_limit(value, closed):
     schema = {**NAMED, "additionalProperties": closed}
     error = Schema(schema, timeout_s=5).first_error(value)
     assert (error is None) == Draft202012Validator(schema).is_valid(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "step", "is_valid"),
+    [
+        (0.3, 0.1, True), (0.35, 0.1, False), (np.float64(0.3), 0.1, True), (np.int64(3), 1.5, True),
+        (10**400, 0.1, True), (1e300, np.float64(0.5), True), (float("inf"), 0.1, False), (float("nan"), 1, False),
+    ],
+)  # fmt: skip
+def test_multiples_are_those_of_decimals(value, step, is_valid):
+    error = Schema({"multipleOf": step}, timeout_s=5).first_error(value)
+    assert (error is None) == is_valid
 
 
 def test_error_has_a_path():

@@ -197,8 +197,9 @@ from forge_agents.bench.fingerprints import digest
 
 class Player:
     word = WORD
+    words = frozenset(["a", "b", "c", "d"])
     def __call__(self, observation):
-        return "METHOD"
+        return "METHOD" if observation in {"x", "y", "z"} else ""
 
 print(digest(described(lambda observation: "METHOD")), digest(described(Player())))
 """
@@ -209,9 +210,10 @@ def test_code_from_stdin_is_told_apart_by_its_constants():
         subprocess.run(
             [sys.executable, "-"],
             input=PROGRAM.replace("WORD", word).replace("METHOD", method),
+            env={**os.environ, "PYTHONHASHSEED": salt},
             capture_output=True, text=True, check=True, timeout=120,
         ).stdout.split()
-        for word, method in (("1", "a"), ("2", "a"), ("1", "b"), ("1", "a"))
+        for salt, word, method in (("0", "1", "a"), ("1", "2", "a"), ("2", "1", "b"), ("3", "1", "a"))
     ]  # fmt: skip
     assert prints[0] == prints[3]
     assert prints[0][0] == prints[1][0] != prints[2][0]

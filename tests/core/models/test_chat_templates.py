@@ -1,4 +1,5 @@
 import itertools
+import os
 import shutil
 import signal
 import subprocess
@@ -153,3 +154,38 @@ os.kill(os.getpid(), signal.SIGKILL)
     while psutil.pid_exists(int(ended.stdout)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(int(ended.stdout))
+
+
+def test_worker_that_died_is_replaced():
+    assert chat_templates._render_in_worker("{{ messages }}", {}, []) == ("[]", "")
+    process = chat_templates._WORKERS[os.getpid()].process
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert chat_templates._render_in_worker("{{ messages }}", {}, []) == ("[]", "")
+
+
+def test_process_forked_during_a_rendering_has_a_worker_of_its_own():
+    program = """
+import os, signal, threading
+from forge_agents.models import chat_templates
+render = lambda: chat_templates._render_in_worker("{{ messages }}", {}, [])
+assert render() == ("[]", "")
+pids = [worker.process.pid for worker in chat_templates._WORKERS.values()]
+locked, forked = threading.Event(), threading.Event()
+def hold():
+    with chat_templates._lock:
+        locked.set()
+        forked.wait()
+threading.Thread(target=hold).start()
+locked.wait()
+if child := os.fork():
+    forked.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert render() == ("[]", "") and chat_templates._WORKERS[os.getpid()].process.pid == pids[0]
+else:
+    signal.alarm(60)
+    assert render() == ("[]", "") and chat_templates._WORKERS[os.getpid()].process.pid != pids[0]
+    chat_templates._WORKERS[os.getpid()].stop()
+    os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)

@@ -126,6 +126,19 @@ print([is_private(os.environ[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "VLL
     assert result.stdout == "[True, True]\n"
 
 
+def test_folders_of_another_machine_or_an_ended_process_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(private_folder.SOCKET_VARIABLE, str(tmp_path))
+    assert private_folder.socket_folder() == tmp_path
+    monkeypatch.setenv(private_folder.SOCKET_VARIABLE, "/tmp/forge-agents-private-ended")
+    assert private_folder.socket_folder() == private_folder.private_folder()
+    for inherited in ("/scratch/forge-agents-compiled-0", "/tmp/forge-agents-private-ended/compiled"):
+        monkeypatch.setenv(private_folder.CODE_VARIABLE, inherited)
+        folder = private_folder.code_folder()
+        assert str(folder) != inherited and (private_folder.is_private(folder) or not folder.exists())
+
+
 @pytest.mark.parametrize("trap", ["", "link", "writable by all", "another user's"])
 def test_compiled_code_of_another_user_is_not_loaded(
     trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -315,8 +315,9 @@ def test_arguments_outside_of_their_object_are_an_error(text):
 
 @pytest.mark.parametrize("arguments", ["null", '""', "{}"])
 def test_call_without_arguments_may_say_null(arguments):
-    (read,) = parse_tool_calls(f'<tool_call>{{"name": "list", "id": "c", "arguments": {arguments}}}</tool_call>')
-    assert (read.name, dict(read.arguments), read.error) == ("list", {}, None)
+    for key in ("id", "call_id", "tool_call_id"):
+        (read,) = parse_tool_calls(f'<tool_call>{{"name": "list", "{key}": "c", "arguments": {arguments}}}</tool_call>')
+        assert (read.name, dict(read.arguments), read.error) == ("list", {}, None)
 
 
 def test_id_of_mistrals_calls_is_skipped():
