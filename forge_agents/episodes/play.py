@@ -174,7 +174,7 @@ def play(
             f"{env_id} failed in {error.where}, {error.kind}: {error.message:.300}. Its rewards are those before that. "
             "Episode.error has the trace",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,  # the caller, behind the frame of named_arguments
         )
     return episode
 

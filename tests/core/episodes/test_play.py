@@ -176,7 +176,7 @@ def test_policies_on_a_shared_engine_have_their_own_reasoning_setting(fleets):
 
         engines.run([team, quiet], game)
         assert served["team"] is not served["quiet"]
-    message = "'quiet' plays tiny with thinking off, and these engines serve tiny;"
+    message = "'quiet' plays tiny with thinking off, and these engines serve tiny. Name it"
     with fa.Engines(team) as engines, pytest.raises(ValueError, match=message):
         fa.play(Count, quiet, engines=engines)
 
@@ -218,7 +218,7 @@ def test_running_engines_play_many_episodes(fleets):
         (lambda: fa.play("forge/KuhnPokr-v0", fa.Random()), KeyError, "Did you mean 'forge/KuhnPoker-v0'"),
         (lambda: fa.play("core-v1", fa.Random()), KeyError, "'core-v1' is a suite"),
         (lambda: fa.play(3, fa.Random()), TypeError, "a game is an environment's id.* got int"),
-        (lambda: fa.play(dict, fa.Random()), TypeError, "got dict; fa.wrap"),
+        (lambda: fa.play(dict, fa.Random()), TypeError, "got dict. fa.wrap"),
         (lambda: fa.play(Count(), fa.Random(), env_args={"n": 1}), TypeError, "existing environment"),
         (lambda: fa.play("forge/Relay-v0", fa.Random(), env_args={"n": 1}), TypeError, "It takes: max_number"),
         (lambda: fa.play(KUHN, fa.Random), TypeError, r"the class Random: write Random\(\)"),
@@ -231,7 +231,7 @@ def test_running_engines_play_many_episodes(fleets):
         ),
         (lambda: fa.play(KUHN, fa.Random(), max_turns=0), ValueError, "max_turns=0 plays nothing"),
         (lambda: fa.play(KUHN, fa.Random(), seed=-1), ValueError, "seed=-1 is no seed"),
-        (lambda: fa.play(KUHN, fa.Random(), seed=None), ValueError, "seed=None is no seed"),
+        (lambda: fa.play(KUHN, fa.Random(), seed=None), TypeError, "seed=None must be a whole number"),
     ],
 )
 def test_invalid_arguments_are_refused(wrong, kind, message):

@@ -265,7 +265,7 @@ def test_a_damaged_cache_is_made_again(cache, monkeypatch):
 def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    with pytest.raises(RunFolderError, match="set FORGE_AGENTS_CACHE"):
+    with pytest.raises(RunFolderError, match="Set FORGE_AGENTS_CACHE"):
         models.resolve(NAME)
 
 

@@ -173,7 +173,7 @@ def test_arguments_that_exclude_an_image_are_rejected(options, error, says):
         ({"network": "model"}, ValueError, "network='model'.*Did you mean 'models'"),
         ({"memory_mb": 0}, ValueError, "memory_mb=0"),
         ({"cpus": "2"}, TypeError, "cpus='2' is a text"),
-        ({"arguments": "--gpus=all"}, TypeError, "Give a list of words"),
+        ({"arguments": "--gpus=all"}, TypeError, "must be a list"),
     ],
 )
 def test_container_settings_are_checked(settings, error, says):

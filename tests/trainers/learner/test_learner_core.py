@@ -552,7 +552,7 @@ def test_a_missing_model_is_named(tmp_path):
         ({"lr": -1.0}, "lr=-1.0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm"),
         ({"clip": (2.0, 0.2)}, "clip="),
-        ({"temperature": 0.0}, "greedy"),
+        ({"temperature": 0.0}, "Greedy samples"),
         ({"threads": 0}, "threads"),
         ({"compute_dtype": "float16"}, "compute_dtype"),
         ({"dp_replicate": 0}, "dp_replicate"),

@@ -166,11 +166,14 @@ def test_best_episode_of_a_group_is_preferred_to_the_worst(renderer):
         pairs([*played, episode("y", 1.0, seed=1)], renderer, min_difference=0.8)
 
 
+QUESTION = [{"role": "user", "content": "a"}]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b", "rejcted": "c"}, "row 0 has the keys.*Did you mean 'rejected'"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "row 0: 'chosen' has no assistant message of its own"),
+        ({"prompt": "a", "chosen": QUESTION, "rejected": "b"}, "row 0: 'chosen' has no assistant message of its own"),
     ],
 )
 def test_a_malformed_pair_is_named(renderer, row, message):

@@ -207,7 +207,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
         run.fit([long])
     with trainer(eval_share=0.5) as run, pytest.raises(ValueError, match="Give one"):
         run.fit(chats(4), eval_dataset=chats(4))
-    with pytest.raises(TypeError, match=r"Write fa\.Policy\('model'\)"):
+    with pytest.raises(TypeError, match=r"policy must be Policy\(\.\.\.\), got str"):
         fa.SFTTrainer("hero")
     assert starts == []
 

@@ -119,7 +119,7 @@ def test_an_unbounded_function_in_an_ensemble_stops_the_scoring(unbounded):
 def test_a_run_is_refused_before_it_starts_where_the_environment_pays_more():
     reward = Ensemble([EnvReward(), reads()])
     check_env_rewards(reward, {"my/Small-v0": 1.0, "my/Silent-v0": None})
-    with pytest.raises(ArgumentError, match=r"my/Big-v0: .* pays 3; .* EnvReward\(low=0, high=3\)"):
+    with pytest.raises(ArgumentError, match=r"my/Big-v0: .* pays 3\. .* EnvReward\(low=0, high=3\)"):
         check_env_rewards(fa.MultiReward({"quality": reward}), {"my/Big-v0": 3.0})
     check_env_rewards(EnvReward(high=3) + reads(), {"my/Big-v0": 3.0})
 

@@ -76,8 +76,6 @@ class OfflineTrainer(ABC, Generic[T]):
     def __init__(
         self, policy: Policy, config: OfflineConfig, out_dir: str | os.PathLike[str], hosts: Hosts | None
     ) -> None:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be an fa.Policy, got {type(policy).__name__}. Write fa.Policy('model')")
         if policy.learner is not None:
             raise ValueError(
                 f"policy {policy.name!r} has learner={policy.learner}, which overrides settings of an fa.GRPOTrainer. "
