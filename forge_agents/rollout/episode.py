@@ -450,7 +450,7 @@ def _finite(reward: Any, agent: str) -> float:
 
 def _text(value: object, subject: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{subject} is {type(value).__name__}, not text; return a string. fa.wrap adapts array games")
+        raise TypeError(f"{subject} is {type(value).__name__}, not text. Return a string. fa.wrap adapts array games")
     return writable(value)
 
 

@@ -254,7 +254,7 @@ def test_observations_and_instructions_must_be_texts(kind, text):
 
     error, name = error_of(Odd()), type(text).__name__
     assert (error.where, error.kind) == ("observe" if kind is PlainAEC else "reset", "TypeError")
-    assert f"the observation of 'a' is {name}, not text; return a string. fa.wrap adapts" in error.message
+    assert f"the observation of 'a' is {name}, not text. Return a string. fa.wrap adapts" in error.message
     assert f"the result of instructions('a') is {name}, not text" in error_of(Mute()).message
     (finding,) = fa.check_env(Mute, checks=("spaces",), raise_on_failure=False).failures
     assert finding.message == f"the result of instructions('a') is {name}, not text"
