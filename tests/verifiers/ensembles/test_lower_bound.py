@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from forge_agents import Ensemble, Rule
-from forge_verifiers import LowerConfidenceBound, SoftMinimum
+from forge_verifiers import HackingAlarm, LowerConfidenceBound, SoftMinimum
+from forge_verifiers.core.verifier import group_ids
+from forge_verifiers.ensemble.alarms import AlarmMonitor, group_spread
 
 from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (tests are no installed package)
 
@@ -57,16 +59,32 @@ def test_lower_confidence_bound_subtracts_the_uncertainty():
 
 def test_log_odds_scale_keeps_the_order_and_the_differences_near_the_ends():
     plain, odds = (Ensemble(judges(), scale=scale).assess(ROWS) for scale in ("probability", "log_odds"))
-    inside = np.clip(plain.scores, 1 / (1 + np.exp(8)), 1 / (1 + np.exp(-8))).astype(np.float64)
-    np.testing.assert_allclose(odds.scores, 0.5 + np.log(inside / (1 - inside)) / 16, atol=1e-3)
-    step = 1e-4
-    slope = (np.log((inside + step) / (1 - inside - step)) - np.log(inside / (1 - inside))) / (16 * step)
-    middle = (inside > 0.1) & (inside < 0.9)
-    np.testing.assert_allclose(odds.noise[middle], (plain.noise * slope)[middle], rtol=0.01)
+
+    def expected(probability):
+        inside = np.clip(probability, 1 / (1 + np.exp(8)), 1 / (1 + np.exp(-8))).astype(np.float64)
+        return 0.5 + np.log(inside / (1 - inside)) / 16
+
+    np.testing.assert_allclose(odds.scores, expected(plain.scores), atol=1e-3)
+    low, high = expected(plain.scores - plain.noise), expected(plain.scores + plain.noise)
+    np.testing.assert_allclose(odds.noise, (high - low) / 2, atol=1e-3)
     assert auroc(odds.scores, ROWS) == pytest.approx(auroc(plain.scores, ROWS), abs=1e-3)
     bounded = Ensemble(judges(), lower_bound=SoftMinimum()).score(ROWS)
     both = Ensemble(judges(), lower_bound=SoftMinimum(), scale="log_odds").score(ROWS)
     assert ((bounded > 0.5) == (both > 0.5)).all()
+
+
+def test_noise_on_the_log_odds_scale_is_no_larger_than_a_score_in_0_1_permits():
+    noise = Ensemble(judges(), lower_bound=LowerConfidenceBound(deviations=2), scale="log_odds").assess(ROWS).noise
+    assert noise.min() >= 0 and 0.01 < noise.max() <= 0.5
+
+
+@pytest.mark.parametrize("scale", ["probability", "log_odds"])
+def test_alarm_seeks_equal_rewards_on_the_scale_of_the_rewards(monkeypatch, scale):
+    calls = []
+    monkeypatch.setattr(AlarmMonitor, "add", lambda self, **values: calls.append(values))
+    scores = Ensemble(judges(), alarm=HackingAlarm(), scale=scale).score(ROWS)
+    assert calls[0]["spread"] == group_spread(scores, group_ids(ROWS))
+    assert calls[0]["reward"] == pytest.approx(Ensemble(judges()).score(ROWS).mean(), abs=1e-6)
 
 
 def test_log_odds_scale_keeps_abstentions_and_refuses_other_names():

@@ -172,6 +172,13 @@ WRITINGS = [  # the same answer written in another way, or nearly the same
         \boxed{\text{The answer is } 42} ⇒ 42 ¦ → 42 ⇒ 42 ¦ ∴ x = 42 ⇒ 42 ¦ It adds up to 42. ⇒ 42 ¦ 42</s> ⇒ 42
         There are seven apples. ⇒ 7 ¦ The answer is forty-two. ⇒ 42 ¦ The capital of France is Paris. ⇒ Paris
         The capital of France is not Paris. ⇏ Paris ¦ The wrong one is Paris. ⇏ Paris ¦ „Paris“ ⇒ Paris
+        So she makes $42, and the answer of $20 is wrong. ⇒ 42 ¦ There are 42 eggs, but the label is wrong. ⇒ 42
+        The total is 42, which isn't the answer Tom gave. ⇒ 42 ¦ It is 42, which is wrong. ⇏ 42
+        42, I think, is wrong ⇏ 42
+        The answer is Paris. Actually, Lyon is smaller. ⇒ Paris ¦ The answer is Paris. Actually Paris is old. ⇒ Paris
+        The answer is Paris. Wait, it is New Orleans. ⇏ Paris ¦ The answer is Paris, not Lyon. ⇒ Paris
+        The only option I exclude is Paris. ⇏ Paris ¦ The city it never was is Paris. ⇏ Paris
+        No - it is not. ⇒ no ¦ Yes - it is. ⇒ yes
         The answer is Paris. Wait, Rome. ⇏ Paris ¦ The answer is Paris. No, it is Rome. ⇒ Rome ¦ cafe ⇏ café ¦ 六 ⇏ 五
         Josh makes $200,000 - $130,000 = $70,000 profit. ⇒ 70000 ¦ The answer is (42). ⇒ 42 ¦ ANSWER: 711 ⇏ 11
         The answer is [42] ⇒ 42 ¦ 5 ⇏ -5 ¦ the result is -5 exactly ⇒ -5

@@ -206,6 +206,13 @@ def test_the_cost_of_hostile_texts_grows_with_their_length_only(unit):
     assert seconds(MAX_CHARS) < 10 * seconds(MAX_CHARS // 4) + 0.01  # 4 times as long; 16 where it were quadratic
 
 
+@pytest.mark.parametrize("space", ["~", "\\,", "~~~", "\\,~"])
+def test_spaces_of_latex_take_little_time(space):
+    start = time.process_time()
+    parse_answer.__wrapped__("42 " + space * 20_000 + "x")
+    assert time.process_time() - start < 2
+
+
 @pytest.mark.parametrize("blank", ["\n", "\r\n", "*\n", "\n#", " \n_"])
 def test_blank_lines_after_an_answer_take_little_time(blank):
     start = time.process_time()

@@ -55,7 +55,12 @@ RIGHT = by_gold({
         A alternativa correta é a B. ¦ Gabarito: B ¦ A resposta certa é B. ¦ Jawaban yang benar adalah B. ¦ Chọn B
         Đáp án đúng là B. ¦ คำตอบที่ถูกต้องคือ B ¦ ข้อ B ถูกต้อง ¦ Riktig svar er B ¦ התשובה הנכונה היא B.
         پاسخ صحیح گزینه B است
-        B, since the others fail.
+        B, since the others fail. ¦ B. The claim is popular, but it is false. ¦ B, because it is wrong to steal.
+        The answer is B, since the statement in the passage, which many believe, is false.
+        The answer is B, as the rumor is widespread but false. ¦ The best answer is B because this is not true of fungi.
+        The answer is B because the claim, taken literally, is wrong. ¦ B is right, but it is wrong to say A.
+        B is right: the other view, that light is slow, is false. ¦ A is tempting, but it is wrong. B is right.
+        The answer is B; it is not the answer most people expect.
         B. The other options fail. ¦ B is equivalent to the definition, so it is right. ¦ B is right, but it is not A.
     """,
     "C": r"""
@@ -107,7 +112,9 @@ WRONG = by_gold({
         The answer is \boxed{A}. The answer is \boxed{B}. ¦ It could be A. It could be B. ¦ not (A), not (B)
         A? Maybe. B? Maybe. ¦ I can't decide between A and B ¦ Option A or Option B ¦ Option A. Option B.
         Choose A. Choose B. ¦ Answer: A⏎⏎Answer: B ¦ A) yes⏎B) no ¦ A (or B) ¦ A; alternatively B
-        B seems right, but it is wrong. ¦ B is tempting, but incorrect. ¦ B is a distractor. ¦ B fails. ¦ B+ ¦ B♭
+        B seems right, but it is wrong. ¦ B, I think, is wrong. ¦ B, which looked right, is wrong.
+        The answer is B, but that is wrong. ¦ B is popular, but false.
+        B is tempting, but incorrect. ¦ B is a distractor. ¦ B fails. ¦ B+ ¦ B♭
         1. A⏎2. B ¦ 不选B ¦ B不正确 ¦ B isnt right ¦ Ответ B неверен.
         Paris (A), Rome (B) ¦ Not Paris (B) ¦ La respuesta no es la opción B
     """,

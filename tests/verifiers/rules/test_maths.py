@@ -73,6 +73,7 @@ def test_the_table_of_pairs_is_large_and_has_enough_unequal_ones():
         [[1,2],[3,4]] ≡ \begin{smallmatrix}1&2\\3&4\end{smallmatrix} ¦ (y, x) = (2, 1) ≡ x=1, y=2 ¦ 0.(3) ≡ 0.\dot{3}
         ‑3 ≡ -3 ¦ (101)_2 ≡ 101_2 ¦ x = k\pi, k \in \mathbb{Z} ≡ k\pi ¦ f(3) = 42 ≡ 42
         \overline{AB}=42 ≡ 42 ¦ |AB| = 42 ≡ 42
+        three eighths ≡ 3/8 ¦ an eighth ≡ 1/8 ¦ x \in \mathbb{Z} ≡ \mathbb{Z}
         seven ≡ 7 ¦ forty-two ≡ 42 ¦ Forty two apples ≡ 42 ¦ one hundred and five ≡ 105 ¦ two thirds ≡ 2/3 ¦ half ≡ 0.5
         three and a half ≡ 3.5 ¦ minus seven ≡ -7 ¦ two dozen ≡ 24 ¦ twelve hundred ≡ 1200 ¦ two million ≡ 2000000
         \cos\frac{\pi}{7} - \cos\frac{2\pi}{7} + \cos\frac{3\pi}{7} ≡ \frac12
@@ -97,7 +98,8 @@ def test_equal_answers_are_equal(one, other):
         x<1 and x>0 ≢ \mathbb{R} ¦ x>0 and x>1 ≢ (0,\infty) ¦ ]0,1[ ≢ [0,1] ¦ [0; 1,5] ≢ [0, 15] ¦ 0.1666... ≢ 0.1666
         \frac{1}{2004!} ≢ \frac{1}{2006!} ¦ n=2, 3, 4 ≢ n=1, 2, 3 ¦ D = (0, 1) ≢ D = (0, 1.5) ¦ 12:00 ≢ 1:00
         0.(3) ≢ 0.3 ¦ 5 N ≢ 5 J ¦ [[1,2],[3,4]] ≢ [[1,2],[4,3]] ¦ f(3) = 42 ≢ f(2) = 42 ¦ seven hundred ≢ 7
-        two three ≢ 5
+        two three ≢ 5 ¦ two sevenths ≢ 2 ¦ 2 ninths ≢ 2 ¦ one eighth ≢ 1 ¦ one twentieth ≢ 1 ¦ two hundredths ≢ 2
+        three fourteenths ≢ 3 ¦ x>0, x\in\mathbb{Z} ≢ x>0
         twenty-third ≢ 20/3 ¦ one of them is left ≢ 1 ¦ nineteen eighty-four ≢ 103 ¦ seven or eight ≢ 7 ¦ US$5 ≢ €5
         2 \text{ or } 3 ≢ 2 ¦ 1, 2, 3, 4, 5 ≢ 5 ¦ 1/0 ≢ 0
     """)],

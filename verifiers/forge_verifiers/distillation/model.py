@@ -203,7 +203,8 @@ def distill(
     groups. A fitted ensemble does not learn from the trajectories.
 
     Args:
-        source: The ensemble (any verifier), or its posteriors [n] in [0, 1], NaN where it abstained.
+        source: The ensemble (any verifier), or its posteriors [n] in [0, 1], NaN where it abstained. The new verifier
+            has its scale: scores of an ensemble with ``scale="log_odds"`` are no probabilities.
         trajectories: Training data. At least a few hundred trajectories of many groups.
         held_out: Fraction of the groups for the comparison, which are not part of the training data, in (0, 1).
         seed: Random seed of the choice of these groups.

@@ -247,14 +247,15 @@ class Ensemble(Composable):
             lower_bound=self.lower_bound,
         )
         scores[present] = reward
-        if self.learning and self._monitor is not None:
-            self._update_alarms(self._monitor, matrix, scores, groups)
         noise = None
         if deviation is not None:
             noise = np.full(n, math.nan, np.float32)
             noise[present] = deviation
+        probability = scores
         if self.scale == "log_odds":
             scores, noise = on_log_odds_scale(scores, noise)
+        if self.learning and self._monitor is not None:
+            self._update_alarms(self._monitor, matrix, probability, group_spread(scores, groups))
         return Assessment(scores=scores, noise=noise, failed=failed)
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
@@ -371,17 +372,18 @@ class Ensemble(Composable):
             len(self.verifiers),
         )
 
-    def _update_alarms(
-        self, monitor: AlarmMonitor, matrix: ScoreMatrix, rewards: Scores, groups: NDArray[np.intp]
-    ) -> None:
-        """Add one call to the alarms: the rewards of all rows, and the scores of rows that all verifiers scored."""
-        rows = matrix.verified & ~np.isnan(rewards)
+    def _update_alarms(self, monitor: AlarmMonitor, matrix: ScoreMatrix, probability: Scores, spread: float) -> None:
+        """Add one call to the alarms: P(correct) of all rows, and the scores of rows that all verifiers scored.
+
+        `spread` is that of the rewards on the scale of the ensemble, because they determine the advantages.
+        """
+        rows = matrix.verified & ~np.isnan(probability)
         fitted = self._combiner.report()
         monitor.add(
-            reward=float(np.nanmean(rewards)),
+            reward=float(np.nanmean(probability)),
             effective_number=fitted.effective_number,
-            disagreement=disagreement(matrix.scores[rows], rewards[rows].astype(np.float64)),
-            spread=group_spread(rewards, groups),
+            disagreement=disagreement(matrix.scores[rows], probability[rows].astype(np.float64)),
+            spread=spread,
             means=mean_scores(matrix.scores[rows]),
             witnesses=self._anchors or witnesses(fitted, self._window.scores),
         )

@@ -166,18 +166,24 @@ def rewards(
 
 
 def on_log_odds_scale(probability: Scores, deviation: Scores | None) -> tuple[Scores, Scores | None]:
-    """Map log-odds between -8 and 8 linearly to [0, 1], and the standard deviation by the slope of this map.
+    """Map log-odds between -8 and 8 linearly to [0, 1].
+
+    The standard deviation is half the distance between the scores one deviation above and below, so at most 0.5.
 
     Args:
         probability: float32 [n], NaN where all verifiers abstained.
         deviation: Standard deviation of `probability`, float32 [n], or None.
     """
-    odds = np.clip(logit(probability.astype(np.float64)), -_MAX_LOG_ODDS, _MAX_LOG_ODDS)
-    score = (0.5 + odds / (2 * _MAX_LOG_ODDS)).astype(np.float32)
+    center = probability.astype(np.float64)
     if deviation is None:
-        return score, None
-    inside = sigmoid(odds)
-    return score, (deviation / (inside * (1 - inside) * 2 * _MAX_LOG_ODDS)).astype(np.float32)
+        return _log_odds_score(center), None
+    low, high = (_log_odds_score(np.clip(center + side * deviation, 0.0, 1.0)) for side in (-1, 1))
+    return _log_odds_score(center), (high - low) / np.float32(2)
+
+
+def _log_odds_score(probability: Floats) -> Scores:
+    odds = np.clip(logit(probability), -_MAX_LOG_ODDS, _MAX_LOG_ODDS)
+    return (0.5 + odds / (2 * _MAX_LOG_ODDS)).astype(np.float32)
 
 
 def witnesses(fitted: CombinerReport, scores: NDArray[np.float32]) -> list[int]:

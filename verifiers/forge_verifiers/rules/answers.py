@@ -168,10 +168,13 @@ _BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 _NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "so"})
 """Words before "is the answer" that are not answers."""
 _POLAR = frozenset({"yes", "no", "true", "false"})
-_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2013\u2014]|$)", re.IGNORECASE)
+_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2013\u2014]|\s-\s|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
-_NO_NAME = re.compile(r"(?:I|It|The|This|That|We|You|Yes|No|Let|Sure)\b")
-_REASON = re.compile(r",?\s+(?:because|since)\b")
+_NAME = re.compile(
+    r"(?!(?:I|It|This|That|We|You|Yes|No|Let|Sure)\b)[^\W\d_a-z][\w.'\u2019-]*"
+    r"(?:\s+(?:of|the|and|de|von|van|[^\W\d_a-z][\w.'\u2019-]*)){0,3}"
+)
+_REASON = re.compile(r",?\s+(?:because|since)\b|,\s+not\s")
 
 
 class _Mark(NamedTuple):
@@ -368,9 +371,8 @@ def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:
     corrected = CORRECTED.search(rest, 0, _NEAR)
     if corrected:
         again = unmarked_answer(rest[corrected.end() :])
-        is_name = again.value[:1].isupper() and _NO_NAME.match(again.value) is None and len(again.value.split()) <= 4
-        is_word = is_name and not RUN.search(read.value)
-        if again.value and (STARTS.match(again.value) or is_word):
+        is_name = _NAME.fullmatch(again.value) and not RUN.search(read.value)
+        if again.value and (STARTS.match(again.value) or is_name):
             return again._replace(source="marked")
     doubting = DOUBTING.match(rest)
     if doubting:

@@ -118,11 +118,15 @@ _RETRACTED = re.compile(
 
 
 _TAKEN_BACK = re.compile(
-    r"\s*(?:(?:it|that|this|which)(?:['\u2019]s)?\s+)?(?:is\s+|was\s+)?(?:actually\s+|clearly\s+|in fact\s+)?"
-    r"(?:wrong|incorrect|false|untrue|mistaken|(?:not|isn['\u2019]t|wasn['\u2019]t)\s+(?:right|correct|true|the\s+answer))\b",
+    r"(?:\s*(?:,\s*which\s+)?(?:\s(?:is|was|seems?|seemed|looks?|looked|sounds?|appears?|may|might|could|would)\b"
+    r"(?:(?!\b(?:as|because|for|since|that)\b)[^:;,\u2014]){0,60})?,?\s*\b(?:but|though|although|yet)\s+"
+    r"(?:(?:it|that|this)(?:['\u2019]s|\s+is|\s+was|(?=\s+(?:is|was)n['\u2019]t))\s+)?"
+    r"|\s*,\s*(?:I\s+\w+|which\s[^,]{1,40}),\s*(?:is|was)\s+)(?:actually\s+|clearly\s+|in fact\s+)?"
+    r"(?:wrong|incorrect|false|untrue|mistaken|(?:not|(?:is|was)n['\u2019]t)\s+(?:right|correct|true|the\s+answer))"
+    r"(?=\s*(?:[.,;!]|$))",
     re.IGNORECASE,
 )
-"""A clause after a letter that denies it: "B seems right, but it is wrong"."""
+"""A clause after a letter that denies the letter and not a reason: "B seems right, but it is wrong"."""
 
 
 class _Statement(NamedTuple):
@@ -199,9 +203,8 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         before, after = sentence[low:start], sentence[end:high]
         is_hedged = bool(_HEDGED.search(before) or (number and _ALSO.match(after)))
         near = _CLAUSE.split(before)[-1] + " " + _CLAUSE.split(after, maxsplit=1)[0]
-        later = _CLAUSE.split(after)[1 : None if number + 1 == len(groups) else -1]
-        is_denied = (_DENIED.search(near) and not is_hedged) or _ELIMINATED.search(before) or _FAILS.match(after)
-        if is_denied or any(map(_TAKEN_BACK.match, later)):
+        is_denied = _ELIMINATED.search(before) or _FAILS.match(after) or _TAKEN_BACK.match(after)
+        if is_denied or (_DENIED.search(near) and not is_hedged):
             continue
         strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))
         affirmed.append((letters, strength, is_hedged))

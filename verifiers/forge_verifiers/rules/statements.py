@@ -106,7 +106,8 @@ _WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
     re.IGNORECASE,
 )
 _NAMED = re.compile(  # "The capital of France is Paris"
-    r"[Tt]he\s+(?:(?!(?:not|wrong|incorrect|false|is)\b)[\w'\u2019-]+\s+){1,8}is\s+"
+    r"[Tt]he\s+(?:(?!(?:not|cannot|never|wrong|incorrect|false|is|opposite|exclude\w*|reject\w*|doubt\w*)\b|\w+n['\u2019]t)"
+    r"[\w'\u2019-]+\s+){1,8}is\s+"
     r"(?!(?i:not|either|neither|probably|perhaps|maybe)\b)([*\"\u201c]*[A-Z\u00c0-\u00de][^\s,;:.!?]*(?:\s+[^\s,;:.!?]+){0,3})",
 )
 _DOUBTED = re.compile(r"(?:i|we)\s+(?:\w+\s+)?doubt\b[^,;]*$", re.IGNORECASE)
@@ -165,7 +166,7 @@ _WRAPPED = re.compile(
     r"|\\(?:bf|it|rm|bfseries|large|Large|huge|Huge|displaystyle)(?![A-Za-z])\s*(.*)",
     re.DOTALL,
 )
-_SPACES = re.compile(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:! ]|~)+$")
+_SPACES = re.compile(r"^(?:\\[,;:! ]|~){1,9}|(?:\\[,;:! ]|~){1,9}$")  # bounded: without, the time is quadratic
 _BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\w(]))+)(?<=\S)\*\*(?![\w(])")
 _LIST = re.compile(r"(?:[ \t]*(?:[-*][ \t]+|\d+[.)][ \t]+)?[-+$(]?\d[\d.,/]*%?[).,;]?[ \t]*(?:\n+|$)){2,}")
 _LIST_MARK = re.compile(r"^\s*(?:[-*]|\d+[.)])\s+")
@@ -217,7 +218,12 @@ def sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | 
     if _DOUBTED.match(text):
         return None
     if wrong := _WRONG.search(text):  # "42 is wrong, it is 43"
-        return sentence_value(text[wrong.end() :])
+        clause = next(reversed(list(_CLAUSE.finditer(text, 0, wrong.start()))), None)
+        subject, rest = text[clause.end() if clause else 0 : wrong.start()], text[wrong.end() :]
+        if RUN.search(subject):
+            return sentence_value(rest) or sentence_value(text[: clause.start() if clause else 0])
+        if not subject.strip() and not rest.strip(" .!"):  # "42, which is wrong"
+            return None
     return _affirmed_value(text)
 
 

@@ -47,6 +47,11 @@ def _between(match: re.Match[str]) -> str:
     return f"{low[3]}{_LOW[low[2]]}{low[1]}{high[2]}{high[3]}" if is_range else "$"
 
 
+def _parameter(match: re.Match[str]) -> str:
+    r"""``k\pi`` of ``k\pi, k \in \mathbb{Z}``. Integers that meet an inequality stay as they are."""
+    return match[0] if _RELATION.search(match[1]) else match[1]
+
+
 _Spelling = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"\s+", " "),
@@ -73,7 +78,7 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"(?<![A-Za-z\\])log(2|10)\s*(?=\()", r"\\log_{\1}"),
     (r"\\(begin|end)\{smallmatrix\}", r"\\\1{pmatrix}"),
     (r"^\s*\[\s*\[([^\[\]]*)\]((?:\s*,\s*\[[^\[\]]*\])*)\s*\]\s*$", lambda m: _matrix(f"{m[1]}]{m[2]}")),
-    (r",?\s*\(?[a-z]\s*(?:\\in(?![A-Za-z])|∈)\s*(?:\\mathbb\{Z\}|ℤ)\s*\)?$", ""),  # k\pi, k \in \mathbb{Z}
+    (r"^([^<>≤≥∈]+)(?:,\s*\(?|\s*\()[a-z]\s*(?:\\in(?![A-Za-z])|∈)\s*(?:\\mathbb\{Z\}|ℤ)\s*\)?$", _parameter),
     (r"(?<=[\[\](])\s*([^;()\[\]]+);([^;()\[\]]+)(?=[\[\])])", lambda m: f"{_point(m[1])},{_point(m[2])}"),
     (r"(^|\\cup|∪|\\in)\s*\](?=[^\[\]]+[\[\]])", r"\1("),  # ]0, 1[
     (r"(?<=[^\s(\[,])\s*\[(?=\s*(?:$|\\cup|∪))", ")"),

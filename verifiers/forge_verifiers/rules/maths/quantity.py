@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from forge_verifiers.rules.languages import ALTERNATIVE, BOUND, COUNTER, NEGATION, normalized
-from forge_verifiers.rules.maths.number_words import number_in_words
+from forge_verifiers.rules.maths.number_words import PART, number_in_words
 
 MAX_CHARS = 1_000
 """Longer texts are not read as answers."""
@@ -295,6 +295,8 @@ def _digits(part: dict[str, str | None]) -> Quantity | None:
 def read_unit(text: str, *, spaced: bool) -> Unit | None:
     """The unit in the words after a number, such as ``km/h``. If not `spaced`, a single letter is a variable."""
     text = text.strip().removesuffix(".").strip()
+    if PART.match(text):
+        return None
     if re.fullmatch(COUNTER, text) or _is_foreign_unit(text, spaced):
         return Unit(((text, 1),))
     if text.lower() in {"%", "percent", "per cent", "pct", "percentage"}:
