@@ -41,7 +41,7 @@ SAYS = {
     "think_then_answer": ["reasons, then answers"],
     "tool_use": ["a call works"],
     "self_play": ["exploitability", "league"],
-    "weaver_vs_gold": ["(c) ensemble, no labels", "(d) gold answers"],
+    "weaver_vs_gold": ["(c) ensemble, no labels", "(e) gold answers"],
     "algorithms": ["DAPO with dynamic sampling"],
     "worlds": ["forge/Codewords-v0@1", "imitation, then GRPO"],
 }
