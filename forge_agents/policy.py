@@ -9,7 +9,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -551,7 +551,8 @@ def with_unique_names(policies: PolicyMapping) -> PolicyMapping:
     if not isinstance(policies, Mapping):
         return policies
     unnamed = {id(p): agent for agent, p in reversed(list(policies.items())) if isinstance(p, Policy) and not p.named}
-    used = {p.name for p in policies.values() if isinstance(p, AnyPolicy) and id(p) not in unnamed}
+    values: Iterable[Any] = policies.values()  # types are checked later
+    used = {p.name for p in values if isinstance(p, AnyPolicy) and id(p) not in unnamed}
     if len(unnamed) + ("policy" in used) < 2:
         return policies
     renamed: dict[int, AnyPolicy] = {}

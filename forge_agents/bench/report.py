@@ -12,7 +12,7 @@ from typing import Any
 
 from forge_agents.bench import sections, tables
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import AgentRecord, Record
+from forge_agents.bench.records import Record
 from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
 from forge_agents.errors import ForgeError
@@ -166,7 +166,8 @@ def _check(report: Report) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
     for record in report.records:
-        if not isinstance(record.seed, int) or not all(map(_is_result, record.seats.values())):
+        seed: Any = record.seed  # the types of a damaged file are not those of `Record`
+        if not isinstance(seed, int) or not all(map(_is_result, record.seats.values())):
             raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
     if len({record.key for record in report.records}) < len(report.records):
         raise ValueError("it holds an episode more than once")
@@ -177,8 +178,8 @@ def _check(report: Report) -> None:
         raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")
 
 
-def _is_result(result: AgentRecord) -> bool:
-    """Return whether the values of a result have their types: a finite reward, and counts of at least 0."""
+def _is_result(result: Any) -> bool:
+    """Return whether the values of an `AgentRecord` have their types: a finite reward, and counts of at least 0."""
     counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
     is_number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
     flags = isinstance(result.success, bool | None) and isinstance(result.forfeit, bool)
