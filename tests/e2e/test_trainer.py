@@ -224,7 +224,7 @@ def test_sigterm_finishes_the_step_and_saves_it(trainer_of, tmp_path, capsys):
         trainer.fit(Letters, steps=1000)
     message = capsys.readouterr().out
     assert stopped.value.code == 143 and "SIGTERM: finishing this step" in message, message
-    assert "run it again to continue" in message
+    assert "Run it again to continue" in message
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
     (newest,) = (tmp_path / "checkpoints").glob("step-*")
