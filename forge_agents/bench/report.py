@@ -172,7 +172,7 @@ def _check(report: Report) -> None:
     if len({record.key for record in report.records}) < len(report.records):
         raise ValueError("it holds an episode more than once")
     if not 0 <= (seeds := report.settings["episodes"] * len(report.environments)) <= _MAX_SEEDS:
-        raise ValueError(f"its environments have {seeds} seeds together; expected at most {_MAX_SEEDS}")
+        raise ValueError(f"its environments have {seeds} seeds together. Expected at most {_MAX_SEEDS}")
     names = {name for record in report.records for name in record.lineup.values()}
     if missing := sorted(names - report.players.keys()):
         raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")

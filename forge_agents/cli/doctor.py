@@ -82,7 +82,8 @@ PROBES: tuple[Probe, ...] = (
         "engine step",
         "forge_agents.cli.doctor:engine_step",
         180,
-        f"if vLLM ran out of memory, free 2 GB. If it lacks an instruction, it needs a CPU with AVX2; else {REINSTALL}",
+        "if vLLM ran out of memory, free 2 GB. If it lacks an instruction, it needs a CPU with AVX2. Otherwise "
+        f"{REINSTALL}",
     ),
     Probe("learner step", "forge_trainers.learner.probes:learner_step", 180, f"free 2 GB of memory, or {REINSTALL}"),
 )

@@ -135,7 +135,7 @@ def _with_tag(ids: Sequence[str], tag: str) -> list[str]:
     if not (tagged := [id_ for id_ in ids if tag in tags[id_]]):
         known = sorted(set().union(*tags.values()))
         raise ArgumentError(
-            f"none of {len(ids)} environments has the tag {tag!r}; their tags are {', '.join(known)}."
+            f"none of {len(ids)} environments has the tag {tag!r}. Their tags are {', '.join(known)}."
             f"{did_you_mean(tag, known)}"
         )
     return tagged

@@ -240,7 +240,7 @@ def _check_expansion(path: Path, size: int) -> None:
                 total += (column if decode is None else decode()).nbytes
             if total > max(_FREE_BYTES, _MAX_EXPANSION * size):
                 raise ValueError(
-                    f"{path} has {size} bytes, and its rows have more than {total}; expected at most {_MAX_EXPANSION} "
+                    f"{path} has {size} bytes, and its rows have more than {total}. Expected at most {_MAX_EXPANSION} "
                     "times as many. Write its tasks as JSONL"
                 )
 
@@ -253,7 +253,7 @@ def _check_columns(path: Path, data: Any) -> None:
     if opened := [name for name, feature in features.items() if require_decoding(feature)]:
         raise ValueError(
             f"{path}: the rows of {', '.join(opened)} are images, sounds or other files, which may name files of this "
-            "machine or addresses; remove these columns, or load the data set yourself and give it as tasks"
+            "machine or addresses. Remove these columns, or load the data set yourself and give it as tasks"
         )
 
 

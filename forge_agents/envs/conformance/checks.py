@@ -189,7 +189,7 @@ def spaces(case: Case) -> None:
             fix = "shorten it, remove lone surrogates, or raise max_observation_chars"
             if type(space) is Text and (refused := set(seen) - space.character_set):
                 message += f", which does not allow {', '.join(map(repr, sorted(refused)[:8]))}"
-                fix = "use forge_agents.envs.env.TextSpace(max_chars); gymnasium's Text allows letters and digits only"
+                fix = "use forge_agents.envs.env.TextSpace(max_chars). gymnasium's Text allows letters and digits only"
             raise BreachError(message, fix, "observe_text")
         text = instructions(env, agent)
         if text != writable(text):

@@ -45,7 +45,7 @@ def test_list_shows_environments_by_tag(capsys):
 def test_unknown_tag_is_an_error_that_names_the_tags(words, capsys):
     assert cli.main([*words, "--tag", "zero-summ"]) == 1
     output = capsys.readouterr()
-    assert "has the tag 'zero-summ'; their tags are " in output.err and "Did you mean 'zero-sum'?" in output.err
+    assert "has the tag 'zero-summ'. Their tags are " in output.err and "Did you mean 'zero-sum'?" in output.err
     assert not output.out
 
 

@@ -61,7 +61,7 @@ def test_wandb_settings_of_the_current_folder_choose_no_server(wandb, tmp_path, 
 @pytest.mark.parametrize("text", ["../../elsewhere", "", "a\n", "x" * 10_000, "a/b"])
 def test_id_of_a_tracker_that_no_tracker_wrote_is_refused(text, wandb, tmp_path):
     (tmp_path / "wandb.id").write_text(text)
-    with pytest.raises(ForgeError, match=r"wandb.id holds .*delete the file to start new curves"):
+    with pytest.raises(ForgeError, match=r"wandb.id holds .*Delete the file to start new curves"):
         RunFolder(tmp_path, {}, tracker="wandb")
 
 

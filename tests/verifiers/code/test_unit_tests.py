@@ -159,7 +159,7 @@ def test_tests_of_a_function_with_a_name_of_python_run_the_code(tests, expected)
 
 
 def test_tests_that_call_only_functions_of_python_are_refused():
-    with pytest.raises(ScoreError, match="abs, sum; import the function of the code.*from solution import sum"):
+    with pytest.raises(ScoreError, match="abs, sum. Import the function of the code.*from solution import sum"):
         UnitTests(tests="assert abs(sum(10, 15) - 25) < 1")
 
 

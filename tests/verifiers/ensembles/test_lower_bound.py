@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from forge_agents import Ensemble, Rule
-from forge_verifiers import HackingAlarm, LowerConfidenceBound, SoftMinimum
+from forge_verifiers import HackingAlarm, LowerConfidenceBound, SoftMinimum, combiners
 from forge_verifiers.core.verifier import group_ids
 from forge_verifiers.ensemble.alarms import AlarmMonitor, group_spread
+from forge_verifiers.ensemble.posterior import on_log_odds_scale
 
 from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (tests are no installed package)
 
@@ -85,6 +86,27 @@ def test_alarm_seeks_equal_rewards_on_the_scale_of_the_rewards(monkeypatch, scal
     scores = Ensemble(judges(), alarm=HackingAlarm(), scale=scale).score(ROWS)
     assert calls[0]["spread"] == group_spread(scores, group_ids(ROWS))
     assert calls[0]["reward"] == pytest.approx(Ensemble(judges()).score(ROWS).mean(), abs=1e-6)
+
+
+def test_log_odds_point_to_few_correct_responses_among_well_formed_ones():
+    """Eight verifiers tell well-formed responses from others more clearly than correct ones from wrong ones."""
+    correlations, shares = [], []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        groups = np.repeat(np.arange(64), 8)
+        kind = rng.choice(3, size=len(groups), p=(0.55, 0.33, 0.12))  # malformed, well-formed and wrong, correct
+        accepted = np.array([0.1, 0.6, 0.92])[kind]
+        scores = (rng.random((len(groups), 8)) < accepted[:, None]).astype(np.float32)
+        probability = combiners.get("default").fit_predict(scores, groups).astype(np.float32)
+        log_odds, _ = on_log_odds_scale(probability, None)
+        correct = kind == 2
+        mixed = [rows for g in range(64) if correct[rows := np.flatnonzero(groups == g)].any()]
+        scales = (probability, log_odds)
+        correlations.append([np.mean([np.corrcoef(p[rows], correct[rows])[0, 1] for rows in mixed]) for p in scales])
+        shares.append(probability.mean() / correct.mean())
+    differences = np.subtract(*np.transpose(correlations)[::-1])
+    assert min(shares) > 2.5  # the combiner takes far too many for correct
+    assert differences.min() > 0.03 and differences.mean() > 0.05
 
 
 def test_log_odds_scale_keeps_abstentions_and_refuses_other_names():

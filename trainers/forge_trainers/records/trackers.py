@@ -145,7 +145,7 @@ def _read_mark(mark: Path) -> str:
     with mark.open("rb") as file:
         text = file.read(200).decode("utf-8", "replace")
     if not re.fullmatch(r"[\w-]{1,128}", text, re.ASCII):
-        raise ForgeError(f"{mark} holds {text[:40]!r}, which is no id of a run; delete the file to start new curves")
+        raise ForgeError(f"{mark} holds {text[:40]!r}, which is no id of a run. Delete the file to start new curves")
     return text
 
 
@@ -160,7 +160,7 @@ def _check_wandb_settings() -> None:
     if unsafe := [key for key in keys if key not in ("entity", "project", "mode", "disabled")]:
         raise ForgeError(
             f"{file.absolute()} sets {unsafe[0]!r:.80}, so W&B may send your key to a server of its choice. Remove "
-            "the line; for a server of your own, set WANDB_BASE_URL or run `wandb login --host`"
+            "the line. For a server of your own, set WANDB_BASE_URL or run `wandb login --host`"
         )
 
 

@@ -254,8 +254,8 @@ def _builtin_of_code(tests: str) -> str:
     names = sorted(called & _names_of_tests(tests))
     if len(names) > 1:
         raise ScoreError(
-            f"tests call only Python's own functions {', '.join(names)}; import the function of the code, for example "
-            f"`from solution import {names[-1]}`; source {tests[:80]!r}"
+            f"tests call only Python's own functions {', '.join(names)}. Import the function of the code, for example "
+            f"`from solution import {names[-1]}`. Source {tests[:80]!r}"
         )
     return "".join(names)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,10 @@ from forge_verifiers.core.verifier import (
 from forge_verifiers.ensemble.alarms import Alarm, AlarmMonitor, HackingAlarm, disagreement, group_spread, mean_scores
 from forge_verifiers.ensemble.panel import Cascade, Panel, ScoreMatrix
 from forge_verifiers.ensemble.posterior import (
-    SCALES,
     LowerBound,
     LowerConfidenceBound,
     Posterior,
+    Scale,
     combiner_for,
     families_of,
     on_log_odds_scale,
@@ -166,7 +166,7 @@ class Ensemble(Composable):
         cascade: Cascade | None = None,
         alarm: HackingAlarm | None = None,
         lower_bound: LowerBound | None = None,
-        scale: Literal["probability", "log_odds"] = "probability",
+        scale: Scale = "probability",
         cache_rows: int = 65536,
         timeout_s: float = 60.0,
         name: str = "ensemble",
@@ -183,8 +183,8 @@ class Ensemble(Composable):
         self.families = families_of(self.verifiers)
         """[m] families, declared or by default, or None for a verifier that is a source by itself."""
         self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
-        if scale not in SCALES:
-            raise ValueError(f"scale={scale!r} of an ensemble is none of {', '.join(SCALES)}")
+        if scale not in get_args(Scale):
+            raise ValueError(f"scale={scale!r} of an ensemble is none of {', '.join(get_args(Scale))}")
         if isinstance(lower_bound, LowerConfidenceBound) and not combiners.kind(combine).has_uncertainty:
             raise ValueError(f"LowerConfidenceBound needs an uncertainty, {combine!r} has none. Use combine='default'")
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +17,8 @@ from forge_verifiers.core.verifier import Scores, Verifier
 
 _REFERENCE_ROWS = 1024
 """Number of newest rows on which `Posterior` calibrates partially scored rows."""
-SCALES = ("probability", "log_odds")
-"""The scales of an ensemble's score."""
+Scale: TypeAlias = Literal["probability", "log_odds"]
+"""The scale of an ensemble's score."""
 _MAX_LOG_ODDS = 8.0
 _MIN_DIFFERENCE = 0.1
 """TPR minus FPR from which a verifier counts as better than chance."""
