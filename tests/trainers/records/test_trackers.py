@@ -1,4 +1,5 @@
 import logging
+import math
 import os
 import posixpath
 import re
@@ -208,6 +209,20 @@ def test_names_are_cleaned_stably_and_stay_apart():
     assert first["é b"] == "é b" and len(first["n" * 60]) == 40 and first[".."] == "__"
     assert names.of(["x/y", "x"])["x/y"] == "x/y_" and names.of(["x"])["x"] == "x_", "no folder is a file"
     assert len(set(first.values())) == len(first) and names.of(["a:1", "a@1"]) == {n: first[n] for n in ("a:1", "a@1")}
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
+def test_resumed_run_keeps_the_names_of_its_curves(tracker, mlflow, tmp_path):
+    rows = [{"success/a:1": 0.5, "x/y": math.nan}, {"success/a:1": 0.5, "success/a@1": 0.1, "x": 1.0}]
+    names = []
+    for start, logged in enumerate([rows, rows[1:], [{"success/a@1": 0.1, "x": 1.0, "x/y": 2.0}]]):
+        with RunFolder(tmp_path / "run", {}, tracker=tracker) as run:
+            for step, row in enumerate(logged, start + 1):
+                run.log(step, row)
+            names.append(run._curves.names.of(["success/a:1", "success/a@1", "x"]))
+    assert names[0] == names[1] == names[2] and names[0]["success/a:1"] == "success/a_1"
+    assert names[0]["success/a@1"].startswith("success/a_1_")
+    assert names[0]["x"] == ("x_" if tracker == "mlflow" else "x")
 
 
 class PickyMLflow:

@@ -12,6 +12,7 @@ from fake_processes import Processes, collect_with, group
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
 from forge_trainers.rl.trainer import GRPOTrainer
+from forge_trainers.run.checkpoints import Checkpoints
 
 fa.register("settings/Duel-v0", entry_point=f"{__name__}:Duel", levels=[{"size": 1}, {"size": 2}])
 
@@ -31,6 +32,14 @@ class Duel(fa.TurnEnv):
 
     def act(self, agent, action):
         return fa.Outcome(done=True)
+
+
+def in_tens(trajectories):
+    return [10 + float(t.turns[0].action) for t in trajectories]
+
+
+def in_tenths(trajectories):
+    return [float(t.turns[0].action) / 10 for t in trajectories]
 
 
 class Halved(fa.Credit):
@@ -106,6 +115,33 @@ def test_config_records_the_environment_reward(tmp_path):
     assert levels["settings/Duel-v0@2"]["weight"] == 3.0
     assert levels["settings/Duel-v0@2"]["arguments"] == {"size": 2}
     assert result["trainer"]["credit"]["baseline"] == "mean", "a rule of ours needs no class"
+
+
+@pytest.mark.parametrize(
+    ("change", "resets"),
+    [
+        ({}, False),
+        ({"checkpoint_every": 2, "learner": fa.LearnerConfig(lr=3e-6)}, False),
+        ({"reward": in_tenths}, True),
+        ({"eval_episodes": 7}, True),
+        ({"policies": dataclasses.replace(fake_run.TEAM, sampling=fa.Sampling(max_tokens=5))}, True),
+    ],
+)
+def test_best_checkpoint_is_chosen_among_equally_measured_ones(tmp_path, capsys, change, resets):
+    async def export(folder):
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    settings = {"eval_every": 1, "keep_checkpoints": 9, "checkpoint_every": 1, "reward": in_tens}
+    for steps, more in ((3, {}), (6, change)):
+        with fake_run.trainer(tmp_path, **settings | more) as run:
+            run._lifecycle.export = export
+            run.fit(fake_run.Draws, steps=steps)
+    rewards = {row["step"]: row["eval/reward"] for row in map(json.loads, (tmp_path / "metrics.jsonl").open())}
+    compared = [step for step in rewards if step > 3 or not resets]
+    best = max(compared, key=lambda step: (rewards[step], step))
+    assert Checkpoints(tmp_path / "checkpoints", keep=9).best().name == f"step-00000{best}"
+    assert ("do not count for the best checkpoint" in capsys.readouterr().out) == resets
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,22 @@ def test_best_checkpoint_is_kept_and_the_newest_is_restored(tmp_path):
     assert restore(tmp_path) == (5, 5)
 
 
+def test_scores_of_another_measure_are_not_compared(tmp_path):
+    save(tmp_path, 1, 2, scores={1: 16.6, 2: 14.6}, keep=3)
+    now = Checkpoints(tmp_path, keep=3, keep_best=True)
+    now.measure = "small"
+    assert now.is_best(15.0) is False and now.other_measures() == [], "earlier versions saved no measure"
+    for step, measure, score in [(1, "big", 16.6), (2, "big", 14.6), (3, "small", 0.5), (4, "small", 0.4)]:
+        checkpoints = Checkpoints(tmp_path, keep=4, keep_best=True)
+        checkpoints.measure = measure
+        asyncio.run(checkpoints.save(step, {"hero": Learner(step)}, score=score))
+    assert now.other_measures() == ["step-000002", "step-000001"]
+    assert now.best() == tmp_path / "step-000003" and now.is_best(0.6) and not now.is_best(0.45)
+    assert Checkpoints(tmp_path, keep=4).best() == tmp_path / "step-000003", "that of the newest score"
+    now.measure = "big"
+    assert now.best() == tmp_path / "step-000001" and not now.is_best(0.6)
+
+
 def test_training_continues_while_a_checkpoint_is_written(tmp_path):
     learner, reward = Learner(1), Reward(1)
 

@@ -188,6 +188,8 @@ class RunFolder:
             self.changed = _changes(before, self._settings)
         try:
             self._tracker, self._curves = tracker, open_tracker(tracker, self.path, config)
+            for row in self.metrics():  # names depend on their order
+                self._curves.names.of(name for name in row if name != "step")
             self._tracking: Future[None] | None = None
         except BaseException:
             self._lock.close()

@@ -59,6 +59,8 @@ class Curves(Protocol):
 
     settings: ClassVar[str]
     """Settings that opening the tracker depends on, for an error message."""
+    names: TrackerNames
+    """The tracker's names of metrics. A resumed run passes the metrics of its earlier rows first."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Open the curves of the run in `folder`, with its settings."""
@@ -171,7 +173,7 @@ class _TensorBoard(Curves):
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder = folder / "tensorboard"
-        self._names = TrackerNames(r"-\w./", longest=500)
+        self.names = TrackerNames(r"-\w./", longest=500)
         self._file: Any = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -185,7 +187,7 @@ class _TensorBoard(Curves):
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
             begun = SessionLog(status=SessionLog.START)  # hides what an earlier session logged from here on
             self._write(Event(wall_time=time.time(), step=step, session_log=begun))
-        names = self._names.of(metrics)
+        names = self.names.of(metrics)
         values = [Summary.Value(tag=names[name], simple_value=value) for name, value in metrics.items()]
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
@@ -221,10 +223,10 @@ class _WandB(Curves):
         )
         mark.write_text(self._run.id)
         self._run.define_metric("*", step_metric="step")  # W&B's own counter cannot go back when a run is resumed
-        self._names = TrackerNames(r"-\w./")
+        self.names = TrackerNames(r"-\w./")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        names = self._names.of(metrics)
+        names = self.names.of(metrics)
         row = {names[name]: value for name, value in metrics.items()}
         _each(row, lambda some: self._run.log({"step": step, **some}))
 
@@ -242,7 +244,7 @@ class _MLflow(Curves):
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        self._names = TrackerNames(r"-\w. /", nested=False)
+        self.names = TrackerNames(r"-\w. /", nested=False)
         mark = folder / "mlflow.id"
         if mark.exists():
             self._run: str = _read_mark(mark)
@@ -263,9 +265,8 @@ class _MLflow(Curves):
         from mlflow.entities import Metric
 
         now_ms = round(time.time() * 1000)
-        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-        names = self._names.of(finite)
-        rows = [(names[name], value) for name, value in finite.items()]
+        names = self.names.of(metrics)
+        rows = [(names[name], float(value)) for name, value in metrics.items() if math.isfinite(value)]
 
         def take(some: Mapping[str, float]) -> None:
             self._client.log_batch(self._run, metrics=[Metric(*one, now_ms, step) for one in some.items()])

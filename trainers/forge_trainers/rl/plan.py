@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge_agents.bench.fingerprints import with_content
+import yaml
+
+from forge_agents.bench.fingerprints import digest, with_content
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import ModelNotFoundError
@@ -142,6 +144,22 @@ class RunPlan:
         }
         rates = {name: one.lr for name, one in self.learner_settings.items() if one.lr is not None}
         return record_rates(settings, rates) | {"policy_mapping": self.model_by_agent} | self.policies.settings()
+
+    def measure(self, settings: Mapping[str, Any]) -> str:
+        """Return a hash of the `settings` that held-out rewards depend on besides the weights."""
+        names = ("env_args", "reward", "players", "policy_function", "policy_mapping")
+        environments = {
+            env_id: {name: fact for name, fact in facts.items() if name != "weight"}  # evaluations use all evenly
+            for env_id, facts in settings["environments"].items()
+        }
+        policies = {
+            name: {field: value for field, value in policy.items() if field != "learner"}
+            for name, policy in settings["policies"].items()
+        }
+        frozen = {name: weights for name, weights in settings["weights"].items() if name not in self.trained}
+        facts = {name: settings.get(name) for name in names} | {"frozen": frozen, "policies": policies}
+        facts |= {"environments": environments, "episodes": self.config.eval_episodes}
+        return digest(yaml.safe_dump(facts))
 
 
 def _environment(sampler: TaskSampler, env_id: str) -> dict[str, Any]:

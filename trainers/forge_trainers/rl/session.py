@@ -146,6 +146,11 @@ class Session:
                 self._lifecycle.messages.say = display.say
                 self._lifecycle.messages.announce(self.plan, learners, self._num_steps)
                 display.resumed(first, self._run.changed)
+                if others := self._lifecycle.checkpoints.other_measures():
+                    display.say(
+                        f"held-out rewards of {', '.join(others)} do not count for the best checkpoint, because they "
+                        "were measured with other settings of environments, policies, reward or eval_episodes"
+                    )
                 reason = await self._steps(range(first, self._num_steps), display, interrupt)
             await self._lifecycle.weights.done()
             return await self._result(max(first, self._lifecycle.next_step or 0), reason)

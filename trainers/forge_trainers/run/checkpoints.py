@@ -65,6 +65,8 @@ class _Mark:
     """Names of the learners, sorted."""
     score: float | None = None
     """Mean held-out reward of these weights. None if it was not measured."""
+    measure: str = ""
+    """Hash of what the score depends on besides the weights. Empty in checkpoints of earlier versions."""
     files: dict[str, list[int]] = field(default_factory=dict)
     """Size in bytes and CRC-32 of every chunk of each other file, by path."""
     chunk_bytes: int = 0
@@ -197,6 +199,9 @@ class Checkpoints:
     ) -> None:
         self._folder, self._keep, self._keep_best, self._timeout_s = folder, keep, keep_best, timeout_s
         self._parts = {name: part for name, part in (parts or {}).items() if isinstance(part, Stateful)}
+        self.measure = ""
+        """Hash of what the scores of this session depend on besides the weights, such as environment and reward. Only
+        scores with the same hash are compared. Empty: the hash of the newest score."""
         self._writing: asyncio.Task[None] | None = None
         self._first: dict[str, dict[str, np.ndarray]] = {}
 
@@ -205,9 +210,14 @@ class Checkpoints:
         return bool(self.complete())
 
     def best(self) -> Path | None:
-        """Return the newest checkpoint of the highest score, or None if none has a score."""
+        """Return the newest checkpoint of the highest score, or None if none has a comparable score."""
         scores = self._scores()
         return max(scores, key=lambda folder: (scores[folder], folder)) if scores else None
+
+    def other_measures(self) -> list[str]:
+        """Return the names of checkpoints whose scores cannot be compared with those of this session."""
+        scores = self._scores()
+        return [folder.name for folder, _ in self._scored_marks() if folder not in scores]
 
     def complete(self) -> list[Path]:
         """Return the complete checkpoints, newest first."""
@@ -398,7 +408,14 @@ class Checkpoints:
             for learner, files in zip(learners, written, strict=True):
                 sums |= {f"{learner}/{name}": checksum for name, checksum in files.items()}
             finite = score if score is not None and math.isfinite(score) else None
-            mark = _Mark(step=step, policies=sorted(learners), score=finite, files=sums, chunk_bytes=CHUNK_BYTES)
+            mark = _Mark(
+                step=step,
+                policies=sorted(learners),
+                score=finite,
+                measure=self.measure,
+                files=sums,
+                chunk_bytes=CHUNK_BYTES,
+            )
             await asyncio.to_thread(_put_in_place, draft, final, mark)
             best = self.best() if self._keep_best else None
             for old in self.complete()[self._keep :]:
@@ -424,16 +441,24 @@ class Checkpoints:
                 self._parts[name].load_state_dict(state)
 
     def _scores(self) -> dict[Path, float]:
-        """Return the scores of all readable complete checkpoints that have one."""
-        scores: dict[Path, float] = {}
+        """Return the comparable scores of all readable complete checkpoints."""
+        marks = self._scored_marks()
+        measure = self.measure or next((mark.measure for _, mark in marks), "")
+        return {
+            folder: mark.score for folder, mark in marks if mark.score is not None and mark.measure in ("", measure)
+        }
+
+    def _scored_marks(self) -> list[tuple[Path, _Mark]]:
+        """Return the readable complete checkpoints that have a score, newest first."""
+        marks = []
         for folder in self.complete():
             try:
-                score = _Mark.read(folder).score
+                mark = _Mark.read(folder)
             except (OSError, ValueError) as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
             else:
-                scores |= {} if score is None else {folder: score}
-        return scores
+                marks += [] if mark.score is None else [(folder, mark)]
+        return marks
 
 
 def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> None:
