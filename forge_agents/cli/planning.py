@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @command(
     "simulate",
     "forge-agents simulate train.yaml --measured runs/measured",
-    "forge-agents simulate train.yaml --measured runs/measured runs/async --trainer.max_staleness 1 --json",
+    "forge-agents simulate train.yaml --measured runs/measured runs/small --trainer.max_staleness 1 --json",
     "forge-agents simulate train.yaml --measured runs/measured --gpus 8 --trainer.learner_procs 4",
     "forge-agents simulate train.yaml --gpus 8 --model 8b",
     "forge-agents simulate train.yaml --gpus 8 --model solver=8b critic=0.6b",

@@ -1,23 +1,27 @@
-"""Analytic model of a training step: seconds of each stage as a function of the work in it.
+"""Analytic model of a training step: the measured seconds of each stage, scaled by the work of the planned run.
 
-- An engine's time is ``a * iterations + b * sampled tokens + c * prompt tokens`` per replica.
-- A learner's time is a fixed part plus seconds per position, per loss token and per microbatch.
+- A third of the engines' seconds scales with iterations, a third with sampled tokens, a third with prompt tokens.
+- The learner's passes scale with positions and loss tokens, and its other seconds are fixed.
+- Scoring scales with trajectories. Publishing is fixed, and fetching scales with the replicas that take turns.
 - Synchronous stages add up. Asynchronous rollouts take the slower of generation and training or, on shared CPU cores,
   the core seconds of both divided by the cores.
-
-The coefficients are fitted by `measured`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from forge_agents.serving.client import waves
+
+_LOSS_TOKENS = 0.2
+"""Fraction of forward and backward passes that scales with loss tokens: the head of a small model."""
+_PUBLISH = 0.4
+"""Fraction of a sync that is the transfer to the store, as `make perf` measures it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,6 @@ class TurnShape:
     shared_tokens: int
     """Of these, the tokens that all episodes of the group begin with."""
     response_tokens: int
-    cut: bool
-    """Whether `max_tokens` ended the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +45,6 @@ class EpisodeShape:
     agents: int
     other_s: float
     """Seconds without an engine: environment, controller and players that are no models."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Work of the engines in one collection, per replica."""
-
-    iterations: float
-    sampled_tokens: float
-    prompt_tokens: float
-    other_s: float = 0.0
-
-    @property
-    def features(self) -> tuple[float, float, float]:
-        """Factors of the engine's coefficients."""
-        return self.iterations, self.sampled_tokens, self.prompt_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +67,6 @@ class Plan:
     max_num_seqs: int = 64
     max_concurrent_episodes: int = 512
     max_resamples: int = 0
-    max_tokens_per_microbatch: int = 2048
     learners: int = 1
     """Learners. Adapters of one model share one."""
     learner_ranks: int = 1
@@ -94,129 +80,103 @@ class Plan:
     engine_threads: float = math.inf
     """Cores that one replica may use."""
 
+    @property
+    def episodes(self) -> int:
+        """Episodes of a step without resampling."""
+        return self.group_size * self.groups_per_step
+
 
 @dataclass(frozen=True, kw_only=True)
-class StageTimes:
-    """Coefficients in seconds."""
+class Measurement:
+    """Means over the warm steps of a synchronous run, and its episodes."""
 
-    iteration_s: float
-    sampled_token_s: float
-    prompt_token_s: float
-    learner_fixed_s: float
-    """Optimizer, packing and transfers of one step."""
-    position_s: float
-    loss_token_s: float
-    microbatch_s: float
-    publish_s: float
-    """Transfer of weights to the store."""
-    fetch_s: float
-    """Transfer of weights from the store to one replica."""
-    score_s: float
-    """One call of the reward."""
+    plan: Plan
+    on_gpu: bool
+    env_ids: frozenset[str]
+    episodes: Sequence[EpisodeShape]
+    collect_s: float
     score_trajectory_s: float
-    """One trajectory in it."""
-    learner_cores: float = 1.0
+    """Seconds to score one trajectory, from steps without resampling."""
+    learn_s: float
+    passes_s: float
+    """Part of `learn_s`: forward and backward passes."""
+    sync_s: float
+    used_groups: float
+    """Informative groups of a step."""
+    used_fraction: float
+    """Fraction of informative groups."""
+    learner_cores: float
     """CPU cores that the learner keeps busy."""
 
-    def engine_s(self, work: Work) -> float:
-        """Return the seconds of a collection."""
-        coefficients = (self.iteration_s, self.sampled_token_s, self.prompt_token_s)
-        return work.other_s + sum(c * count for c, count in zip(coefficients, work.features, strict=True))
+    @property
+    def agents(self) -> float:
+        """Mean number of trajectories of an episode."""
+        return float(np.mean([episode.agents for episode in self.episodes]))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Measured episodes, and what a learner computed of them."""
-
-    episodes: Sequence[EpisodeShape]
-    stop_rates: Mapping[str, float] = field(default_factory=dict)
-    """By policy, the probability that a response ends at a token. It extends cut responses under a larger limit."""
-    used_fraction: float = 1.0
-    """Fraction of informative groups among those whose episodes earned different rewards."""
-    outcomes: Sequence[Sequence[Hashable]] = ()
-    """Rewards of the episodes of each group. Empty: all groups have different rewards."""
-    positions: float = 0.0
-    """Positions of a learner per informative episode."""
-    loss_tokens: float = 0.0
-    """Loss tokens per informative episode."""
-
-    def __post_init__(self) -> None:
-        if not self.episodes:
-            raise ValueError("a workload needs at least one measured episode")
-        if not 0 <= self.used_fraction <= 1:
-            raise ValueError(f"used_fraction={self.used_fraction} must be in [0, 1]")
-
-    def used_fraction_of(self, group_size: int) -> float:
-        """Return the expected fraction of informative groups of this size.
-
-        Unbiased up to the measured size: it averages over all subsets of the measured episodes.
-        """
-        if not self.outcomes:
-            return self.used_fraction
-        equal = [_probability_equal(Counter(group), group_size) for group in self.outcomes]
-        return self.used_fraction * (1 - float(np.mean(equal)))
-
-    def response_tokens(self, turn: TurnShape, limit: int | None) -> float:
-        """Return the expected length of a response under another `max_tokens`."""
-        length = turn.response_tokens
-        if limit is None or limit <= length or not turn.cut:
-            return min(length, limit) if limit is not None else length
-        rate = self.stop_rates.get(turn.policy, 0.0)
-        # expected value of a geometric length that is cut at the new limit
-        more = (1 - (1 - rate) ** (limit - length)) / rate if rate > 0 else limit - length
-        return length + more
-
-    def sequential_tokens(self, episode: EpisodeShape, limits: Mapping[str, int]) -> float:
-        """Return the tokens that an episode samples one after the other."""
-        return sum(
-            max(self.response_tokens(t, limits.get(t.policy)) for t in turns) for turns in episode.rounds if turns
-        )
-
-    def token_ratio(self, plan: Plan) -> tuple[float, float]:
-        """Return tokens of the trained policies under the plan's limits over measured ones: in total, and sampled."""
-        turns = [
-            turn
-            for episode in self.episodes
-            for turns in episode.rounds
-            for turn in turns
-            if turn.policy in plan.trained
-        ]
-        prompts = sum(turn.prompt_tokens for turn in turns)
-        before = sum(turn.response_tokens for turn in turns)
-        after = sum(self.response_tokens(turn, plan.max_tokens.get(turn.policy)) for turn in turns)
-        return (prompts + after) / max(1, prompts + before), after / max(1, before)
-
-
-def _probability_equal(counts: Counter[Hashable], size: int) -> float:
-    """Return the probability that `size` episodes earn the same, given how many of the measured earned each reward."""
-    total = sum(counts.values())
-    if size > total:  # more than were measured: draw with replacement
-        return sum((count / total) ** size for count in counts.values())
-    # without replacement, sum_i C(n_i, k) / C(n, k)
-    return sum(math.comb(count, size) for count in counts.values()) / math.comb(total, size)
-
-
-def collection_work(plan: Plan, workload: Workload, episodes: float) -> Work:
-    """Return the expected work of collecting this many episodes, per replica of the busiest engine."""
-    sampled: Counter[str] = Counter()
-    prompts: Counter[str] = Counter()
-    for episode in workload.episodes:
-        for turn in (turn for turns in episode.rounds for turn in turns):
+    def work(self, plan: Plan, episodes: float) -> Work:
+        """Return the expected work of collecting this many episodes with a plan, per replica of the busiest engine."""
+        sampled: Counter[str] = Counter()
+        prompts: Counter[str] = Counter()
+        for turn in (turn for episode in self.episodes for turns in episode.rounds for turn in turns):
             home = plan.homes.get(turn.policy, "")
-            sampled[home] += workload.response_tokens(turn, plan.max_tokens.get(turn.policy))  # type: ignore[assignment]
+            sampled[home] += _length(turn, plan)
             shared = turn.shared_tokens * (1 - 1 / plan.group_size)  # cached after the first episode of a group
             prompts[home] += turn.prompt_tokens - shared  # type: ignore[assignment]
-    per_replica = episodes / len(workload.episodes) / plan.replicas
-    lengths = np.sort([workload.sequential_tokens(episode, plan.max_tokens) for episode in workload.episodes])
-    other_s = float(np.mean([episode.other_s for episode in workload.episodes]))
-    concurrent = max(1.0, min(episodes, plan.max_concurrent_episodes, plan.replicas * plan.max_num_seqs))
-    turnover = episodes / concurrent
-    return Work(
-        iterations=max(_expected_maximum(lengths, episodes), float(lengths.mean()) * turnover),
-        sampled_tokens=max(sampled.values(), default=0) * per_replica,
-        prompt_tokens=max(prompts.values(), default=0) * per_replica,
-        other_s=other_s * turnover,
-    )
+        per_replica = episodes / len(self.episodes) / plan.replicas
+        lengths = np.sort([_sequential_tokens(episode, plan) for episode in self.episodes])
+        turnover = episodes / max(1.0, min(episodes, plan.max_concurrent_episodes, plan.replicas * plan.max_num_seqs))
+        return Work(
+            iterations=max(_expected_maximum(lengths, episodes), float(lengths.mean()) * turnover),
+            sampled_tokens=max(sampled.values(), default=0) * per_replica,
+            prompt_tokens=max(prompts.values(), default=0) * per_replica,
+            other_s=float(np.mean([episode.other_s for episode in self.episodes])) * turnover,
+        )
+
+    def engine_s(self, plan: Plan, episodes: float) -> float:
+        """Return the seconds of collecting this many episodes with a plan."""
+        before, after = self.work(self.plan, self.plan.episodes), self.work(plan, episodes)
+        # at least a tenth of the collection is the engine's, so that a slow environment leaves something to scale
+        seconds = max(self.collect_s - before.other_s, 0.1 * self.collect_s)
+        ratios = [new / old if old else 1.0 for new, old in zip(after.features, before.features, strict=True)]
+        return after.other_s + seconds * float(np.mean(ratios))
+
+    def learner_s(self, plan: Plan, episodes: float) -> float:
+        """Return the seconds of training on this many informative episodes with a plan."""
+        turns = [turn for episode in self.episodes for turns in episode.rounds for turn in turns]
+        turns = [turn for turn in turns if turn.policy in plan.trained]
+        prompts = sum(turn.prompt_tokens for turn in turns)
+        sampled_before = sum(turn.response_tokens for turn in turns)
+        sampled = sum(_length(turn, plan) for turn in turns)
+        positions = (prompts + sampled) / max(1, prompts + sampled_before)
+        work = (1 - _LOSS_TOKENS) * positions + _LOSS_TOKENS * sampled / max(1, sampled_before)
+        work *= episodes / (self.used_groups * self.plan.group_size) * plan.iterations / self.plan.iterations
+        return self.learn_s - self.passes_s + self.passes_s * work / plan.learner_speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Work of the engines in one collection, per replica."""
+
+    iterations: float
+    sampled_tokens: float
+    prompt_tokens: float
+    other_s: float = 0.0
+    """Seconds without an engine."""
+
+    @property
+    def features(self) -> tuple[float, float, float]:
+        """Quantities that an engine's seconds scale with, in equal parts."""
+        return self.iterations, self.sampled_tokens, self.prompt_tokens
+
+
+def _length(turn: TurnShape, plan: Plan) -> int:
+    """Return the length of a response under the plan's `max_tokens`. A larger limit does not lengthen it."""
+    return min(turn.response_tokens, plan.max_tokens.get(turn.policy, turn.response_tokens))
+
+
+def _sequential_tokens(episode: EpisodeShape, plan: Plan) -> int:
+    """Return the tokens that an episode samples one after the other."""
+    return sum(max(_length(turn, plan) for turn in turns) for turns in episode.rounds if turns)
 
 
 def _expected_maximum(ordered: np.ndarray, draws: float) -> float:
@@ -240,34 +200,28 @@ class StepTimes:
     """Sampled tokens of all policies."""
 
 
-def step_times(plan: Plan, stages: StageTimes, workload: Workload) -> StepTimes:
+def step_times(plan: Plan, measured: Measurement) -> StepTimes:
     """Return the expected times of one warm step."""
-    groups, used = _groups(plan, workload)
-    collect_s = score_s = episodes = 0.0
-    agents = float(np.mean([episode.agents for episode in workload.episodes]))
-    for number, (count, probability) in enumerate(groups):
+    rounds, used = _groups(plan, measured.used_fraction)
+    score_s = episodes = 0.0
+    for number, (count, probability) in enumerate(rounds):
         played = count * plan.group_size
-        engine_s = stages.engine_s(collection_work(plan, workload, played))
-        scored_s = stages.score_s + stages.score_trajectory_s * played * agents
+        scored_s = measured.score_trajectory_s * played * measured.agents
+        if number:  # dynamic sampling runs while the step scores its groups
+            scored_s += measured.engine_s(plan, played)
         episodes += probability * played
-        if number == 0:
-            collect_s = engine_s
-        else:  # dynamic sampling runs while the step scores its groups
-            scored_s += engine_s
         score_s += probability * scored_s
-    learn_s = _learner_s(plan, stages, workload, used * plan.group_size)
-    trained_homes = {plan.homes[name] for name in plan.trained if name in plan.homes}
-    publish_s = stages.publish_s * max(1, len(trained_homes))
-    sync_s = publish_s + stages.fetch_s * len(waves(range(plan.replicas)))
-    tokens = sum(
-        workload.response_tokens(turn, plan.max_tokens.get(turn.policy))
-        for episode in workload.episodes
-        for turns in episode.rounds
-        for turn in turns
-    ) / len(workload.episodes)
+    collect_s = measured.engine_s(plan, plan.episodes)
+    learn_s = measured.learner_s(plan, used * plan.group_size)
+    publish_s = _PUBLISH * measured.sync_s
+    fetch_s = (1 - _PUBLISH) * measured.sync_s / len(waves(range(measured.plan.replicas)))
+    sync_s = publish_s + fetch_s * len(waves(range(plan.replicas)))
+    turns = (turn for episode in measured.episodes for turns in episode.rounds for turn in turns)
+    tokens = sum(_length(turn, plan) for turn in turns) / len(measured.episodes)
     step_s = collect_s + score_s + learn_s + sync_s
     if plan.max_staleness:
-        step_s = max(collect_s + score_s, learn_s + publish_s, _core_seconds(plan, stages, collect_s, learn_s))
+        core_s = _core_seconds(plan, collect_s, learn_s, measured.learner_cores)
+        step_s = max(collect_s + score_s, learn_s + publish_s, core_s)
     return StepTimes(
         collect_s=collect_s,
         score_s=score_s,
@@ -279,39 +233,28 @@ def step_times(plan: Plan, stages: StageTimes, workload: Workload) -> StepTimes:
     )
 
 
-def _groups(plan: Plan, workload: Workload) -> tuple[list[tuple[float, float]], float]:
+def _groups(plan: Plan, used_fraction: float) -> tuple[list[tuple[float, float]], float]:
     """Return the groups of each round of a step with the round's probability, and the expected informative groups."""
-    fraction = workload.used_fraction_of(plan.group_size)
-    rounds, used = [(float(plan.groups_per_step), 1.0)], plan.groups_per_step * fraction
+    rounds, used = [(float(plan.groups_per_step), 1.0)], plan.groups_per_step * used_fraction
     for _ in range(plan.max_resamples):
         missing = plan.groups_per_step - used
         if missing < 1e-3:
             break
         rounds.append((max(1.0, missing), min(1.0, missing)))
-        used += missing * fraction
+        used += missing * used_fraction
     return rounds, used
 
 
-def _learner_s(plan: Plan, stages: StageTimes, workload: Workload, episodes: float) -> float:
-    total, sampled = workload.token_ratio(plan)
-    positions = episodes * workload.positions * total
-    microbatches = math.ceil(max(1.0, positions / plan.max_tokens_per_microbatch) / plan.learner_ranks)
-    one_pass_s = (
-        stages.position_s * positions + stages.loss_token_s * episodes * workload.loss_tokens * sampled
-    ) / plan.learner_speed + stages.microbatch_s * microbatches
-    return stages.learner_fixed_s + plan.iterations * one_pass_s
-
-
-def _core_seconds(plan: Plan, stages: StageTimes, collect_s: float, learn_s: float) -> float:
+def _core_seconds(plan: Plan, collect_s: float, learn_s: float, learner_cores: float) -> float:
     """Return a lower bound of the step on CPU cores that engines and learner share."""
     if math.isinf(plan.cores):
         return 0.0
     engine_cores = min(plan.cores, plan.engine_threads * plan.replicas * len(set(plan.homes.values())))
-    return (engine_cores * collect_s + stages.learner_cores * learn_s) / plan.cores
+    return (engine_cores * collect_s + learner_cores * learn_s) / plan.cores
 
 
-def evaluation_s(plan: Plan, stages: StageTimes, workload: Workload, episodes: int, *, alongside: bool) -> float:
+def evaluation_s(plan: Plan, measured: Measurement, episodes: int, *, alongside: bool) -> float:
     """Return the seconds that an evaluation adds to a step, `alongside` which the next step may be collected."""
-    batch = plan.groups_per_step * plan.group_size if alongside else 0
-    both = stages.engine_s(collection_work(plan, workload, episodes + batch))
-    return max(0.0, both - stages.engine_s(collection_work(plan, workload, batch))) if alongside else both
+    batch = plan.episodes if alongside else 0
+    both = measured.engine_s(plan, episodes + batch)
+    return max(0.0, both - measured.engine_s(plan, batch)) if alongside else both

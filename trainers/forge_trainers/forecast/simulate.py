@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.files import user_path
 from forge_agents.settings import named_arguments, settings_class
-from forge_trainers.forecast.measured import TO_MEASURE, Measured, measure, plan_of, read_run
-from forge_trainers.forecast.model import Plan, evaluation_s, step_times
-from forge_trainers.learner.plan import LEAST_MICROBATCH
+from forge_trainers.forecast.measured import TO_MEASURE, plan_of, read_run
+from forge_trainers.forecast.model import Measurement, Plan, evaluation_s, step_times
 from forge_trainers.run_file import RunConfig
 
 if TYPE_CHECKING:
@@ -114,12 +114,12 @@ def simulate(
 
     Args:
         run: Settings, as ``forge-agents train`` takes them.
-        measured: Folders of short runs of the same environment and policies, at least one with ``max_staleness=0``.
-            Empty: the run's `out_dir`.
+        measured: Folders of short synchronous runs of the same environment and policies, whose predictions are
+            averaged. Empty: the run's `out_dir`.
         hardware: Hardware of the run. None: the measured machine.
 
     Raises:
-        RunFolderError: A folder holds no run, or too short a run.
+        RunFolderError: A folder holds no synchronous run, or too short a run.
         ValueError: The runs have other environments or policies, or there are too few GPUs.
     """
     hardware = hardware or Hardware()
@@ -129,12 +129,29 @@ def simulate(
             f"no measured run: out_dir={run.out_dir} holds none. Train a few steps, keep their episodes, and name the "
             f"folder: {TO_MEASURE}; then --measured runs/measured{fits}"
         )
-    runs = measure([read_run(folder, cores=hardware.cores) for folder in measured or [run.out_dir]])
-    plan = planned(run, runs, hardware)
-    return _predict(run, runs, on_gpus(plan, runs, hardware) if hardware.gpus else plan, hardware)
+    runs = [read_run(folder, cores=hardware.cores) for folder in measured or [run.out_dir]]
+    _check_alike(runs)
+    plan = planned(run, runs[0], hardware)
+    if hardware.gpus:
+        plan = on_gpus(plan, runs[0], hardware)
+    predictions = [_predict(run, each, plan, hardware) for each in runs]
+    floats = [name for name, value in predictions[0].json().items() if isinstance(value, float)]
+    means: dict[str, Any] = {name: statistics.fmean(getattr(each, name) for each in predictions) for name in floats}
+    return dataclasses.replace(predictions[0], **means)
 
 
-def planned(run: RunConfig, runs: Measured, hardware: Hardware) -> Plan:
+def _check_alike(runs: Sequence[Measurement]) -> None:
+    for name, values in (
+        ("environments", {", ".join(sorted(run.env_ids)) for run in runs}),
+        ("kinds of device", {"GPU" if run.on_gpu else "CPU" for run in runs}),
+        ("values of learner_procs", {str(run.plan.learner_ranks) for run in runs}),
+        ("values of engine.tp", {str(run.plan.engine_ranks) for run in runs}),
+    ):
+        if len(values) > 1:
+            raise ValueError(f"measured runs have different {name}: {'; '.join(sorted(values))}. Measure them apart")
+
+
+def planned(run: RunConfig, measured: Measurement, hardware: Hardware) -> Plan:
     """Return the plan of a run on the measured machine.
 
     Raises:
@@ -144,20 +161,20 @@ def planned(run: RunConfig, runs: Measured, hardware: Hardware) -> Plan:
         raise ValueError("a run with a league cannot be predicted, because its opponents change engines. Remove league")
     env_ids = {run.env} if isinstance(run.env, str) else set(run.env)
     # the part before a colon names a module to import
-    if {name.rpartition(":")[2] for name in env_ids} != {name.rpartition(":")[2] for name in runs.run.env_ids}:
+    if {name.rpartition(":")[2] for name in env_ids} != {name.rpartition(":")[2] for name in measured.env_ids}:
         raise ValueError(
-            f"the measured runs have the environments {', '.join(sorted(runs.run.env_ids))}, this run has "
+            f"the measured runs have the environments {', '.join(sorted(measured.env_ids))}, this run has "
             f"{', '.join(sorted(env_ids))}. Measure the same environments"
         )
     mapping = run.policy_mapping
     names = set(mapping.values()) if isinstance(mapping, dict) else {mapping}
     policies = {name: dataclasses.asdict(policy) for name, policy in run.policies.items() if name in names}
-    if set(policies) != set(runs.run.plan.homes):
+    if set(policies) != set(measured.plan.homes):
         raise ValueError(
-            f"the measured runs have the policies {', '.join(sorted(runs.run.plan.homes))}, this run has "
+            f"the measured runs have the policies {', '.join(sorted(measured.plan.homes))}, this run has "
             f"{', '.join(sorted(policies))}. Measure the same policies"
         )
-    on_gpu = runs.run.on_gpu or bool(hardware.gpus)
+    on_gpu = measured.on_gpu or bool(hardware.gpus)
     cores = math.inf if on_gpu else float(os.cpu_count() or 1)
     plan = plan_of(policies, dataclasses.asdict(run.trainer), cores=cores if hardware.cores is None else hardware.cores)
     if not plan.trained:
@@ -165,7 +182,7 @@ def planned(run: RunConfig, runs: Measured, hardware: Hardware) -> Plan:
     return plan
 
 
-def on_gpus(plan: Plan, runs: Measured, hardware: Hardware) -> Plan:
+def on_gpus(plan: Plan, measured: Measurement, hardware: Hardware) -> Plan:
     """Return a plan whose engines and learners have a GPU for each process.
 
     Raises:
@@ -183,7 +200,7 @@ def on_gpus(plan: Plan, runs: Measured, hardware: Hardware) -> Plan:
             f"{hardware.gpus_per_host} GPUs. Lower engine.tp"
         )
     # on a CPU all learners together had one host
-    ratio = plan.learner_ranks / runs.run.plan.learner_ranks * (1 if runs.run.on_gpu else plan.learners)
+    ratio = plan.learner_ranks / measured.plan.learner_ranks * (1 if measured.on_gpu else plan.learners)
     speed = ratio ** (1 + math.log2(hardware.learner_scaling))
     return dataclasses.replace(plan, learner_speed=speed, engine_threads=math.inf)
 
@@ -193,9 +210,9 @@ def _gpus_of(plan: Plan) -> tuple[int, int]:
     return len(set(plan.homes.values())) * plan.replicas * plan.engine_ranks, plan.learners * plan.learner_ranks
 
 
-def _predict(run: RunConfig, runs: Measured, plan: Plan, hardware: Hardware) -> Prediction:
-    times = step_times(plan, runs.stages, runs.workload)
-    hours = (run.steps * times.step_s + _evaluations_s(run, runs, plan)) / 3600
+def _predict(run: RunConfig, measured: Measurement, plan: Plan, hardware: Hardware) -> Prediction:
+    times = step_times(plan, measured)
+    hours = (run.steps * times.step_s + _evaluations_s(run, measured, plan)) / 3600
     engine_gpus, learner_gpus = _gpus_of(plan) if hardware.gpus else (0, 0)
     return Prediction(
         step_s=times.step_s,
@@ -210,32 +227,28 @@ def _predict(run: RunConfig, runs: Measured, plan: Plan, hardware: Hardware) -> 
         hours=hours,
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
-        assumptions=_assumptions(run, runs, hardware),
+        assumptions=_assumptions(run, measured, hardware),
     )
 
 
-def _evaluations_s(run: RunConfig, runs: Measured, plan: Plan) -> float:
+def _evaluations_s(run: RunConfig, measured: Measurement, plan: Plan) -> float:
     """Return the seconds of all evaluations. During each but the last, the next step is collected."""
     if not run.trainer.eval_every:
         return 0.0
     count = math.ceil(run.steps / run.trainer.eval_every) - 1
     episodes = run.trainer.eval_episodes
-    seconds = [evaluation_s(plan, runs.stages, runs.workload, episodes, alongside=flag) for flag in (True, False)]
+    seconds = [evaluation_s(plan, measured, episodes, alongside=flag) for flag in (True, False)]
     return count * seconds[0] + seconds[1]
 
 
-def _assumptions(run: RunConfig, runs: Measured, hardware: Hardware) -> tuple[str, ...]:
+def _assumptions(run: RunConfig, measured: Measurement, hardware: Hardware) -> tuple[str, ...]:
     assumptions = [
-        "episodes are as long as the measured ones, and the same fraction of groups is informative",
+        "episodes are as long as the measured ones, or as max_tokens allows",
+        "the same fraction of groups is informative, and microbatches of another size cost as much per position",
         "nothing fails; startup, checkpoints and logging take no time",
         "a stage takes its mean time, and engines and learner overlap without waiting for single episodes",
     ]
-    if run.trainer.learner.max_tokens_per_microbatch is None:
-        assumptions.append(
-            f"microbatches have {LEAST_MICROBATCH:,} positions; set learner.max_tokens_per_microbatch if memory allows "
-            "more"
-        )
-    ranks, before = run.trainer.engine.tp, runs.run.plan.engine_ranks
+    ranks, before = run.trainer.engine.tp, measured.plan.engine_ranks
     if ranks != before:
         assumptions.append(f"an engine of {ranks} rank(s) is as fast as the measured engines of {before}")
     if hardware.gpus:
@@ -245,8 +258,8 @@ def _assumptions(run: RunConfig, runs: Measured, hardware: Hardware) -> tuple[st
             f"twice the GPUs make the learner {speedup:.2f} times as fast (learner_scaling)",
             "weights are transferred at the measured speed, to half of the replicas at a time",
         ]
-        if not runs.run.on_gpu:
+        if not measured.on_gpu:
             assumptions.append("stages were measured on a CPU, and a GPU counts as this host. Measure on one GPU")
-    elif (procs := run.trainer.learner_procs) != (measured := runs.run.plan.learner_ranks):
-        assumptions.append(f"the learner takes as long with {procs} ranks as with {measured}")
+    elif (procs := run.trainer.learner_procs) != measured.plan.learner_ranks:
+        assumptions.append(f"the learner takes as long with {procs} ranks as with {measured.plan.learner_ranks}")
     return tuple(assumptions)
