@@ -163,7 +163,11 @@ def row(name="x", **known):
 def noise_of(rows, m, kind="default"):
     """Random score rows of m verifiers behind a fit that nobody looks at."""
     scores = np.random.default_rng(0).random((rows, m)).astype(np.float32)
-    nothing = {"queried": np.ones((rows, m), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
+    nothing = {
+        "queried": np.ones((rows, m), bool),
+        "groups": np.zeros(rows, np.int64),
+        "labels": np.full(rows, math.nan),
+    }
     fitted = {"combiner": np.array(kind), **({"0/error_correlation": np.eye(m)} if kind == "default" else {})}
     return Evidence(scores=scores, **nothing, families=[None] * m, combiner=fitted)
 
@@ -506,3 +510,43 @@ def test_good_verifiers_on_many_rows_have_narrow_intervals_that_cover_the_truth(
         assert abs(verifier.accuracy - accuracy) < 0.05
     assert [verifier.side for verifier in report.verifiers] == [1, 1, 1, -1]
     assert "in reverse" in report.verifiers[3].reason
+
+
+def voted(n, label=None, accuracy=(0.9, 0.8, 0.7)):
+    """An ensemble that has scored n responses, half of them correct, with verifiers of these accuracies."""
+    rng, answers = np.random.default_rng(0), []
+    for number in range(n):
+        truth = bool(rng.random() < 0.5)
+        given = [float(truth if rng.random() < share else not truth) for share in accuracy]
+        info = {"truth": truth, "votes": given}
+        answers.append(Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=number // 4, info=info))
+    ensemble = Ensemble([weak(k) for k in range(len(accuracy))], label=label)
+    ensemble.score(answers)
+    return ensemble.report()
+
+
+def test_quantity_without_a_known_error_has_no_interval():
+    constant = Ensemble([Rule(lambda t: 0.5, name=name) for name in "abc"])
+    constant.score([Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=k) for k in range(40)])
+    text = constant.report().table()
+    assert "class balance 0.500 [0.00, 1.00], effective number 0.00 of 3" in text and "0.000 [" not in text
+    few = voted(3)
+    assert f"effective number {few.effective_number:.2f} of 3" in few.table() and "[1.00, 1.00]" not in few.table()
+
+
+def test_labels_of_one_class_are_named():
+    report = voted(200, label=lambda t: True if t.info["truth"] else None)
+    text, count = report.table(), int(np.nansum(report.evidence.labels))
+    assert (
+        50 < count < 150
+        and f"All {count} of the window are 1: unless the labeled responses are a random sample" in text
+    )
+    text = voted(200, label=lambda t: t.info["truth"]).table()
+    assert "follows 200 labels" in text and "random sample" not in text
+
+
+def test_calibration_against_labels_has_intervals_at_rates_of_0_and_1():
+    curve = voted(200, label=lambda t: t.info["truth"], accuracy=(0.95, 0.95, 0.95)).evidence.calibration()
+    assert curve.source == "labels" and {0.0, 1.0} <= set(curve.observed)
+    widths = curve.half_width[(curve.observed == 0) | (curve.observed == 1)]
+    np.testing.assert_allclose(widths, 1.96**2 / (20 + 1.96**2), rtol=1e-3)  # Wilson's interval of 0 of 20

@@ -94,7 +94,14 @@ def direction(
     if not estimated:
         return []
     if num_labels >= _MIN_LABELS:
-        return [f"which responses count as correct follows {num_labels} labels"]
+        labels = np.empty(0) if evidence is None else evidence.labels[~np.isnan(evidence.labels)]
+        text = f"which responses count as correct follows {num_labels} labels"
+        if len(labels) and labels.min() == labels.max():
+            text += (
+                f". All {len(labels)} of the window are {labels[0]:g}: unless the labeled responses are a random "
+                "sample, the estimates are biased. Label both correct and wrong responses"
+            )
+        return [text]
     if anchors:
         return [f"which responses count as correct follows the anchor {', '.join(anchors)}"]
     better, worse, unknown = ([k for k in estimated if rows[k].side == side] for side in (1, -1, 0))

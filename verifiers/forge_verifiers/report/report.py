@@ -112,13 +112,15 @@ class Evidence:
         """Standard error of the fraction of correct rows, or NaN for one prompt.
 
         It is the error of the mean posterior, clustered by prompt (Liang and Zeger 1986), divided by the fraction of
-        the variance of correctness that the posterior explains.
+        the variance of correctness that the posterior explains. Infinite if the posterior is constant.
         """
         posterior, prompt = self.posterior(), np.unique(self.groups, return_inverse=True)[1]
         mean = float(posterior.mean())
         deviations = np.bincount(prompt, posterior - mean)
         if (num := len(deviations)) < 2:
             return math.nan
+        if np.ptp(posterior) < 1e-9:
+            return math.inf
         sampled = float(np.sqrt(num / (num - 1) * np.square(deviations).sum()) / len(posterior))
         explained = float(posterior.var()) / max(mean * (1 - mean), 1e-9)
         return sampled / max(explained, 1e-3)
@@ -190,12 +192,18 @@ def _curve(source: Literal["labels", "halves", "none"], predicted: Floats, right
     order = np.argsort(predicted, kind="stable")
     parts = np.array_split(order, max(1, min(_BINS, len(order) // 10)))
     observed = np.array([right[part].mean() for part in parts])
-    error = np.array([right[part].std() / np.sqrt(len(part)) for part in parts])
+    half_width = np.array([1.96 * right[part].std() / np.sqrt(len(part)) for part in parts])
+    if source == "labels":
+        from forge_agents.bench.statistics import wilson  # loads all of forge_agents.bench
+
+        # the farther end, because the normal interval of a rate of 0 or 1 has no width
+        ends = np.array([wilson(right[part].sum(), len(part)) for part in parts])
+        half_width = np.abs(ends - observed[:, None]).max(axis=1)
     return Calibration(
         source=source,
         predicted=np.array([predicted[part].mean() for part in parts]),
         observed=np.clip(observed, 0.0, 1.0),
-        half_width=1.96 * error,
+        half_width=half_width,
         count=np.array([len(part) for part in parts], np.intp),
     )
 
@@ -298,10 +306,9 @@ class EnsembleReport:
     @property
     def effective(self) -> str:
         """`effective_number` as text, with its 95 % interval if the errors of the weights are known."""
-        errors = [v.weight_error for v in self.verifiers if not math.isnan(v.weight_error)]
-        if not errors or math.isnan(self.effective_number):
+        width = 1.96 * math.hypot(*(v.weight_error for v in self.verifiers if v.weight_error > 0))
+        if not width or math.isnan(self.effective_number):
             return number(self.effective_number, 2)
-        width = 1.96 * math.hypot(*errors)
         ends = (max(1.0, self.effective_number - width), min(len(self.verifiers), self.effective_number + width))
         return f"{self.effective_number:.2f} [{ends[0]:.1f}, {ends[1]:.1f}]"
 
@@ -374,8 +381,8 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def interval(value: float, error: float, *, low: float = 0.0, high: float = 1.0) -> str:
-    """An estimate with its 95 % interval, clipped to [low, high]. Only the estimate if the error is unknown."""
-    if math.isnan(error):
+    """An estimate with its 95 % interval, clipped to [low, high]. No interval if the error is unknown: NaN or 0."""
+    if not error > 0:
         return number(value)
     ends = (max(low, value - 1.96 * error), min(high, value + 1.96 * error))
     return f"{value:.3f} [{ends[0]:.2f}, {ends[1]:.2f}]"
