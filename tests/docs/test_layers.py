@@ -27,9 +27,9 @@ def test_the_docs_describe_every_package_and_no_other():
     assert [(ROOT / "forge_agents" / f"{name}.py").is_file() for name in modules] == [True] * 5
 
 
-def test_the_ten_files_of_a_step_exist():
-    files = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", PAGE, re.MULTILINE)
-    assert len(set(files)) == 10 and all((ROOT / file).is_file() for file in files)
+def test_files_that_the_page_of_a_step_names_exist():
+    files = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "a-step.md").read_text())
+    assert len(set(files)) > 25 and all((ROOT / file).is_file() for file in files)
 
 
 @pytest.mark.parametrize(
