@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forge_agents.bench.plan import seeds_of
+from forge_agents.bench.plan import lineups_of, seeds_of
 from forge_agents.bench.records import Record
 from forge_agents.bench.report import COMPARED_SETTINGS, Report, ReportError
 from forge_agents.bench.sections import SPENT, count, departures, incomplete, player_type, spent, swapped
@@ -157,12 +157,23 @@ def _merged(named: Mapping[str, Report]) -> Report:
             f"the reports share no player, and in {', '.join(competitive)} results depend on opponents. Benchmark "
             'one player, such as "random", in all of them'
         )
+
+    def counts(env_id: str, lineup: Mapping[str, str]) -> bool:
+        names = set(lineup.values())
+        return env_id not in competitive or not different or len(names) == 1 or bool(names & common)
+
     records: dict[str, Record] = {}
-    for report in reports:
-        for record in report.records:
-            names = set(record.lineup.values())
-            if record.env not in competitive or not different or len(names) == 1 or names & common:
-                records.setdefault(record.key, record)
+    for record in (record for report in reports for record in report.records if counts(record.env, record.lineup)):
+        if record.key not in records or records[record.key].error:  # it may have failed in one report only
+            records[record.key] = record
+    planned = {
+        (env.id, *sorted(lineup.items()))
+        for report in reports
+        for env in report.environments
+        for lineup in lineups_of(env, tuple(report.players), report.settings)
+        if counts(env.id, lineup)
+    }
+    total = len(planned) * first.settings["episodes"] * first.settings["samples"]
     samples = {label: int(report.settings.get("exploitability_samples", 0)) for label, report in named.items()}
     exploitability: dict[str, dict[str, float]] = {}
     for label in sorted(samples, key=lambda label: samples[label]):  # values from the most samples replace others
@@ -174,8 +185,10 @@ def _merged(named: Mapping[str, Report]) -> Report:
         players={name: facts for report in reports for name, facts in report.players.items()},
         provenance=_merged_provenance([report.provenance for report in reports]),
         records=tuple(records.values()),
-        planned=len(records) + sum(report.missing for report in reports),
-        stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped),
+        planned=max(len(records), total),
+        stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped)
+        if len(records) < total
+        else "",
         exploitability=exploitability,
         timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
     )

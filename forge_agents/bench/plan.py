@@ -289,23 +289,29 @@ def lineups(
         if first in partners and second in partners:
             continue
         pairs = [(first, second), (second, first)] if swap_agents else [(first, second)]
+        both: list[dict[str, str]] = []
         for player, other in pairs:
             for side in sides if swap_agents else sides[:1]:
                 lineup = {agent: player if agent in side else other for agent in agents}
-                if lineup not in result:  # with two sides, both orders of a pair give the same line-ups
-                    result.append(lineup)
+                if lineup not in both:  # with two sides, both orders of a pair give the same line-ups
+                    both.append(lineup)
+        result += both
     return result
 
 
-def matches(
-    environments: Sequence[SuiteEnv], players: Sequence[str], settings: Mapping[str, Any]
-) -> Iterator[Match]:
+def lineups_of(
+    environment: SuiteEnv, players: Sequence[str], settings: Mapping[str, Any]
+) -> Sequence[Mapping[str, str]]:
+    """Return the line-ups of a benchmark in one of its environments."""
+    partners = settings.get("partners", ()) if environment.kind in TEAMS else ()
+    return lineups(players, environment.sides, swap_agents=settings["swap_agents"], partners=partners)
+
+
+def matches(environments: Sequence[SuiteEnv], players: Sequence[str], settings: Mapping[str, Any]) -> Iterator[Match]:
     """Yield all episodes seed by seed, so that a stopped benchmark has played the same seeds everywhere."""
-    environment_lineups = []
-    for environment in environments:
-        partners = settings.get("partners", ()) if environment.kind in TEAMS else ()
-        env_lineups = lineups(players, environment.sides, swap_agents=settings["swap_agents"], partners=partners)
-        environment_lineups += [(environment, lineup) for lineup in env_lineups]
+    environment_lineups = [
+        (environment, lineup) for environment in environments for lineup in lineups_of(environment, players, settings)
+    ]
     episodes, samples = range(settings["episodes"]), range(settings["samples"])
     seeds = {env.id: seeds_of(settings["seed"], settings["episodes"], env.id) for env in environments}
     for index, (environment, lineup), sample in itertools.product(episodes, environment_lineups, samples):

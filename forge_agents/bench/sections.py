@@ -247,9 +247,7 @@ def _differences(report: Results) -> Iterator[Section]:
         rows = []
         for pair in pairs:
             names = (pair.env, pair.first, pair.second)[4 - len(heads) :]
-            rows.append(
-                (*names, interval(pair.reward, sign=True), number(pair.p_value, 4), number(pair.p_adjusted, 4))
-            )
+            rows.append((*names, interval(pair.reward, sign=True), number(pair.p_value, 4), number(pair.p_adjusted, 4)))
         note = f"p: sign flips over {units}, two-sided; adjusted by Holm over the table. {_power(pairs)}."
         yield Section(title, (*heads, "p", "adjusted"), rows, names=len(heads) - 1, note=note)
 

@@ -275,6 +275,28 @@ def test_leaderboard_has_the_players_of_all_reports(tmp_path):
     assert leaderboard(one) is one
 
 
+def test_episodes_of_several_reports_are_missing_only_if_all_lack_them(tmp_path):
+    whole = play(tmp_path, {"random": fa.Random(), "passive": PASSIVE}, suite=[TOE])
+    half, rest = whole.records[::2], whole.records[1::2]
+    part = replace(whole, records=half, stopped="max_episodes=8 was reached")
+    for reports in ((part, whole), (whole, part), (part, replace(whole, records=rest))):
+        merged = leaderboard(*reports)
+        assert merged.complete and merged.planned == whole.planned and not merged.stopped
+        assert merged.summary.cells == whole.summary.cells
+    merged = leaderboard(part, part)
+    assert (merged.planned, merged.missing) == (whole.planned, len(rest)) and "max_episodes=8" in merged.stopped
+    other = play(tmp_path, {"random": fa.Random(), "other": fa.Random(seed=7)}, suite=[TOE])
+    assert leaderboard(part, other).missing == len(rest) and leaderboard(whole, other).complete
+
+
+def test_episode_that_failed_in_one_report_is_taken_from_another(tmp_path):
+    good = play(tmp_path, {"random": fa.Random()}, suite=[SORT])
+    failed = replace(good, records=(replace(good.records[0], error="lost", seats={}), *good.records[1:]))
+    for reports in ((good, failed), (failed, good)):
+        assert leaderboard(*reports).complete and not any(record.error for record in leaderboard(*reports).records)
+    assert not leaderboard(failed, failed).complete
+
+
 def test_differing_reports_are_refused_with_differences(tmp_path):
     one = play(tmp_path, {"random": fa.Random()})
     two = play(tmp_path, {"random": fa.Random(seed=3)}, suite=[KUHN], seed=1, episodes=5)
