@@ -160,6 +160,12 @@ class ToolResult:
     ok: bool
 
 
+def repeated_name(tools: Iterable[Any]) -> str:
+    """Return a name that several tools have, so that a call cannot choose among them. Empty if there is none."""
+    names = [tool.name for tool in tools]
+    return next((name for name in names if names.count(name) > 1), "")
+
+
 def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
     """Run a call. Malformed calls, unknown names, invalid arguments and exceptions of the tool become error texts."""
     by_name = {t.name: t for t in tools}

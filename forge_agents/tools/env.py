@@ -20,6 +20,7 @@ from forge_agents.tools import (
     render_results,
     run_tool,
 )
+from forge_agents.tools.definition import repeated_name
 
 _LAST = "\n(No calls are left: answer now.)"
 
@@ -99,7 +100,7 @@ class ToolEnv(TurnEnv):
 
     def tool_help(self, agent: str) -> str:
         """Return the description of an agent's tools for its instructions. Empty if it has none."""
-        return describe_tools(self.tools(agent), self.tool_format)
+        return describe_tools(self._named_tools(agent), self.tool_format)
 
     def calls_left(self, agent: str) -> int:
         """Return how many calls `agent` may make before its next answer without calls."""
@@ -107,6 +108,16 @@ class ToolEnv(TurnEnv):
         if self.max_calls_per_episode is not None:
             remaining = min(remaining, self.max_calls_per_episode - self._calls[agent])
         return remaining
+
+    def _named_tools(self, agent: str) -> list[Tool]:
+        """Return the tools of an agent. Raises ValueError if two have one name."""
+        tools = list(self.tools(agent))
+        if name := repeated_name(tools):
+            raise ValueError(
+                f"{agent} has several tools that are called {name!r}, and a call names only one. Rename the others, "
+                "such as by dataclasses.replace(tool, name=...)"
+            )
+        return tools
 
     # ---- TurnEnv
 
@@ -125,7 +136,7 @@ class ToolEnv(TurnEnv):
 
     def _play(self, agent: str, action: str) -> Outcome:
         remaining = self.calls_left(agent)
-        tools = list(self.tools(agent)) if remaining > 0 else []
+        tools = self._named_tools(agent) if remaining > 0 else []
         answer = split_reasoning(action)[1]  # calls within reasoning do not run
         calls = parse_tool_calls(answer, tools=tools)[:remaining] if tools else []
         self._results.pop(agent, None)

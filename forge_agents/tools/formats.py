@@ -186,6 +186,8 @@ def _describe_error(text: str, position: int, form: ToolFormat) -> str:
 
 
 _OPEN, _CLOSE = "([{", ")]}"
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\w.])", re.ASCII)
+_NAMED_DIGITS = re.compile(r"\s*\w{1,99}\s*=\s*(?=[+\d-])", re.ASCII)
 
 
 def _split_arguments(text: str, start: int) -> tuple[list[str] | None, int]:
@@ -193,8 +195,11 @@ def _split_arguments(text: str, start: int) -> tuple[list[str] | None, int]:
     parts, depth, quote, begin, before, skipped = [], 0, "", start, "(", start
     for position in range(start, min(len(text), start + 8192)):
         char = text[position]
-        if position < skipped:  # the rest of three quotes
+        if position < skipped:  # the rest of three quotes, or of a number
             continue
+        if position == begin and not depth and (named := _NAMED_DIGITS.match(text, begin)):
+            number = _THOUSANDS.match(text, named.end())  # commas of 1,000 end no argument
+            skipped = number.end() if number else skipped
         if quote:
             if text.startswith(quote, position) and before != "\\":
                 skipped, quote = position + len(quote), ""
@@ -249,6 +254,8 @@ def _value(source: str, *, text: bool) -> Any:
     if quoted:
         width = 3 if len(source) > 5 and source[:3] == source[-3:] == source[0] * 3 else 1
         return re.sub(r"\\(['\"\\])", r"\1", source[width:-width])
+    if not text and _THOUSANDS.fullmatch(source):
+        return _value(source.replace(",", ""), text=False)
     return source if text else _PYTHON_CONSTANTS.get(source, source)
 
 

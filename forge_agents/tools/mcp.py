@@ -19,6 +19,7 @@ from forge_agents.errors import ForgeError, MissingExtraError
 from forge_agents.http_body import ENCODINGS, read_bounded
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.tools import Tool
+from forge_agents.tools.definition import repeated_name
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -119,6 +120,8 @@ class _Connection:
             client, definitions = ready.result(connect_s + _STOP_TIMEOUT_S)
         except TimeoutError:
             raise self._error(f"gave no answer within {connect_s:g} s and blocks") from None
+        if name := repeated_name(definitions):
+            raise self._error(f"it lists several tools that are called {name!r}, so a call cannot choose among them")
         return [self._tool(client, tool, call_s) for tool in definitions]
 
     async def _serve(

@@ -187,6 +187,31 @@ def test_silent_server_times_out():
         pass
 
 
+def test_tools_of_one_name_on_several_pages_are_refused(tmp_path):
+    server = tmp_path / "pages.py"
+    server.write_text(
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    request = json.loads(line)\n"
+        "    given, page = request.get('params') or {}, {'tools': [{'name': sys.argv[1], 'inputSchema': {'type': 'object'}}]}\n"
+        "    if request.get('method') == 'initialize':\n"
+        "        about = {'name': 's', 'version': '1'}\n"
+        "        page = {'protocolVersion': given['protocolVersion'], 'capabilities': {'tools': {}}}\n"
+        "        page['serverInfo'] = about\n"
+        "    elif 'cursor' not in given:\n"
+        "        page = {'tools': [{'name': 'search', 'inputSchema': {'type': 'object'}}], 'nextCursor': '1'}\n"
+        "    if 'id' in request:\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': request['id'], 'result': page}), flush=True)\n"
+    )
+    with mcp_tools([sys.executable, str(server), "find"]) as two:
+        assert [tool.name for tool in two] == ["search", "find"]
+    with (
+        pytest.raises(McpServerError, match="several tools that are called 'search'"),
+        mcp_tools([sys.executable, str(server), "search"]),
+    ):
+        pass
+
+
 def test_blocking_client_is_reported(monkeypatch):
     held, connection = threading.Event(), mcp._Connection("stub", ())
     try:

@@ -259,3 +259,15 @@ def test_call_within_reasoning_does_not_run():
         ran = answer == OPEN
         assert env.agent_selection == ("keeper" if ran else "guesser")
         assert env.infos["keeper"].get("tool_calls", 0) == ran
+
+
+def test_tools_of_one_name_are_refused():
+    class Twins(Vault):
+        def tools(self, agent):
+            return [*super().tools(agent), *super().tools(agent)[:1]]
+
+    env = Twins()
+    env.reset(seed=0)
+    for use in (lambda: env.tool_help("keeper"), lambda: env.step("open")):
+        with pytest.raises(ValueError, match="keeper has several tools that are called 'open_vault'"):
+            use()

@@ -75,6 +75,12 @@ def test_calls_are_parsed_in_every_format(text, expected):
         ("Rome (north), cheap = false", {"city": "Rome (north)", "cheap": False}),
         ('Rome, tags=["a", "b"]', {"city": "Rome", "tags": ["a", "b"]}),
         ("Rome, tags=None", {"city": "Rome", "tags": None}),
+        ("Rome, nights=1,000", {"city": "Rome", "nights": 1000}),
+        ("nights=-12,345,678.5, city=1,000", {"nights": -12345678.5, "city": "1,000"}),
+        ("nights=1, 200", {"nights": 1, "city": "200"}),
+        ("nights=1,2000", {"nights": 1, "city": "2000"}),
+        ("1,200", {"city": "1", "nights": 200}),
+        ("Rome, tags=[1,200]", {"city": "Rome", "tags": [1, 200]}),
         ("", {}),
     ],
 )
