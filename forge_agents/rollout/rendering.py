@@ -380,8 +380,8 @@ class Renderer:
 
         A text `by_model` itself keeps its marks of tool calls.
         """
-        while _MARK in text:  # it would be taken for the mark of an answer
-            text = text.replace(_MARK, "answer")
+        if _MARK in text:  # it would be taken for the mark of an answer
+            text = text.replace(_MARK[0], "")
         for token in self._special:
             if token in text and not (by_model and _is_call_mark(token)):
                 text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -396,7 +396,10 @@ class Renderer:
         return {number: token.content for number, token in added if token.normalized and token.content in self._special}
 
     def _without_lookalikes(self, text: str, *, by_model: bool) -> str:
-        """`text` without the parts that become a special token only after normalization."""
+        """`text` with a question mark for each part that becomes a special token only after normalization.
+
+        Without the question mark, the texts around such a part could form another token.
+        """
         while True:
             read = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             places = [
@@ -406,8 +409,9 @@ class Renderer:
             ]
             if not places:
                 return text
-            for start, end in reversed(places):
-                text = text[:start] + text[max(end, start + 1) :]
+            ends = [0, *(max(end, start + 1) for start, end in places)]
+            starts = [*(start for start, _ in places), len(text)]
+            text = "?".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
 
 def _cached(render: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ...]]:
