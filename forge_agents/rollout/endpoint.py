@@ -31,6 +31,8 @@ _CONTENT_FIELDS = {"content", "reasoning_content", "reasoning", "refusal", "tool
 """A message has at least one of these fields, unless it ended before its answer."""
 _TEXT_PARTS = {"text": "text", "output_text": "text", "refusal": "refusal"}
 """Key of the text, by type of a content part."""
+_MAX_TOKENS = 1 << 40
+"""Maximum number of tokens of one request that is believed."""
 _COUNTS = (("prompt", "input"), ("completion", "output"))
 _LIMITS_REACHED = (
     "length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete",
@@ -246,6 +248,7 @@ def read_reply(body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
         counts = _read_usage(usage) if usage else None
         calls = [read_call(call["function"]) for call in message.get("tool_calls") or ()][:MAX_CALLS]
         logprobs = (choice.get("logprobs") or {}).get("content") or ()
+        _check_logprobs(logprobs)
         # Gemini sends such a message if it ended inside its reasoning
         ended = message.get("role") == "assistant" and choice.get("finish_reason")
         if not isinstance(text, str) or not (_CONTENT_FIELDS & message.keys() or ended):
@@ -269,7 +272,22 @@ def _read_usage(usage: Mapping[str, Any]) -> Usage | None:
     read, written = (int(usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) or 0) for old, new in _COUNTS)
     if not (read or written):
         read = int(usage.get("total_tokens") or 0)
+    if not (0 <= read <= _MAX_TOKENS and 0 <= written <= _MAX_TOKENS):
+        raise ValueError("no server reads or writes so many tokens")
     return Usage(prompt_tokens=read, completion_tokens=written) if read or written else None
+
+
+def _check_logprobs(tokens: Any) -> None:
+    """Raise TypeError or LookupError unless each token has a text, and each alternative a text and a log-probability.
+
+    Servers that round may report a little more than 0.
+    """
+    for token in tokens:
+        for entry in (token, *(token.get("top_logprobs") or ())):
+            if not isinstance(entry["token"], str):
+                raise TypeError("a token is no text")
+        if not all(entry["logprob"] <= 1.0 for entry in token.get("top_logprobs") or ()):  # also false for NaN
+            raise TypeError("a log-probability is above 0")
 
 
 def _split_parts(content: Any) -> tuple[Any, str]:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import gzip
 import json
+import math
 import logging
 import re
 import resource
@@ -184,6 +185,13 @@ def test_missing_server_is_named():
         {**completion(), "usage": {"prompt_tokens": "many"}},
         {**completion(), "usage": {"prompt_tokens": float("inf")}},
         {**completion(), "usage": 3},
+        {**completion(), "usage": {"prompt_tokens": 10**400}},
+        {**completion(), "usage": {"completion_tokens": -5}},
+        completion(logprobs={"content": "yes"}),
+        completion(logprobs={"content": [7]}),
+        completion(logprobs={"content": [{"token": "yes", "top_logprobs": [{"token": 5, "logprob": -1}]}]}),
+        completion(logprobs={"content": [{"token": "yes", "top_logprobs": [{"token": "yes", "logprob": 1e9}]}]}),
+        completion(logprobs={"content": [{"token": "yes", "top_logprobs": [{"token": "yes", "logprob": math.nan}]}]}),
     ],
 )
 def test_invalid_reply_is_an_error_of_the_episode(serve_chat, garbage):
