@@ -17,6 +17,9 @@ from forge_agents.errors import RunFolderError
 
 _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256", ".id")
 """Suffixes of the files that runs and benchmarks read and write."""
+_READ_WHOLE = (".json", ".draft", ".lock", ".sha256", ".id")
+_MAX_BYTES = 1 << 28
+"""Maximum size of the files that are read as a whole. A sparse file may have any size."""
 _OUR_FOLDERS = re.compile(
     r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
 )
@@ -60,7 +63,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:
-    """Refuse a run folder in which one of our files is a link, a pipe, a socket or a device.
+    """Refuse a run folder in which one of our files is a link, a pipe, a socket, a device or far too large.
 
     Reading or writing such an entry would show or overwrite files elsewhere, or block forever. Links to folders, for
     example on larger disks, are allowed, and so are files that no run opens. The folder may be missing.
@@ -78,6 +81,8 @@ def check_plain_files(folder: str | os.PathLike[str]) -> None:
             raise RunFolderError(
                 f"{entry.path} is {what}. A run folder must hold plain files: remove it, or put a copy there"
             )
+        if entry.name.endswith(_READ_WHOLE) and not entry.is_dir() and (size := entry.stat().st_size) > _MAX_BYTES:
+            raise RunFolderError(f"{entry.path} has {size} bytes. Files of a run with such a name are small: remove it")
 
 
 def check_plain_file(path: Path) -> None:

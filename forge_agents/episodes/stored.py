@@ -25,6 +25,10 @@ EPISODES = "episodes.jsonl"
 """The file's name in the folder of a run or a benchmark."""
 
 
+_MAX_LINE_BYTES = 1 << 28
+"""Maximum size of an episode that is read. A sparse file may have lines of any size."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
     """Summary of a stored episode."""
@@ -160,13 +164,17 @@ def finite(value: Any, depth: int = 50) -> Any:
 def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[bytes, Any, str]]:
     """Read up to about `num_bytes` of a growing JSON-lines file: each line, its value, and its error.
 
-    A last line without a line break is read only if it is complete JSON.
+    A last line without a line break is read only if it is complete JSON. Of a line that is too large, each part of the
+    maximum size is yielded with an error.
     """
     read = 0
-    while read < num_bytes and (raw := file.readline()):
+    while read < num_bytes and (raw := file.readline(_MAX_LINE_BYTES)):
         row, problem = None, ""
         try:
-            row = json.loads(raw) if raw.strip() else None
+            if len(raw) == _MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                problem = f"it has more than {_MAX_LINE_BYTES >> 20} MiB"
+            else:
+                row = json.loads(raw) if raw.strip() else None
         except (ValueError, RecursionError):
             if not raw.endswith(b"\n"):
                 return

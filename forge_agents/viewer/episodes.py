@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +15,13 @@ from forge_agents.episodes.stored import digest, finite, number, total_reward
 from forge_agents.models.resolve import is_builtin, resolve
 from forge_agents.tools import parse_tool_calls
 
+_MAX_TOKENIZER_BYTES = 1 << 26
+_MAX_DECODERS = 8
+_MAX_PENDING = 16
+"""Maximum number of tokens that form one character."""
+_MAX_CHARS = 1 << 24
+_MAX_S = 10.0
+"""Maximum time for the tokens of one turn. Longer turns are shown without the texts of their tokens."""
 Decode = Callable[[str, Sequence[int]], "list[str] | None"]
 
 
@@ -140,17 +149,37 @@ class Pieces:
             return None
         from tokenizers.decoders import DecodeStream
 
-        stream = DecodeStream(skip_special_tokens=False)
+        texts: list[str] = []
+        pending: list[int] = []
+        stream, size, start = DecodeStream(skip_special_tokens=False), 0, time.monotonic()
         try:
-            return [stream.step(tokenizer, token) or "" for token in ids]
+            for token in ids:
+                text = stream.step(tokenizer, token)
+                pending = [] if text else [*pending, token]
+                if len(pending) > _MAX_PENDING:  # a stream takes quadratic time for tokens that form no character
+                    text = tokenizer.decode(pending, skip_special_tokens=False)
+                    stream, pending = DecodeStream(skip_special_tokens=False), []
+                texts.append(text or "")
+                size += len(texts[-1])
+                if size > _MAX_CHARS or time.monotonic() - start > _MAX_S:
+                    return None
         except (OverflowError, TypeError, ValueError):
             return None  # tokens of another tokenizer
+        return texts
 
     def _load(self, policy: str) -> Any:
+        """Return the tokenizer of a policy, or None if there is none, or if its texts could be far longer than it."""
         from tokenizers import Tokenizer
 
         file = next((file for file in self._candidates(policy) if file.is_file()), None)
-        return Tokenizer.from_file(str(file)) if file else None
+        if file is None or file.stat().st_size > _MAX_TOKENIZER_BYTES:
+            return None
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception:  # noqa: BLE001  # the library raises this for invalid files
+            return None
+        decoders = [] if tokenizer.decoder is None else list(_decoders(json.loads(tokenizer.decoder.__getstate__())))
+        return tokenizer if len(decoders) <= _MAX_DECODERS and not any(map(_lengthens, decoders)) else None
 
     def _candidates(self, policy: str) -> Iterator[Path]:
         from huggingface_hub import try_to_load_from_cache
@@ -171,3 +200,19 @@ class Pieces:
                 return
             if isinstance(cached, str):
                 yield Path(cached)
+
+
+def _decoders(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the decoders of a sequence."""
+    for part in decoder.get("decoders") or ():
+        yield from _decoders(part)
+    if decoder["type"] != "Sequence":
+        yield decoder
+
+
+def _lengthens(decoder: Mapping[str, Any]) -> bool:
+    """Return whether a decoder may multiply the length of a text, or searches a pattern, which may take very long."""
+    if decoder["type"] != "Replace":
+        return False
+    replaced = decoder["pattern"].get("String")
+    return replaced is None or len(decoder["content"]) > len(replaced)

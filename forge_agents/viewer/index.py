@@ -39,6 +39,9 @@ SORTS = {
 """SQL by the name that the page shows."""
 MAX_ROWS = 500
 """Maximum number of rows of a page."""
+_MAX_PROBLEMS = 1000
+"""Maximum number of unreadable lines that are stored."""
+_MAX_ENVS = 1000
 _ALL = "1"
 _APPLICATION = 0x466F7267
 """SQLite application id of our databases."""
@@ -144,7 +147,8 @@ class EpisodeIndex:
             first = db.execute("SELECT line, why FROM problems ORDER BY line LIMIT 5").fetchall()
         problems = [f"line {line} of {self.log.name} is left out: {why}" for line, why in first]
         if num_problems > len(first):
-            problems.append(f"... and {num_problems - len(first)} more lines")
+            at_least = "at least " * (num_problems >= _MAX_PROBLEMS)
+            problems.append(f"... and {at_least}{num_problems - len(first)} more lines")
         return {"episodes": n, "bytes": size, "indexed": min(at, size), "problems": problems}
 
     def find(self, query: Query) -> dict[str, Any]:
@@ -167,7 +171,9 @@ class EpisodeIndex:
     def facets(self) -> dict[str, Any]:
         """Return ``envs`` and ``errors`` as [name, episodes], the most frequent first."""
         with self._opened() as db:
-            envs = db.execute("SELECT env, count(*) c FROM episodes GROUP BY env ORDER BY c DESC, env").fetchall()
+            envs = db.execute(
+                "SELECT env, count(*) c FROM episodes GROUP BY env ORDER BY c DESC, env LIMIT ?", (_MAX_ENVS,)
+            ).fetchall()
             errors = db.execute(
                 "SELECT error, count(*) c FROM episodes WHERE error != '' GROUP BY error ORDER BY c DESC LIMIT 50"
             ).fetchall()
@@ -265,7 +271,8 @@ def _index_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
     marks = ", ".join("?" * (4 + len(_SHOWN)))
     db.executemany(f"INSERT INTO episodes (n, start, length, crc, {', '.join(_SHOWN)}) VALUES ({marks})", episodes)  # noqa: S608
     db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", words)
-    db.executemany("INSERT INTO problems VALUES (?, ?)", problems)
+    stored: int = db.execute("SELECT count(*) FROM problems").fetchone()[0]
+    db.executemany("INSERT INTO problems VALUES (?, ?)", problems[: max(0, _MAX_PROBLEMS - stored)])
     db.execute("UPDATE state SET at = ?, line = ?, n = ?", (at, line, n))
     db.commit()
     return n - first[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -25,6 +26,12 @@ MAX_POINTS = 1000
 """Maximum number of points of a curve. Longer curves are thinned evenly and keep their ends."""
 _MAX_ROWS = 4 * MAX_POINTS
 """Maximum number of rows of a file that are kept. Of more rows, every second, fourth, ... stays, and the last one."""
+_MAX_SERIES = 10_000
+"""Maximum number of curves of a file."""
+_MAX_PROBLEMS = 5
+"""Number of unreadable lines of a file that are shown."""
+_MAX_OPPONENTS, _MAX_HEADS = 1000, 50
+"""Maximum number of rows and columns of a league's table."""
 _MAX_TEXT = 1000
 """Maximum number of characters in a cell of a league's table."""
 _FILES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "league.json", "board.json")
@@ -95,13 +102,8 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """Return ``step`` and ``series`` (values by metric, None where a step has none), with at most `MAX_POINTS`."""
         lines = self._metric_lines.read()
-        points = lines.points
-        names = dict.fromkeys(name for row in points for name in row if name != "step")
-        return {
-            "step": [row["step"] for row in points],
-            "series": {name: [_short(row.get(name)) for row in points] for name in names},
-            "every": lines.every,
-        }
+        series = _series([{name: value for name, value in row.items() if name != "step"} for row in lines.points])
+        return {"step": [row["step"] for row in lines.points], "series": series, "every": lines.every}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings in ``config.yaml``. Empty without the file."""
@@ -113,14 +115,12 @@ class Run:
         points = [row for row in self._verifier_lines.read().points if isinstance(row.get("verifiers"), list)]
         if not points:
             return {"latest": None, "step": [], "series": {}}
-        series: dict[str, list[float | None]] = {}
-        for index, row in enumerate(points):
+        curves = []
+        for row in points:
             verifiers = [verifier for verifier in row["verifiers"] if isinstance(verifier, Mapping)]
-            values = {f"{key}/{v.get('name')}": v.get(key) for v in verifiers for key in _VERIFIER_CURVES}
-            values["effective number"] = row.get("effective_number")
-            for name, value in values.items():
-                series.setdefault(name, [None] * len(points))[index] = _short(value)
-        return {"latest": finite(points[-1]), "step": [row["step"] for row in points], "series": series}
+            curves.append({f"{key}/{v.get('name')}": v.get(key) for v in verifiers for key in _VERIFIER_CURVES})
+            curves[-1]["effective number"] = row.get("effective_number")
+        return {"latest": finite(points[-1]), "step": [row["step"] for row in points], "series": _series(curves)}
 
     def tables(self) -> list[dict[str, Any]]:
         """Return league tables and benchmark reports as ``title``, ``heads``, ``rows``, ``note`` and ``names``."""
@@ -206,16 +206,24 @@ class _Lines:
                             self._append(row)
                         elif row is not None or problem:
                             why = problem or "its step is not a whole number"
-                            self._problems.append(f"line {self._line + 1} of {self._file.name} is left out: {why}")
+                            self._num_problems += 1
+                            if self._num_problems <= _MAX_PROBLEMS:
+                                self._problems.append(f"line {self._line + 1} of {self._file.name} is left out: {why}")
                         self._at += len(raw)
                         self._line += raw.endswith(b"\n")
             except FileNotFoundError:
                 self._reset(0)
-            replaced = f"{self._replaced} rows of {self._file.name} are left out: later rows repeat their steps"
+            problems, name = list(self._problems), self._file.name
+            if self._num_problems > _MAX_PROBLEMS:
+                problems.append(f"... and {self._num_problems - _MAX_PROBLEMS} more lines of {name}")
+            if self._replaced:
+                problems.append(f"{self._replaced} rows of {name} are left out: later rows repeat their steps")
+            if len(self._names) > _MAX_SERIES:
+                problems.append(f"{len(self._names) - _MAX_SERIES} of {len(self._names)} curves of {name} are left out")
             count, every = len(self._steps), self._every
             every *= max(1, math.ceil(count / MAX_POINTS / every))
             points = [row for number, row in self._rows.items() if number % every == 0 or number == count - 1]
-            return _Read(count, every, points, [*self._problems, *([replaced] if self._replaced else [])])
+            return _Read(count, every, points, problems)
 
     def _append(self, row: dict[str, Any]) -> None:
         while self._steps and self._steps[-1] >= row["step"]:
@@ -226,6 +234,7 @@ class _Lines:
         if (number - 1) % self._every:
             self._rows.pop(number - 1, None)
         self._steps.append(row["step"])
+        self._names |= row.keys() - {"step"}
         self._rows[number] = {sys.intern(name): value for name, value in row.items()}  # rows share their names
         if len(self._rows) > _MAX_ROWS:
             self._every *= 2
@@ -233,7 +242,8 @@ class _Lines:
 
     def _reset(self, inode: int) -> None:
         self._inode, self._at, self._line, self._replaced = inode, 0, 0, 0
-        self._steps, self._every, self._rows, self._problems = array("q"), 1, {}, []
+        self._steps, self._every, self._rows, self._problems, self._num_problems = array("q"), 1, {}, [], 0
+        self._names: set[str] = set()
 
 
 def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -302,6 +312,12 @@ def _yaml(file: Path) -> Any:
         return None
 
 
+def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Return the values of the first `_MAX_SERIES` names, None where a row has none."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [_short(row.get(name)) for row in rows] for name in itertools.islice(names, _MAX_SERIES)}
+
+
 def _short(value: Any) -> float | None:
     """Round to six digits, more than a curve shows."""
     value = number(value)
@@ -333,8 +349,10 @@ def _league_table(league: Any) -> dict[str, Any]:
     }
     rows = [policy, *(row for row in league["opponents"] if isinstance(row, Mapping))]
     rows.sort(key=lambda row: -(number(row.get("rating")) or 0.0))
-    heads = tuple(dict.fromkeys(str(name) for row in rows for name in row))
-    return _table("League", heads, tuple(tuple(_text(row.get(head)) for head in heads) for row in rows), note=_LEAGUE)
+    left_out, rows = len(rows) - _MAX_OPPONENTS, rows[:_MAX_OPPONENTS]
+    heads = tuple(itertools.islice(dict.fromkeys(name for row in rows for name in row), _MAX_HEADS))
+    note = _LEAGUE + (f" {left_out} more rows are left out." if left_out > 0 else "")
+    return _table("League", heads, tuple(tuple(_text(row.get(head)) for head in heads) for row in rows), note=note)
 
 
 def _table(

@@ -5,8 +5,8 @@ import contextlib
 import dataclasses
 import gzip
 import json
-import math
 import logging
+import math
 import re
 import resource
 import socket

@@ -1,8 +1,9 @@
 import functools
 import math
+import os
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from viewer_runs import episode, record
 
 from forge_agents.episodes.stored import digest, finite
@@ -152,3 +153,38 @@ def test_an_exported_tokenizer_comes_first_and_none_is_no_error(model, tmp_path)
     result = Pieces(tmp_path, {"hero": "/no/such/model"})
     assert len(result.of("hero", [70, 71])) == 2
     assert result.of("hero", [-1]) is None and result.of("hero", [10**9]) == [""]
+
+
+def test_tokens_that_form_no_character_take_linear_time(model, tmp_path):
+    """Each step of the library's stream reads all tokens since the last character: 50,000 would take minutes."""
+    ids = [Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id("\u0122")] * 50_000
+    result = Pieces(tmp_path, {"hero": str(model)}).of("hero", ids)
+    assert result is not None and len(result) == len(ids) and set("".join(result)) == {"\ufffd"}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence([decoders.Replace("a", "a" * 1000)] * 6),
+        decoders.Sequence([decoders.Sequence([decoders.CTC("x", "", cleanup=True)] * 6)] * 6),
+        decoders.Replace(Regex("(a+)+$"), ""),
+    ],
+    ids=["growth", "doubling", "backtracking"],
+)
+def test_a_tokenizer_of_a_stranger_cannot_stall_the_viewer(model, tmp_path, decoder):
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    a = tokenizer.token_to_id("a")
+    usual = decoders.Sequence([decoders.Replace("a", "b"), decoders.ByteFallback(), decoders.Fuse()])
+    for each, texts in ((usual, ["b", "b"]), (decoder, None)):
+        tokenizer.decoder = each
+        tokenizer.save(str(model / "tokenizer.json"))
+        assert Pieces(tmp_path, {"hero": str(model)}).of("hero", [a, a]) == texts
+
+
+def test_a_damaged_or_huge_tokenizer_shows_ids(model, tmp_path):
+    file = model / "tokenizer.json"
+    for content in (b"{}", b"[" * 100_000, b""):
+        file.write_bytes(content)
+        assert Pieces(tmp_path, {"hero": str(model)}).of("hero", [1]) is None
+    os.truncate(file, 1 << 40)
+    assert Pieces(tmp_path, {"hero": str(model)}).of("hero", [1]) is None

@@ -5,6 +5,7 @@ import os
 import pytest
 from viewer_runs import episode, metrics, record, write_lines
 
+from forge_agents.episodes import stored
 from forge_agents.errors import RunFolderError
 from forge_agents.viewer import runs, save_page
 from forge_agents.viewer.index import Query
@@ -267,3 +268,42 @@ def test_nested_aliases_and_rows_are_problems_not_crashes(run_folder, value):
     assert run.settings() == {} and len(run.metrics()["step"]) == 3
     assert "config.yaml holds no settings" in " ".join(run.status()["problems"])
     assert run.index.find(Query())["total"] == 6
+
+
+@pytest.mark.parametrize("name", ["league.json", "ending.json", "board.json", "wandb.id"])
+def test_a_sparse_file_is_refused(run_folder, name):
+    (run_folder / name).write_text("{")
+    os.truncate(run_folder / name, 1 << 40)
+    with pytest.raises(RunFolderError, match=f"{name} has 1099511627776 bytes"):
+        find_runs([run_folder])
+
+
+def test_a_line_larger_than_any_episode_is_left_out(run_folder, monkeypatch):
+    """A sparse file may have a line of terabytes."""
+    monkeypatch.setattr(stored, "_MAX_LINE_BYTES", 10_000)
+    for name, line in (("metrics.jsonl", {"step": 5}), ("episodes.jsonl", episode(seed=8))):
+        with (run_folder / name).open("a") as file:
+            file.write("\0" * 25_000 + "\n" + json.dumps(line) + "\n")
+    run = only(run_folder)
+    assert "line 4 of metrics.jsonl is left out: it has more than 0 MiB" in run.status()["problems"]
+    assert run.metrics()["step"] == [0, 1, 2, 5] and run.index.find(Query())["rows"][0]["seed"] == 8
+
+
+def test_small_files_do_not_stand_for_gigabytes(run_folder):
+    """Values by name and step, and cells by row and column, are the product of two small numbers of the file."""
+    many = 20_000
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, **{f"m{n}": 1.0 for n in range(many)}}) + "\n" + "x\n" * many)
+    write_lines(run_folder / "verifiers.jsonl", [{"step": 0, "verifiers": [{"name": str(n)} for n in range(many)]}])
+    opponents = [{f"{row}-{column}": 1 for column in range(20)} for row in range(2000)]
+    (run_folder / "league.json").write_text(json.dumps({"policy": "hero", "opponents": opponents}))
+    (run_folder / "episodes.jsonl").write_text("x\n" * many)
+    run = only(run_folder)
+    assert len(run.metrics()["series"]) == len(run.verifiers()["series"]) == runs._MAX_SERIES
+    (league,) = run.tables()
+    assert (len(league["rows"]), len(league["heads"])) == (1000, 50) and "1001 more rows" in league["note"]
+    problems = run.status()["problems"]
+    assert len(problems) < 20 and "... and 19995 more lines of metrics.jsonl" in problems
+    assert any("curves of metrics.jsonl are left out" in problem for problem in problems)
+    assert problems[-1] == "... and at least 995 more lines"
+    assert run.index.file.stat().st_size < 200_000
