@@ -11,7 +11,8 @@ from forge_agents import safe_yaml
 from forge_agents.display import visible
 from forge_agents.errors import ModelNotFoundError, RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, user_path
-from forge_agents.models.resolve import check_contained_files, resolve
+from forge_agents.models.fingerprint import sampled_hash
+from forge_agents.models.resolve import check_contained_files, local_folder, resolve
 from forge_agents.policy import LoRA, Policy, Sampling, unique_name
 from forge_agents.serving.config import EngineConfig
 
@@ -138,12 +139,13 @@ def _read_run(folder: Path, export: Path) -> ServedPolicies | None:
             visible(f"{folder / 'config.yaml'} does not describe policies as this version does ({cause}). Serve ")
             + f"{export} instead, like any model"
         ) from None
+    hashes = settings.get("weights")
     adapters = {}
     for name in [name for name, policy in policies.items() if policy.trainable]:
         model = export if (export / "config.json").is_file() else export / name
         if not (model / "config.json").is_file():
             raise ModelNotFoundError(f"{export} holds no model of the trained policy {name}. Export it again")
-        if policies[name].lora is not None and (model / "adapter").is_dir() and not _missing_model(policies[name]):
+        if policies[name].lora is not None and (model / "adapter").is_dir() and _has_base(policies[name], hashes):
             adapters[name] = model / "adapter"
             check_contained_files(model)
         else:  # the exported weights include the adapter
@@ -163,6 +165,13 @@ def _missing_model(policy: Policy) -> str:
     except ModelNotFoundError as cause:
         return str(cause)
     return ""
+
+
+def _has_base(policy: Policy, hashes: Any) -> bool:
+    """Return whether the model that a policy's adapter was trained on is on this machine, with the hash of the run."""
+    folder = local_folder(policy.model) if not _missing_model(policy) else None
+    recorded = hashes.get(policy.name) if isinstance(hashes, Mapping) else None
+    return folder is not None and recorded in (None, sampled_hash(folder))
 
 
 def _policy(row: Mapping[str, Any]) -> Policy:

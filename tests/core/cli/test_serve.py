@@ -9,6 +9,7 @@ from forge_agents.cli import serve as serving
 from forge_agents.cli.serve import ServeConfig, serve
 from forge_agents.cli.served import find_policies
 from forge_agents.errors import ForgeError, ModelNotFoundError, RunFolderError
+from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.testing._processes import free_port
 
 
@@ -175,7 +176,12 @@ def test_run_is_served_as_its_policies_were_trained(duel, tiny_llama, settings):
     assert hero.lora is None and rival.lora.rank == 4
     # an agent comes before a policy of the same name, and players without a model are left out
     assert served.names == {
-        "hero": "hero", "rival": "hero", "fixed": "fixed", "planner": "hero", "coder": "rival", "gpt-4o": "rival",
+        "hero": "hero",
+        "rival": "hero",
+        "fixed": "fixed",
+        "planner": "hero",
+        "coder": "rival",
+        "gpt-4o": "rival",
     }
     with pytest.raises(ValueError, match=r"name='mine' is none of .*: hero, rival, fixed, planner"):
         find_policies(str(duel), name="mine")
@@ -185,6 +191,16 @@ def test_run_is_served_as_its_policies_were_trained(duel, tiny_llama, settings):
     shutil.rmtree(duel / "export" / "rival")
     with pytest.raises(ModelNotFoundError, match="no model of the trained policy rival"):
         find_policies(str(duel))
+
+
+def test_adapter_is_served_only_on_the_model_that_it_was_trained_on(duel, settings, tiny_llama):
+    adapter = duel / "export" / "rival" / "adapter"
+    adapter.mkdir()
+    for recorded, folder in ((sampled_hash(tiny_llama), tiny_llama), ("0" * 16, duel / "export" / "rival")):
+        write_settings(duel, {**settings, "weights": {"rival": recorded}})
+        served = find_policies(str(duel))
+        assert served.adapters == ({"rival": adapter} if folder == tiny_llama else {})
+        assert served.policies["rival"].model == str(folder), "the weights of the export include the adapter"
 
 
 def test_run_without_its_base_models_serves_its_exports(duel, settings):

@@ -7,11 +7,12 @@ import shutil
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from forge_agents import LoRA, Policy
 from forge_agents.cli import main as cli
 from forge_agents.errors import ModelNotFoundError, RunFolderError
+from forge_agents.models.fingerprint import sampled_hash
 from forge_trainers.learner import checkpoint
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
@@ -56,6 +57,20 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys, cap
     out = capsys.readouterr().out
     assert "checkpoint  step-000002, held-out reward 0.4000" in out
     assert f"next   forge-agents serve {run / 'mine'}" in out
+
+
+def test_adapter_is_not_exported_on_a_changed_start_model(run, tiny_llama, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(tiny_llama, base)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["policies"]["hero"]["model"] = str(base)
+    (run / "config.yaml").write_text(yaml.safe_dump({**settings, "weights": {"hero": sampled_hash(base)}}))
+    assert same(export_checkpoint(run, out=run / "good"), run / "model-1")
+    weights = load_file(base / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RunFolderError, match=r"base, the start model of policy hero, has changed since the run"):
+        export_checkpoint(run, out=run / "bad")
+    assert not (run / "bad").exists()
 
 
 def test_export_of_missing_or_damaged_checkpoints_is_refused(run, tmp_path):

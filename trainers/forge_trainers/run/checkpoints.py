@@ -34,7 +34,7 @@ from forge_agents.runtime.threads import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import moment_bytes
 from forge_trainers.learner.plan import LearnerPlan
-from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, read_arrays
+from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, hashes_of_models, read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
@@ -514,7 +514,7 @@ def export_checkpoint(
     """
     folder = user_path(run)
     check_contained(folder)
-    policies, chosen = _policies(folder), _select(folder, checkpoint)
+    settings, chosen = _settings(folder), _select(folder, checkpoint)
     target = user_path(out) if out else folder / f"export-{chosen.name}"
     if target.exists():
         raise RunFolderError(f"{target} exists already. Name another folder with --out, or remove it")
@@ -526,7 +526,7 @@ def export_checkpoint(
         reward = "no held-out reward" if mark.score is None else f"held-out reward {mark.score:.4f}"
         say(f"checkpoint  {chosen.name}, {reward}")
     for name in mark.policies:
-        _export_policy(policies, name, chosen / name, target if len(mark.policies) == 1 else target / name)
+        _export_policy(settings, name, chosen / name, target if len(mark.policies) == 1 else target / name)
     return target
 
 
@@ -543,32 +543,41 @@ def _select(folder: Path, name: str) -> Path:
     return by_name[name]
 
 
-def _export_policy(policies: Mapping[str, Any], name: str, checkpoint: Path, target: Path) -> None:
-    """Write the weights of one policy. Raises RunFolderError if the run's settings do not have it."""
+def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, target: Path) -> None:
+    """Write the weights of one policy.
+
+    Raises RunFolderError if the run's settings do not have it, or its adapter was trained on another model.
+    """
     from forge_trainers.learner.core import LearnerCore
 
     with tempfile.TemporaryDirectory() as dump:
         try:
-            policy = policies[name]
+            policy = settings["policies"][name]
             lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
+            weights = settings.get("weights") or {}
             plan = LearnerPlan(model=str(models.resolve(policy["model"])), lora=lora, dump_folder=dump)
         except (KeyError, TypeError, AttributeError) as cause:
             raise RunFolderError(
                 f"config.yaml has no policy {name!r}, which is in the checkpoint: {cause!r}"
             ) from cause
+        now = hashes_of_models({name: Policy(policy["model"])}).get(name)
+        if lora is not None and weights.get(name, now) != now:
+            raise RunFolderError(
+                f"{policy['model']}, the start model of policy {name}, has changed since the run (hash "
+                f"{weights[name]}, now {now}), so its adapter does not fit. Restore the model, and export again"
+            )
         core = LearnerCore(plan)
         core.load(checkpoint)
         core.export(target)
 
 
-def _policies(folder: Path) -> Mapping[str, Any]:
-    """Return the settings of the run's policies by name."""
+def _settings(folder: Path) -> Mapping[str, Any]:
+    """Return the settings of a run, with its policies by name under ``policies``."""
     file = folder / "config.yaml"
     try:
         settings = safe_yaml.read(file)
-        policies: Mapping[str, Any] = settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}
+        return {**settings, "policies": settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}}
     except OSError as cause:
         raise RunFolderError(f"{file} cannot be read ({cause}). Give the folder of a training run") from cause
     except (ValueError, AttributeError, KeyError, TypeError) as cause:
         raise RunFolderError(f"{file} names no policies ({cause!r}). Give the folder of a training run") from cause
-    return policies
