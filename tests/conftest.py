@@ -38,6 +38,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the mark of the session that started it
     os.environ[SESSION_VARIABLE] = secrets.token_hex(8)  # children inherit it, grandchildren too
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # modules that tests of several folders import
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores Ctrl-C for what it starts with "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

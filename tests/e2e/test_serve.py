@@ -11,6 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.errors import EndpointError
@@ -55,16 +56,10 @@ def server(tiny_llama, tmp_path_factory):
         process.wait(timeout=60)
 
 
-class Greeting(fa.TurnEnv):
+class Greeting(Plain):
     """Two say something."""
 
     possible_agents = ["host", "guest"]
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return ""
 
     def observe_text(self, agent):
         return "hello"

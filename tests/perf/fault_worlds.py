@@ -1,4 +1,4 @@
-"""Worlds and rewards that hang when a file tells them to, for `faults.py`."""
+"""Environments and rewards of `faults.py` and `kills.py`, which hang when a file tells them to."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FLAG = "FORGE_FAULT_FLAG"
 
 
 def hang_if_told(what: str) -> None:
-    """Sleep for an hour once if the flag file says `what`. The file is removed."""
-    flag = Path(os.environ[FLAG])
+    """Sleep for an hour once if the flag file says `what`. The file is removed. Without a flag file nothing happens."""
+    flag = Path(os.environ.get(FLAG, os.devnull))
     try:
         message = flag.read_text() == what
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Kill a training run at random moments, resume it, and compare it bit by bit with one that was left alone.
 
-    python tests/perf/kills.py [--runs 20] [--steps 6] [--out TABLE.md]
+python tests/perf/kills.py [--runs 20] [--steps 6] [--out TABLE.md]
 """
 
 from __future__ import annotations
@@ -112,27 +112,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def train(out: Path, model: Path, steps: int) -> None:
     """The run that is killed: two seats, verifiers that learn, a running baseline, a warm-up, evaluations."""
+    from fault_worlds import Letters
+
     import forge_agents as fa
-
-    class Letters(fa.TurnEnv):
-        """Each agent earns the share of lowercase letters in its text."""
-
-        possible_agents = ["left", "right"]
-
-        def setup(self, rng: Any) -> None:
-            self.start = "".join(map(chr, rng.integers(97, 123, 3)))
-            self.said: list[str] = []
-
-        def instructions(self, agent: str) -> str:
-            return "abc"
-
-        def observe_text(self, agent: str) -> str:
-            return self.said[-1][:8] if self.said else self.start
-
-        def act(self, agent: str, action: str) -> fa.Outcome:
-            self.said.append(action)
-            share = sum("a" <= c <= "z" for c in action) / max(len(action), 1)
-            return fa.Outcome(rewards={agent: share}, done=len(self.said) == 2)
 
     config = fa.GRPOConfig(
         group_size=4,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from plain_env import Plain
 from rich.console import Console
 
 import forge_agents as fa
@@ -23,7 +24,7 @@ KUHN = "forge/KuhnPoker-v0"
 TEAM = fa.Policy("m", name="team")
 
 
-class Count(fa.TurnEnv):
+class Count(Plain):
     """Two agents act five times together."""
 
     possible_agents = ["a", "b"]
@@ -31,9 +32,6 @@ class Count(fa.TurnEnv):
 
     def setup(self, rng):
         self.said = 0
-
-    def instructions(self, agent):
-        return ""
 
     def observe_text(self, agent):
         return f"{self.said} said"

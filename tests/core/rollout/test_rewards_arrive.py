@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction, TimeLimit
@@ -111,11 +112,13 @@ def check(env, game, *, max_turns, room, breaks_players=0):
     return episode
 
 
-cuts = st.fixed_dictionaries({
-    "max_turns": st.integers(1, 12),
-    "room": st.sampled_from([0, 3, 5, 7, 100]),
-    "breaks_players": st.sampled_from([0, 0, 2, 4]),
-})
+cuts = st.fixed_dictionaries(
+    {
+        "max_turns": st.integers(1, 12),
+        "room": st.sampled_from([0, 3, 5, 7, 100]),
+        "breaks_players": st.sampled_from([0, 0, 2, 4]),
+    }
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -140,19 +143,10 @@ def test_rewards_of_converted_games_are_complete(script, cut, breaks, limited):
     check(TimeLimit(env, 4) if limited else env, game, **cut)
 
 
-class Bank(fa.TurnEnv):
+class Bank(Plain):
     """The acting agent takes one from the other. The third agent never acts."""
 
     possible_agents = ["a", "b", "house"]
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return ""
-
-    def observe_text(self, agent):
-        return ""
 
     def act(self, agent, action):
         other = "b" if agent == "a" else "a"

@@ -2,6 +2,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ArgumentError, LateAnswerError
@@ -22,20 +23,13 @@ class AnyText(Count):
         return fa.Outcome(done=len(self.numbers) == 4)
 
 
-class OneTurn(fa.TurnEnv):
+class OneTurn(Plain):
     """One agent decides once. `outcome`, `prompt` and `observation` are what the environment returns."""
 
-    possible_agents = ("a",)
     outcome, prompt, observation = fa.Outcome(done=True), "", ""
-
-    def setup(self, rng):
-        pass
 
     def instructions(self, agent):
         return self.prompt
-
-    def observe_text(self, agent):
-        return ""
 
     def observe(self, agent):
         return self.observation

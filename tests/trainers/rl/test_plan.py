@@ -8,6 +8,7 @@ import fake_run
 import pytest
 import yaml
 from fake_processes import Processes, collect_with, group
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
@@ -17,21 +18,12 @@ from forge_trainers.run.checkpoints import Checkpoints
 fa.register("settings/Duel-v0", entry_point=f"{__name__}:Duel", levels=[{"size": 1}, {"size": 2}])
 
 
-class Duel(fa.TurnEnv):
+class Duel(Plain):
     possible_agents = ["player_0", "player_1"]
 
     def __init__(self, size=1, **kwargs):
         super().__init__(**kwargs)
         self.size = size
-
-    def setup(self, rng):
-        pass
-
-    def observe_text(self, agent):
-        return "?"
-
-    def act(self, agent, action):
-        return fa.Outcome(done=True)
 
 
 def in_tens(trajectories):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fake_processes import sampled_turn
+from plain_env import Plain
 
 import forge_agents as fa
 import forge_verifiers as fv
@@ -129,19 +130,10 @@ def test_abstention_leaves_out_only_its_trajectory():
     assert samples.metrics({"hero"})["dropped/abstained"] == 1.0
 
 
-class Forfeits(fa.TurnEnv):
+class Forfeits(Plain):
     """The rival may forfeit before the hero acts."""
 
     possible_agents = ("rival", "hero")
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return "Play or forfeit."
-
-    def observe_text(self, agent):
-        return "Your move."
 
     def act(self, agent, action):
         if agent == "hero" or action == "forfeit":

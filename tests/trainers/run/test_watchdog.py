@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.errors import RespawnLimitError, StallError
@@ -16,21 +17,12 @@ from forge_trainers.run import supervision
 from forge_trainers.run.supervision import Watchdog, stalls_recorded
 
 
-class Sleepy(fa.TurnEnv):
+class Sleepy(Plain):
     """Sleeps for an hour in its first decision. Before that, the watchdog's clock is stopped."""
 
     since = 0.0
 
     possible_agents = ("only",)
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return ""
-
-    def observe_text(self, agent):
-        return "go"
 
     def act(self, agent, action):
         type(self).since = time.monotonic()
