@@ -20,7 +20,16 @@ from forge_agents.bench.entrants import Player, PlayerLike, check_agents, named_
 from forge_agents.bench.exploitability import Exploitability
 from forge_agents.bench.fingerprints import digest, player_facts, provenance, with_content
 from forge_agents.bench.plan import BenchLimits, Match, SuiteEnv, SuiteLike, matches, suite_envs, suite_ids
-from forge_agents.bench.records import RECORD_FORMAT, EpisodeLog, Record, cost_of, facts_at, priced, tokens_of
+from forge_agents.bench.records import (
+    RECORD_FORMAT,
+    EpisodeLog,
+    Record,
+    cost_of,
+    facts_at,
+    not_written,
+    priced,
+    tokens_of,
+)
 from forge_agents.bench.report import Report
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
@@ -132,7 +141,11 @@ def benchmark(
             exploitability=search.results(),
             timing=run.timing(),
         )
-        report.save(log.path.with_name(BOARD))
+        board = log.path.with_name(BOARD)
+        try:
+            report.save(board)
+        except OSError as cause:
+            raise not_written(board, cause) from cause
         return report
 
 

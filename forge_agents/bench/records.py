@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from forge_agents.errors import RunFolderError
@@ -190,6 +192,7 @@ class EpisodeLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+", encoding="utf-8", errors="replace")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read(self._file)
         except BlockingIOError:
             if self._file is not None:
                 self._file.close()
@@ -198,19 +201,22 @@ class EpisodeLog:
             ) from None
         except OSError as error:
             raise RunFolderError(f"{self.path} cannot be written: {error}. Choose another out_dir") from None
-        self._read(self._file)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # `add` reported that its record could not be written
+                self._file.close()
 
     def add(self, record: Record) -> None:
         """Store a record. It is written before this returns, so a killed run loses only unfinished episodes."""
         if self._file is None:
             raise RuntimeError("the log is closed. Use it in a with block")
-        self._file.write(json.dumps(record.as_json()) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(record.as_json()) + "\n")
+            self._file.flush()
+        except OSError as cause:
+            raise not_written(self.path, cause) from cause
         self._keep(record)
 
     def _keep(self, record: Record) -> None:
@@ -227,6 +233,13 @@ class EpisodeLog:
         if not line.endswith("\n"):  # a killed process left half a line: the next record starts a new one
             file.write("\n")
             file.flush()
+
+
+def not_written(file: Path, cause: OSError) -> RunFolderError:
+    """Return the error for a file of a benchmark that cannot be written, such as on a full disk."""
+    return RunFolderError(
+        f"{file} cannot be written ({cause}). Free some disk space and run it again: finished episodes are kept"
+    )
 
 
 # ---- costs

@@ -163,7 +163,7 @@ class Renderer:
                     f"an answer contains the control token {token!r}, which the chat template writes between messages. "
                     "Remove it, or write it with a space in between"
                 )
-        pieces = self._without_control_tokens(continuation(self._sample_prompt, text).strip())
+        pieces = self._without_control_tokens(continuation(self._sample_prompt, text.strip()).strip())
         return (*(token for piece in pieces for token in self._encode(piece)), *(() if cut else self.end_ids))
 
     def _without_control_tokens(self, text: str) -> list[str]:

@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -115,6 +117,32 @@ def test_limit_stops_cleanly_and_the_next_call_continues(tmp_path, name, value, 
     assert not part.complete and part.stopped.startswith(f"{name}=") and len(part.records) == played
     assert part.missing == 54 - played and f"INCOMPLETE: {part.missing} of 54" in part.markdown()
     assert play(tmp_path, limits=BenchLimits(max_episodes=54)).complete
+
+
+@contextlib.contextmanager
+def full_disk(room=0):
+    """No file can grow beyond `room` bytes, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_full_disk_ends_a_benchmark_with_the_file_and_keeps_its_episodes(tmp_path):
+    part = play(tmp_path, limits=BenchLimits(max_episodes=7, max_concurrent_episodes=1))
+    kept = r"cannot be written .* finished episodes are kept"
+    with full_disk(), pytest.raises(RunFolderError, match=rf"board\.json {kept}"):
+        play(tmp_path, limits=BenchLimits(max_seconds=1e-9))
+    log = tmp_path / "episodes.jsonl"
+    with full_disk(log.stat().st_size + 100), pytest.raises(RunFolderError, match=rf"episodes\.jsonl {kept}"):
+        play(tmp_path)
+    assert not log.read_text().endswith("\n")
+    with full_disk(), pytest.raises(RunFolderError, match=r"episodes\.jsonl cannot be written"):
+        play(tmp_path)
+    whole = play(tmp_path)
+    assert whole.complete and whole.timing["reused"] == len(part.records) == 7
 
 
 def test_failed_episodes_are_counted_separately_and_repeated(tmp_path):

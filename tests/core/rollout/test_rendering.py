@@ -137,7 +137,7 @@ def test_template_may_open_the_reasoning(tokenizer):
     ids = tokenizer.encode("hm\n</think>\n\n3", add_special_tokens=False)
     assert renderer.parse(ids) == ("hm", "3") and renderer.parse(ids[:4]) == (tokenizer.decode(ids[:4]).strip(), "")
     assert Renderer(tokenizer).parse(ids)[0] == ""
-    thinking, blank = renderer.answer("<think>hm</think>3"), renderer.answer("4")
+    thinking, blank = renderer.answer("<think>hm</think>3"), renderer.answer(" 4\n")
     assert opening.decode(thinking) == "hm\n</think>\n\n3<|im_end|>" and renderer.parse(thinking) == ("hm", "3")
     assert opening.decode(blank) == "</think>\n\n4<|im_end|>" and renderer.parse(blank) == ("", "4")
     opening.chat_template = opening.chat_template.replace("<think>", "[THINK]")

@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import tracemalloc
 from contextlib import nullcontext
 from zipfile import ZipFile
@@ -146,6 +147,39 @@ def test_a_file_that_cannot_be_written_ends_the_run_with_the_reason(tmp_path):
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written.*continues from the newest checkpoint"):
         run.log(0, {"x": 1.0})
     run.close()
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can grow, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_full_disk_is_named_with_the_file_and_changes_nothing(tmp_path):
+    advice = "cannot be written .*Free some disk space and run it again"
+    with full_disk(), pytest.raises(RunFolderError, match=rf"config\.yaml {advice}"):
+        RunFolder(tmp_path / "new", {"lr": 1})
+    assert not (tmp_path / "new").exists()
+    with RunFolder(tmp_path / "run", {"lr": 1}) as run:
+        run.log(1, {"x": 1.0})
+        run.log(2, {"x": 2.0})
+    before = {file.name: file.read_text() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    with RunFolder(tmp_path / "run", {"lr": 2}) as run:
+        with full_disk(), pytest.raises(RunFolderError, match=rf"metrics\.jsonl {advice}"):
+            run.rewind(1)
+        with full_disk(), pytest.raises(RunFolderError, match=rf"config\.previous\.yaml {advice}"):
+            run.keep_settings()
+        with full_disk(), pytest.raises(RunFolderError, match=rf"ending\.json {advice}"):
+            run.end(2, "solved", "all won")
+        with full_disk(), pytest.raises(RunFolderError, match=rf"reward\.png {advice}"):
+            run.plot()
+    left = {name: (tmp_path / "run" / name).read_text() for name in before}
+    assert left == before, "config.yaml above all, without which a run can be neither exported nor checked"
 
 
 LINKS = (".lock", "config.yaml", ".config.yaml.draft", "metrics.jsonl", "reward.png", "data.sha256", "wandb.id")

@@ -35,6 +35,7 @@ from forge_trainers.records.run_folder import (
     check_resumable,
     hashes_of_models,
     installed_packages,
+    write_atomically,
 )
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
@@ -339,7 +340,7 @@ class OfflineTrainer(ABC, Generic[T]):
                 f"{self.out_dir} holds a run on other data. Choose another out_dir, and the export of this run as the "
                 "model to continue from"
             )
-        file.write_text(digest)
+        write_atomically(file, digest)
 
     async def _stop(self) -> None:
         if self._learner is not None:

@@ -182,11 +182,11 @@ class RunFolder:
         self._settings, written = yaml.safe_dump(dict(config), sort_keys=False), self.path / "config.yaml"
         self.changed = ""
         """Settings that differ from the last session's, as ``key: old -> new``."""
-        if not written.exists():
-            write_atomically(written, self._settings)
-        elif (before := written.read_text(errors="replace")) != self._settings:
-            self.changed = _changes(before, self._settings)
         try:
+            if not written.exists():
+                write_atomically(written, self._settings)
+            elif (before := written.read_text(errors="replace")) != self._settings:
+                self.changed = _changes(before, self._settings)
             self._tracker, self._curves = tracker, open_tracker(tracker, self.path, config)
             for row in self.metrics():  # names depend on their order
                 self._curves.names.of(name for name in row if name != "step")
@@ -202,8 +202,8 @@ class RunFolder:
         Call it after the run has started, so that a refused call leaves the record unchanged.
         """
         written = self.path / "config.yaml"
-        if written.read_text(errors="replace") != self._settings:
-            written.replace(self.path / "config.previous.yaml")
+        if (before := written.read_text(errors="replace")) != self._settings:
+            write_atomically(self.path / "config.previous.yaml", before)  # a copy: the folder always has its settings
             write_atomically(written, self._settings)
 
     def rewind(self, steps: int) -> None:
@@ -212,9 +212,12 @@ class RunFolder:
             file = self.path / name
             if file.exists():
                 draft = file.with_name(f".{name}.draft")
-                with draft.open("w") as kept:  # line by line, because episodes may be larger than memory
+                with (
+                    _reported(file),
+                    draft.open("w") as kept,
+                ):  # line by line, because episodes may be larger than memory
                     kept.writelines(f"{line.rstrip()}\n" for line, row in _rows(file) if row["step"] <= steps)
-                draft.replace(file)
+                draft.replace(file)  # outside of the block, which closes and so completes the draft
         (self.path / "ending.json").unlink(missing_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -290,7 +293,7 @@ class RunFolder:
         if not rows:
             return None
         target = self.path / f"{what}.png"
-        with picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
+        with _reported(target), picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
             for metric, label in curves.items():
                 group, _, rest = metric.partition("/")
                 width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
@@ -325,14 +328,20 @@ class RunFolder:
                 folder.rmdir()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        try:
-            with (self.path / name).open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-        except OSError as cause:
-            raise RunFolderError(
-                f"{self.path / name} cannot be written ({cause}). Free some disk space and run it again: it "
-                "continues from the newest checkpoint"
-            ) from cause
+        with _reported(self.path / name), (self.path / name).open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@contextlib.contextmanager
+def _reported(file: Path) -> Iterator[None]:
+    """Raise RunFolderError with advice if `file` cannot be written in the block."""
+    try:
+        yield
+    except OSError as cause:
+        raise RunFolderError(
+            f"{file} cannot be written ({cause}). Free some disk space and run it again: it continues from the newest "
+            "checkpoint"
+        ) from cause
 
 
 def _number(value: Any) -> float | None:
@@ -377,10 +386,15 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace the content of `file`: readers see the old text or the new one."""
+    """Replace the content of `file`: readers see the old text or the new one. Raises RunFolderError if it cannot."""
     draft = file.with_name(f".{file.name}.draft")
-    draft.write_text(text)
-    draft.replace(file)
+    with _reported(file):
+        try:
+            draft.write_text(text)
+            draft.replace(file)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:

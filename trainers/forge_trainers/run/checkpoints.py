@@ -7,6 +7,7 @@ files are written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import itertools
 import json
@@ -234,7 +235,8 @@ class Checkpoints:
     def exported(self) -> None:
         """Note that the run's export was made from the newest checkpoint."""
         for newest in self.complete()[:1]:
-            (newest / _EXPORTED).touch()
+            with contextlib.suppress(OSError):  # without the file, the next call exports again
+                (newest / _EXPORTED).touch()
 
     def finished(self, steps: int, learners: Collection[str]) -> int:
         """Load the parts of the newest checkpoint if it is exported and has `steps` or more. Returns its steps or 0."""
