@@ -137,6 +137,10 @@ def play(
         BudgetError: An endpoint's budget is spent.
     """
     seed = _check_seed(seed)
+    if not isinstance(engines, Engines | None):
+        raise TypeError(
+            f"engines={engines!r:.80} is no fa.Engines. Use `with fa.Engines(policy) as engines:`, or leave it out"
+        )
     if max_turns is not None and max_turns < 1:
         raise ValueError(f"max_turns={max_turns} plays nothing. Set at least 1, or None")
     game = _made(env, env_args or {})
@@ -164,7 +168,7 @@ def play(
                 watch=watch,
             )
 
-        with contextlib.nullcontext(engines) if engines else Engines(*models.values()) as running:
+        with Engines(*models.values()) if engines is None else contextlib.nullcontext(engines) as running:
             episode = running.run(models.values(), play_episode)
     finally:
         if game is not env:

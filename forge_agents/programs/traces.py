@@ -23,6 +23,7 @@ from forge_agents.programs.calls import ChatMessage, RefusedError, as_text
 from forge_agents.programs.logs import (
     CONTENT_KEYS,
     RecordedCall,
+    as_list,
     parse_conversation,
     parse_log,
     read_messages,
@@ -35,6 +36,7 @@ from forge_agents.row_keys import is_cut, is_cut_reason, is_learned, marks_of
 Source: TypeAlias = str | os.PathLike[str]
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 """Exceptions that parsing an arbitrary file may raise."""
+_UNKNOWN_CALLS = "answers that call a tool which is not listed"
 _ANSWER_KEYS = ("messages", "completion", "chosen", "rejected")
 """Every row has one of these keys."""
 _ROW_KEYS = (
@@ -293,6 +295,8 @@ class _Reader:
         for answer, reason in answers:
             if is_cut_reason(reason):
                 self.skipped["answers that were cut off"] += 1
+            elif not self._pairs and _unknown_calls(answer, call.request):
+                self.skipped[_UNKNOWN_CALLS] += 1
             elif self._pairs and _number(score) is None:
                 self.skipped[f"without a number {self._pairs!r}"] += 1
             else:
@@ -315,8 +319,10 @@ class _Reader:
             raise _SkippedError(f"without a number {self._pairs!r}")
         chat, unlearned = self._chat(with_system(row["messages"], row.get("system")))
         conversation = _make_conversation(chat, row, score, is_chat=True)
-        self.skipped.update({"answers of weight 0": len(unlearned)} if unlearned else {})
-        return [replace(conversation, unlearned=frozenset(unlearned))]
+        unknown = set() if self._pairs else _unknown_calls(conversation.messages, row) - unlearned
+        left_out = {"answers of weight 0": len(unlearned), _UNKNOWN_CALLS: len(unknown)}
+        self.skipped.update({reason: count for reason, count in left_out.items() if count})
+        return [replace(conversation, unlearned=frozenset(unlearned | unknown))]
 
     def _from_sides(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row whose answers are in fields of their own."""
@@ -399,6 +405,18 @@ def _without_prompt(prompt: Sequence[ChatMessage], answer: list[ChatMessage], *,
 def _key(message: ChatMessage) -> ChatMessage:
     """Return a key that is equal for messages that differ only in whitespace."""
     return replace(message, text=" ".join(message.text.split()))
+
+
+def _unknown_calls(messages: Sequence[ChatMessage], request: Mapping[str, Any]) -> set[int]:
+    """Return the indices of answers that call a tool which the request does not list. Empty without a list."""
+    tools = [tool for tool in as_list(request.get("tools")) if isinstance(tool, Mapping)]
+    functions = (tool["function"] if isinstance(tool.get("function"), Mapping) else tool for tool in tools)
+    names = {function.get("name") for function in functions}
+    return {
+        place
+        for place, message in enumerate(messages)
+        if names and message.role == "assistant" and any(call.name not in names for call in message.calls)
+    }
 
 
 def _make_conversation(

@@ -390,6 +390,23 @@ def test_answers_of_weight_0_are_not_learned(tmp_path):
     assert done.skipped == {"answers of weight 0": 3}
 
 
+def test_answer_that_calls_an_unlisted_tool_is_not_learned(tmp_path):
+    tools = [{"type": "function", "function": ADD}, {"type": "computer_20250124", "name": "screen"}]
+    wrong = {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "sum", "arguments": "{}"}}]}
+    chat = {"tools": tools, "messages": [*ASKED, wrong, RESULT, CALLED, RESULT, SAID]}
+    done, (row,), _ = imported(tmp_path, chat)
+    assert pairs_of(row["completion"])[0] == ("assistant", TEXT_OF_CALL) and "sum" in str(row["prompt"])
+    assert done.answers == 2 and done.skipped == {"answers that call a tool which is not listed": 1}
+    logged = [
+        {"request": {"tools": tools, "messages": ASKED}, "response": {"choices": [{"message": message}]}}
+        for message in (wrong, CALLED)
+    ]
+    done, (row,), _ = imported(tmp_path, *logged)
+    assert row["messages"][-1]["content"] == TEXT_OF_CALL and sum(done.skipped.values()) == 1
+    done, (row,), _ = imported(tmp_path, {"messages": chat["messages"]})
+    assert done.answers == 3 and not done.skipped, "without a list, any tool may exist"
+
+
 def test_anthropic_chat_keeps_system_prompt_tools_and_calls(tmp_path):
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]}
     called = {"role": "assistant", "content": [{"type": "text", "text": "I add."}, USE]}
