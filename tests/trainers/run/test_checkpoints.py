@@ -97,9 +97,12 @@ def test_scores_of_another_measure_are_not_compared(tmp_path):
         asyncio.run(checkpoints.save(step, {"hero": Learner(step)}, score=score))
     assert now.other_measures() == ["step-000002", "step-000001"]
     assert now.best() == tmp_path / "step-000003" and now.is_best(0.6) and not now.is_best(0.45)
-    assert Checkpoints(tmp_path, keep=4).best() == tmp_path / "step-000003", "that of the newest score"
+    assert Checkpoints(tmp_path, keep=4).best() == tmp_path / "step-000003", "measured as the newest"
     now.measure = "big"
     assert now.best() == tmp_path / "step-000001" and not now.is_best(0.6)
+    now.measure = "unranked"  # such as a game of trained policies against each other
+    asyncio.run(now.save(5, {"hero": Learner(5)}))
+    assert now.best() is None and Checkpoints(tmp_path, keep=4).best() is None, "so the newest is exported"
 
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path):

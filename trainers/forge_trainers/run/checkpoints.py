@@ -202,7 +202,7 @@ class Checkpoints:
         self._parts = {name: part for name, part in (parts or {}).items() if isinstance(part, Stateful)}
         self.measure = ""
         """Hash of what the scores of this session depend on besides the weights, such as environment and reward. Only
-        scores with the same hash are compared. Empty: the hash of the newest score."""
+        scores with the same hash are compared. Empty: the hash of the newest checkpoint."""
         self._writing: asyncio.Task[None] | None = None
         self._first: dict[str, dict[str, np.ndarray]] = {}
 
@@ -218,7 +218,9 @@ class Checkpoints:
     def other_measures(self) -> list[str]:
         """Return the names of checkpoints whose scores cannot be compared with those of this session."""
         scores = self._scores()
-        return [folder.name for folder, _ in self._scored_marks() if folder not in scores]
+        return [
+            folder.name for folder, mark in self._marks().items() if mark.score is not None and folder not in scores
+        ]
 
     def complete(self) -> list[Path]:
         """Return the complete checkpoints, newest first."""
@@ -444,22 +446,22 @@ class Checkpoints:
 
     def _scores(self) -> dict[Path, float]:
         """Return the comparable scores of all readable complete checkpoints."""
-        marks = self._scored_marks()
-        measure = self.measure or next((mark.measure for _, mark in marks), "")
+        marks = self._marks()
+        measure = self.measure or next((mark.measure for mark in marks.values()), "")
         return {
-            folder: mark.score for folder, mark in marks if mark.score is not None and mark.measure in ("", measure)
+            folder: mark.score
+            for folder, mark in marks.items()
+            if mark.score is not None and mark.measure in ("", measure)
         }
 
-    def _scored_marks(self) -> list[tuple[Path, _Mark]]:
-        """Return the readable complete checkpoints that have a score, newest first."""
-        marks = []
+    def _marks(self) -> dict[Path, _Mark]:
+        """Return the marks of the readable complete checkpoints, newest first."""
+        marks = {}
         for folder in self.complete():
             try:
-                mark = _Mark.read(folder)
+                marks[folder] = _Mark.read(folder)
             except (OSError, ValueError) as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
-            else:
-                marks += [] if mark.score is None else [(folder, mark)]
         return marks
 
 
