@@ -61,7 +61,7 @@ class Provider:
     package: str
     """Package that must be importable, such as ``"textarena"``."""
     extra: str
-    """Optional extra of this project that installs the package. Empty if it is always installed."""
+    """Extra of this project that installs the package. Empty if none does."""
 
 
 _specs: dict[str, EnvSpec] = {}
@@ -371,10 +371,9 @@ def _ask_provider(env_id: str) -> str:
     if not slash or provider is None:
         return env_id
     if not _is_installed(provider.package):
-        raise MissingExtraError(
-            f"environments {namespace}/... need the package {provider.package!r}: "
-            f"pip install '{DISTRIBUTION}[{provider.extra}]'"
-        )
+        command = f"pip install '{DISTRIBUTION}[{provider.extra}]'"
+        remedy = command if provider.extra else "install the library that has it"
+        raise MissingExtraError(f"environments {namespace}/... need the package {provider.package!r}: {remedy}")
     return _list_namespace(namespace)(name) or env_id
 
 

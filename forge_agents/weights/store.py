@@ -28,8 +28,10 @@ _PROBE_KEY = "heartbeat"
 class WeightStoreRef:
     """Reference to a store, picklable. Learners and engines use only `publisher` and `subscriber`.
 
-    Another transport is a class with these two methods, whose results have ``publish(version, state_dict)`` and
-    ``load(version)``, and a `WeightStore` that creates it.
+    Another transport is such a class with `name`, `publisher` and `subscriber`, whose results have `Publisher.publish`
+    and `Subscriber.load`, and a class in place of `WeightStore` with `start`, `ref`, `heartbeat` (its method `lost`)
+    and `stop`, which ``_start_store`` in `forge_trainers.run.processes` starts. Errors of a broken transport are
+    `ActorDiedError` or `StallError` with `name` as ``who``. The run then starts another, and learners publish again.
     """
 
     name: str

@@ -31,6 +31,9 @@ def test_missing_library_lists_nothing_and_names_the_command(monkeypatch):
     fa.list_envs()
     with pytest.raises(ImportError, match=r"absent/.*pip install 'forge-agents-rl\[textarena\]'"):
         fa.make("absent/Game-v0")
+    registry.provide("foreign", entry_point="no_such:function", package="no_such_library")  # by another project
+    with pytest.raises(ImportError, match=r"foreign/.*'no_such_library': install the library that has it$"):
+        fa.make("foreign/Game-v0")
 
 
 def test_failed_listing_is_repeated_and_a_complete_one_is_not(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents.errors import MissingExtraError, RunFolderError
+from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode, Trajectory
 from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
 
@@ -253,7 +253,7 @@ def test_failed_call_leaves_no_folder(tmp_path):
 
     refused(tmp_path / "runs" / "refused")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(MissingExtraError, match="wandbb"):
+    with pytest.raises(ValueError, match="wandbb"):
         RunFolder(tmp_path / "runs" / "refused", {"a": 1}, tracker="wandbb")
     assert not list(tmp_path.iterdir())
 

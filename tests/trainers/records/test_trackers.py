@@ -160,6 +160,56 @@ def test_unknown_tracker_is_refused():
             config(tracker="wandbb")
 
 
+SINK = """
+from forge_trainers.records.trackers import Tracker
+
+class Lines(Tracker):
+    def __init__(self, folder, config):
+        self.file = (folder / "lines.txt").open("a")
+        self.file.write(f"{config}\\n")
+
+    def log(self, step, metrics):
+        self.file.writelines(f"{step} {name} {value}\\n" for name, value in metrics.items())
+
+    def close(self):
+        self.file.close()
+
+class Other:
+    log = close = None
+"""
+
+
+def test_tracker_of_a_user_takes_rows_of_every_session(tmp_path, monkeypatch):
+    (tmp_path / "my_sink.py").write_text(SINK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_sink", raising=False)
+    tracker = "my_sink:Lines"
+    assert GRPOConfig(tracker=tracker).tracker == SFTConfig(tracker=tracker).tracker == tracker
+    for step in range(2):
+        run = RunFolder(tmp_path / "run", {"a": 1}, tracker=tracker)
+        run.log(step, {"reward/mean": 0.5})
+        run.close()
+    session = ["{'a': 1}", "{} reward/mean 0.5"]
+    lines = (tmp_path / "run/lines.txt").read_text().splitlines()
+    assert lines == [line.format(step) if "{}" in line else line for step in range(2) for line in session]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "message"),
+    [
+        ("my_sink:Linse", r"'my_sink:Linse' cannot be imported .*Did you mean 'Lines'"),
+        ("no_sink:Lines", r"'no_sink:Lines' cannot be imported .*Write 'package.module:object'"),
+        ("my_sink:Other", r"is <class 'my_sink.Other'>\. Name a subclass of .*\.trackers\.Tracker"),
+    ],
+)
+def test_class_that_is_no_tracker_is_refused(tracker, message, tmp_path, monkeypatch):
+    (tmp_path / "my_sink.py").write_text(SINK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_sink", raising=False)
+    with pytest.raises(ValueError, match=message):
+        GRPOConfig(tracker=tracker)
+
+
 PROGRAM = """
 from forge_trainers.records.run_folder import RunFolder
 

@@ -123,11 +123,11 @@ def test_scores_of_prefetched_groups_are_not_saved():
     reward = Counts()
     evidence = RewardState(reward)
     for step in (0, 1):
-        evidence.judging(step)
+        evidence.begin_scoring(step)
         reward.seen += 1
-        evidence.judged(step)
+        evidence.end_scoring(step)
     evidence.settle(0)
-    evidence.judging(2)
+    evidence.begin_scoring(2)
     reward.seen += 1
     assert evidence.state_dict() == {"seen": 1}
     evidence.settle(1)

@@ -11,7 +11,7 @@ from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.records.trackers import Tracker, check_tracker
+from forge_trainers.records.trackers import tracker_class
 from forge_trainers.run.config import check_at_least, check_timeouts, refuse_ineffective
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class OfflineConfig:
     """Number of steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = 2
     """Number of newest checkpoints that are kept on disk."""
-    tracker: Tracker = "tensorboard"
-    """Experiment tracker: "tensorboard" (default), "wandb" or "mlflow". Metrics are always written to ``metrics.jsonl``
-    as well."""
+    tracker: str = "tensorboard"
+    """Experiment tracker: "tensorboard" (default), "wandb", "mlflow" or "package.module:Class". Metrics are always
+    written to ``metrics.jsonl`` as well."""
     seed: int = 0
     """Random seed for the order of the data and the choice of the held-out part."""
     stage_timeout_s: float = 1800.0
@@ -64,7 +64,7 @@ class OfflineConfig:
             raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
         if not 0 <= self.eval_share <= 0.9:
             raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
-        check_tracker(self.tracker)
+        tracker_class(self.tracker)
         if self.learner.num_iterations * self.learner.num_minibatches > 1:
             raise ValueError(
                 f"learner.num_iterations={self.learner.num_iterations} and learner.num_minibatches="

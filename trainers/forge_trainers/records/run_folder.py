@@ -31,7 +31,7 @@ from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.types import Episode, EpisodeBatch
 from forge_trainers.records import trackers
 from forge_trainers.records.plots import draw_curve, picture
-from forge_trainers.records.trackers import Tracker, leaves, open_tracker
+from forge_trainers.records.trackers import leaves, open_tracker
 
 if TYPE_CHECKING:
     from forge_verifiers.report.report import Snapshot
@@ -159,7 +159,7 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], config: Mapping[str, Any], *, tracker: Tracker = "tensorboard"
+        self, path: str | os.PathLike[str], config: Mapping[str, Any], *, tracker: str = "tensorboard"
     ) -> None:
         self.path = user_path(path)
         self._odd: set[str] = set()
@@ -188,8 +188,9 @@ class RunFolder:
             elif (before := written.read_text(errors="replace")) != self._settings:
                 self.changed = _changes(before, self._settings)
             self._tracker, self._curves = tracker, open_tracker(tracker, self.path, config)
-            for row in self.metrics():  # names depend on their order
-                self._curves.names.of(name for name in row if name != "step")
+            if (names := self._curves.names) is not None:
+                for row in self.metrics():  # names depend on their order
+                    names.of(name for name in row if name != "step")
             self._tracking: Future[None] | None = None
         except BaseException:
             self._lock.close()

@@ -9,15 +9,14 @@ import os
 import re
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args
+from typing import Any, ClassVar
 
 from forge_agents.errors import DISTRIBUTION, ForgeError, MissingExtraError, StallError, did_you_mean
+from forge_agents.imports import import_object
 from forge_agents.runtime.threads import begin_in_thread
-
-Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
-"""Names that `GRPOConfig.tracker` takes."""
 
 PROJECT = "forge-agents"
 """Default project or experiment, if ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` is not set."""
@@ -37,48 +36,62 @@ _MAX_REFUSED = 5
 """Number of metrics that a tracker may refuse before it counts as unreachable."""
 
 
-def check_tracker(tracker: str) -> None:
-    """Raise ValueError for an unknown tracker."""
-    if tracker not in get_args(Tracker):
-        raise ValueError(
-            f"tracker={tracker!r} is none of {', '.join(get_args(Tracker))}.{did_you_mean(tracker, get_args(Tracker))}"
-        )
+class Tracker(ABC):
+    """Curves of one run in an experiment tracker. Methods raise the tracker's own errors, which cost only a warning.
 
-
-def check_installed(tracker: Tracker) -> None:
-    """Raise MissingExtraError with the install command if the tracker's package is missing."""
-    if importlib.util.find_spec(tracker) is None and tracker != "tensorboard":
-        raise MissingExtraError(f"tracker={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
-
-
-class Curves(Protocol):
-    """Curves of one run in a tracker. Methods raise the tracker's own errors.
-
-    A new tracker is a class with these members, in this file, and its name in `Tracker` and `_TRACKERS`.
+    `GRPOConfig.tracker` takes a built-in name, or ``"package.module:Class"`` for a subclass of yours. A new built-in
+    tracker is a subclass in this file with its name in `_TRACKERS`.
     """
 
-    settings: ClassVar[str]
+    settings: ClassVar[str] = "its own settings"
     """Settings that opening the tracker depends on, for an error message."""
-    names: TrackerNames
-    """The tracker's names of metrics. A resumed run passes the metrics of its earlier rows first."""
+    extra: ClassVar[str] = ""
+    """Extra of this project that installs the tracker's package, which has the same name. Empty if it needs none."""
+    names: TrackerNames | None = None
+    """Names of metrics in the tracker. None: it takes any name. A resumed run passes those of earlier rows first."""
 
+    @abstractmethod
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Open the curves of the run in `folder`, with its settings."""
+        """Open the curves of the run in `folder`, with its settings. A resumed run opens its own curves again."""
 
+    @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one row. A resumed run may log a step again."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the session."""
 
 
-def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> Curves:
+def tracker_class(tracker: str) -> type[Tracker]:
+    """The built-in tracker with this name, or the class ``package.module:Class``. Raises ValueError for others."""
+    if ":" not in tracker:
+        if tracker not in _TRACKERS:
+            names, hint = ", ".join(_TRACKERS), did_you_mean(tracker, _TRACKERS)
+            raise ValueError(f"tracker={tracker!r} is none of {names} and no 'package.module:Class'.{hint}")
+        return _TRACKERS[tracker]
+    value = import_object(tracker, "tracker")
+    if not (isinstance(value, type) and issubclass(value, Tracker)):
+        kind = f"tracker={tracker!r} is {value!r:.80}"
+        raise ValueError(f"{kind}. Name a subclass of {__name__}.Tracker")  # noqa: TRY004
+    return value
+
+
+def check_installed(tracker: str) -> None:
+    """Raise MissingExtraError with the install command if the tracker's package is missing."""
+    extra = tracker_class(tracker).extra
+    if extra and importlib.util.find_spec(extra) is None:
+        raise MissingExtraError(f"tracker={tracker} needs a package: pip install '{DISTRIBUTION}[{extra}]'")
+
+
+def open_tracker(tracker: str, folder: Path, config: Mapping[str, Any]) -> Tracker:
     """Open a tracker for a run. A resumed run continues its own curves. `config` is shown next to them.
 
     Raises StallError if the tracker does not open in time: its curves would be missing unnoticed.
     """
     check_installed(tracker)
-    opening = begin_in_thread(_TRACKERS[tracker], folder, config, name=f"tracker {tracker}")
+    opened = tracker_class(tracker)
+    opening = begin_in_thread(opened, folder, config, name=f"tracker {tracker}")
     try:
         return opening.result(OPEN_TIMEOUT_S)
     except TimeoutError as late:
@@ -86,7 +99,7 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
             raise
         raise StallError(
             f"{tracker} did not open within {OPEN_TIMEOUT_S:g} s. Check that its server can be reached and that it "
-            f"asks for no input ({_TRACKERS[tracker].settings}), or leave out tracker={tracker}",
+            f"asks for no input ({opened.settings}), or leave out tracker={tracker}",
             who=tracker,
         ) from late
 
@@ -166,10 +179,11 @@ def _check_wandb_settings() -> None:
         )
 
 
-class _TensorBoard(Curves):
+class _TensorBoard(Tracker):
     """Event files in ``FOLDER/tensorboard``, written in the calling thread, so that a full disk raises once."""
 
     settings = "it writes to the run folder"
+    names: TrackerNames
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder = folder / "tensorboard"
@@ -203,10 +217,12 @@ class _TensorBoard(Curves):
             self._file.close()
 
 
-class _WandB(Curves):
+class _WandB(Tracker):
     """Run of Weights & Biases. ``WANDB_MODE=offline`` keeps it in the run folder."""
 
     settings = "WANDB_API_KEY, WANDB_BASE_URL. WANDB_MODE=offline needs no server"
+    extra = "wandb"
+    names: TrackerNames
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
@@ -234,10 +250,12 @@ class _WandB(Curves):
         self._run.finish()
 
 
-class _MLflow(Curves):
+class _MLflow(Tracker):
     """Run of MLflow, at ``MLFLOW_TRACKING_URI`` or MLflow's default location."""
 
     settings = "MLFLOW_TRACKING_URI"
+    extra = "mlflow"
+    names: TrackerNames
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient
@@ -278,7 +296,7 @@ class _MLflow(Curves):
         self._client.set_terminated(self._run)
 
 
-_TRACKERS: Mapping[Tracker, type[Curves]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
+_TRACKERS: Mapping[str, type[Tracker]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

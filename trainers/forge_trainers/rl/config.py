@@ -11,7 +11,7 @@ from forge_agents.settings import settings_class
 from forge_agents.types import Trajectory, total_tokens
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import LossNormalization, find_loss
-from forge_trainers.records.trackers import Tracker, check_tracker
+from forge_trainers.records.trackers import tracker_class
 from forge_trainers.rl.credit import Credit, imported_credit
 from forge_trainers.run.config import ProcessConfig, check_at_least
 
@@ -59,9 +59,10 @@ class GRPOConfig(ProcessConfig):
     well, see `eval_every`."""
     keep_episodes: int = 4
     """Number of episodes of each step that are written to ``episodes.jsonl``."""
-    tracker: Tracker = "tensorboard"
+    tracker: str = "tensorboard"
     """Experiment tracker: "tensorboard" (default) writes files to the run folder. "wandb" and "mlflow" are extras to
-    install and read their own environment variables. Metrics are always written to ``metrics.jsonl`` as well."""
+    install and read their own environment variables. "package.module:Class" is a subclass of
+    `forge_trainers.records.trackers.Tracker`. Metrics are always written to ``metrics.jsonl`` as well."""
     max_logprob_gap: float = 0.2
     """Maximum mean absolute difference between the log-probabilities of sampler and learner. If exceeded, they no
     longer hold the same model and training stops with `MismatchError`. Checked in steps whose samples all have the
@@ -83,7 +84,7 @@ class GRPOConfig(ProcessConfig):
         super().__post_init__()
         if isinstance(self.credit, str):
             object.__setattr__(self, "credit", imported_credit(self.credit))
-        check_tracker(self.tracker)
+        tracker_class(self.tracker)
         if self.group_size < 2 and self.credit_rule.compares_episodes:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0. Set group_size >= 2")
         check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "eval_episodes")

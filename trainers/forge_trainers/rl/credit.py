@@ -42,7 +42,7 @@ class Scored:
     """The reward of one trajectory."""
 
     seed: int
-    """Number of the trajectory's group in the step."""
+    """Key of the trajectory's group, which `Credit.by` calls "seed". Any number that differs between groups."""
     role: str
     """Environment and agent."""
     reward: float

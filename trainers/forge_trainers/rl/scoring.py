@@ -119,12 +119,12 @@ class Scorer:
         """Score the groups of a step, and add groups in place of uninformative ones."""
         async with self._lock:
             if self._state is not None:
-                self._state.judging(step)
+                self._state.begin_scoring(step)
             groups = await score_groups(groups, self._plan.reward, timeout_s=self._config.stage_timeout_s)
             if self._max_resamples:
                 groups = await self._resampled(step, groups)
             if self._state is not None:
-                self._state.judged(step)
+                self._state.end_scoring(step)
             if self._run is not None:
                 self._run.keep_verifiers(step + 1, self._plan.reward)
         return groups

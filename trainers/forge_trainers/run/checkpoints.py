@@ -152,13 +152,13 @@ class RewardState:
             self._reward.load_state_dict(self._learned)
         self._scored, self._ahead = {}, set()
 
-    def judging(self, step: int) -> None:
+    def begin_scoring(self, step: int) -> None:
         """Note that the groups of `step` are about to be scored."""
         if not self._ahead:
             self._learned = self._state()
         self._ahead.add(step)
 
-    def judged(self, step: int) -> None:
+    def end_scoring(self, step: int) -> None:
         """Note that the groups of `step` are scored and those of the next step are not."""
         self._scored[step] = self._state()
 
