@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import math
 import pickle
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +158,12 @@ PUBLISHED = {
     "rloo": ("sequence_sum", 1.0, math.inf),
     "reinforce_pp": ("token", 0.2, 0.2),
 }
+
+
+def test_every_built_in_loss_has_a_reference_and_a_row_in_the_docs():
+    page = Path(__file__).parents[3] / "docs" / "algorithms.md"
+    rows = re.findall(r"^\| `(\w+)` \| \[\d{4}\.\d+\]", page.read_text(), re.MULTILINE)
+    assert set(rows) == set(PUBLISHED) == algorithms._OURS - {"sft"}  # `sft` is for offline trainers
 
 
 def reference(case: Case, config: LearnerConfig) -> tuple[float, torch.Tensor]:

@@ -405,7 +405,7 @@ class Rule(TrajectoryRule):
     Args:
         function: Its parameter names decide its arguments, see `functions.parse_signature`. A single parameter of
             another name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain. If it takes all
-            trajectories, one value each.
+            trajectories, it returns one value each, and the scores are never cached.
         name: Name in reports. By default that of the function.
         family: Label of verifiers that share a cause of error.
         cost: Cost class of a call.
