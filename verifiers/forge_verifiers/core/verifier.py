@@ -176,9 +176,7 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
     except (TypeError, ValueError) as error:
         raise ScoreError(f"verifier {name!r} returned no numbers: {error}. Use NaN to abstain") from error
     if scores.shape != (n,):
-        raise ScoreError(
-            f"verifier {name!r} returned shape {scores.shape} for {n} trajectories. Return one score each"
-        )
+        raise ScoreError(f"verifier {name!r} returned shape {scores.shape} for {n} trajectories. Return one score each")
     outside = (scores < low - _ROUNDING) | (scores > high + _ROUNDING)
     if outside.any():
         row = int(np.flatnonzero(outside)[0])
