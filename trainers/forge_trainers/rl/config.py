@@ -60,8 +60,8 @@ class GRPOConfig(ProcessConfig):
     keep_episodes: int = 4
     """Number of episodes of each step that are written to ``episodes.jsonl``."""
     tracker: str = "tensorboard"
-    """Experiment tracker: "tensorboard" (default) writes files to the run folder. "wandb" and "mlflow" are extras to
-    install and read their own environment variables. "package.module:Class" is a subclass of
+    """Experiment tracker: "tensorboard" (default, files in the run folder), "wandb", "mlflow" or "module:Class".
+    "wandb" and "mlflow" are extras to install and read their own environment variables. A class derives from
     `forge_trainers.records.trackers.Tracker`. Metrics are always written to ``metrics.jsonl`` as well."""
     max_logprob_gap: float = 0.2
     """Maximum mean absolute difference between the log-probabilities of sampler and learner. If exceeded, they no
