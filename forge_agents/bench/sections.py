@@ -12,6 +12,7 @@ from forge_agents.bench.results import Results
 from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_difference, smallest_p
 from forge_agents.bench.summary import Pair, partners_of
 from forge_agents.bench.tables import Document, Section, interval, number
+from forge_agents.bench.verdicts import is_won_or_lost
 from forge_agents.credentials import HIDDEN, is_secret, redact
 
 SPENT = ("prompt tokens", "sampled tokens", "cost")
@@ -109,6 +110,13 @@ def incomplete(report: Results) -> list[str]:
     return warnings
 
 
+def _unrated(report: Results) -> list[str]:
+    """Return the competitive environments that give no ratings, because rewards do not decide who won."""
+    competitive = [env for env in report.environments if env.kind == "competitive"]
+    records = {env.id: [record for record in report.records if record.env == env.id] for env in competitive}
+    return [env.id for env in competitive if records[env.id] and not is_won_or_lost(records[env.id], env)]
+
+
 def _warnings(report: Results) -> list[str]:
     warnings, summary = incomplete(report), report.summary
     competitive = [env.id for env in report.environments if env.kind in ("competitive", "mixed")]
@@ -116,6 +124,11 @@ def _warnings(report: Results) -> list[str]:
         warnings.append(
             f"AGENTS ARE NOT SWAPPED in {', '.join(competitive)}: differences between players may be differences "
             "between their agents, so these games give no ratings"
+        )
+    elif len(report.players) > 1 and (unrated := _unrated(report)):
+        warnings.append(
+            f"NO RATINGS COME FROM {', '.join(unrated)}: compare rewards there. Ratings need zero-sum rewards, or one "
+            "reward each for a win, a loss and a draw"
         )
     if summary.undefined:
         warnings.append(
@@ -201,8 +214,9 @@ def _players(report: Results) -> Section:
     note = (
         "Success is the mean over the environments that define it, with each seed of each as a unit. An opponent's "
         "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from games "
-        "that are won or lost, with a draw added to each pair. A game is a deal in all its line-ups. The player with "
-        "the higher total reward wins it. Deals with a forfeit are left out."
+        "that are zero-sum or pay one reward each for a win, a loss and a draw, with a draw added to each pair. A game "
+        "is a deal in all its line-ups. The player with the higher total reward wins it. Deals with a forfeit are left "
+        "out."
     )
     return Section("Players", ("player", "type", "success", "rating", "games"), rows, names=2, note=note)
 

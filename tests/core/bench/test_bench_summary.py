@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from bench_helpers import FIRST_FREE, TOE, play
+from bench_helpers import FIRST_FREE, TOE, WordGame, play
 
 import forge_agents as fa
 from forge_agents.bench.plan import SuiteEnv
@@ -104,6 +104,28 @@ def test_no_ratings_without_swapped_agents(tmp_path):
     assert not fixed.summary.ratings and f"AGENTS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
     both = play(tmp_path, players, TOE, episodes=8)
     assert both.summary.ratings and "NOT SWAPPED" not in both.markdown()
+
+
+@fa.register("bench/Prize-v0", tags=("2p", "competitive"))
+class Prize(WordGame):
+    """The last agent wins a prize whose value differs between episodes."""
+
+    def setup(self, rng):
+        self.words, self.prize = [], int(rng.integers(1, 100))
+
+    def act(self, agent, action):
+        outcome = super().act(agent, action)
+        info = {name: {"outcome": "win" if name == "ben" else "loss"} for name in self.agents}
+        return fa.Outcome(rewards={"ben": self.prize}, done=True, info=info) if outcome.done else outcome
+
+
+def test_report_says_which_competitive_games_give_no_ratings(tmp_path):
+    players = {"one": fa.Random(), "two": fa.Random(seed=1)}
+    prize = play(tmp_path / "prize", players, "bench/Prize-v0")
+    assert not prize.summary.ratings and not prize.summary.undefined
+    (warning,) = prize.document().warnings
+    assert warning.startswith("NO RATINGS COME FROM bench/Prize-v0: ") and "zero-sum" in warning
+    assert not play(tmp_path / "toe", players, TOE).document().warnings
 
 
 def episode(rewards, infos):
