@@ -101,12 +101,8 @@ def benchmark(
     """
     suite_name, arguments = suite_ids(suite)
     defaults = registry.suite_defaults(suite_name)
-    settings = _settings(
-        suite_name,
-        {"episodes": episodes, "seed": seed, "swap_agents": swap_agents},
-        samples=samples,
-        exploitability_samples=exploitability_samples,
-    )
+    chosen = {"episodes": episodes, "seed": seed, "swap_agents": swap_agents}
+    settings = _settings(suite_name, chosen, samples=samples, exploitability_samples=exploitability_samples)
     if partners:
         settings["partners"] = _partner_names(partners, players)
     named = named_players(players, Sampling(max_tokens=defaults.max_tokens))
@@ -130,17 +126,7 @@ def benchmark(
         status = f"stopped; {log.path} keeps what was played: run it again to continue"
         with contextlib.closing(LoopRunner(status=lambda: status)) as loop:
             loop.run(run.play())
-        report = Report(
-            settings=settings,
-            environments=tuple(environments),
-            players=facts,
-            provenance=provenance(),
-            records=run.records(),
-            planned=len(plan),
-            stopped=run.stopped,
-            exploitability=search.results(),
-            timing=run.timing(),
-        )
+        report = run.report(settings, environments)
         board = log.path.with_name(BOARD)
         try:
             report.save(board)
@@ -244,6 +230,20 @@ class _Run:
             self.play_seconds = time.monotonic() - start
             if not self.stopped:
                 await self.search.measure(engines)
+
+    def report(self, settings: Mapping[str, Any], environments: Sequence[SuiteEnv]) -> Report:
+        """Return the report of all episodes so far."""
+        return Report(
+            settings=settings,
+            environments=tuple(environments),
+            players=self.facts,
+            provenance=provenance(),
+            records=self.records(),
+            planned=len(self.plan),
+            stopped=self.stopped,
+            exploitability=self.search.results(),
+            timing=self.timing(),
+        )
 
     def records(self) -> tuple[Record, ...]:
         """Return the records of the plan in its order, including those of earlier calls."""

@@ -137,12 +137,8 @@ class Learner:
         Raises:
             ValueError: The learners cannot share a model: all need the same model and LoRA adapters of the same shape.
         """
-        first, *others = configs.values()
-        if others and (first.lora is None or any((c.model, c.lora) != (first.model, first.lora) for c in others)):
-            raise ValueError(
-                f"learners {', '.join(configs)} cannot share a model: all need the same model and LoRA adapters of the "
-                "same shape. Start them separately"
-            )
+        _check_shared_model(configs)
+        first = next(iter(configs.values()))
         resolving = in_thread(models.resolve, first.model, name=f"model of {name}")
         folder = await mesh.with_deadline(resolving, timeout_s, who=name, what="finding its model")  # may download it
         configs = {key: with_rate(replace(config, model=str(folder))) for key, config in configs.items()}
@@ -291,3 +287,12 @@ class Learner:
 def _absolute(folder: str | Path) -> str:
     """The absolute path of `folder`, because the processes may have another working folder."""
     return str(Path(folder).absolute())
+
+
+def _check_shared_model(configs: Mapping[str, LearnerPlan]) -> None:
+    first, *others = configs.values()
+    if others and (first.lora is None or any((c.model, c.lora) != (first.model, first.lora) for c in others)):
+        raise ValueError(
+            f"learners {', '.join(configs)} cannot share a model: all need the same model and LoRA adapters of the "
+            "same shape. Start them separately"
+        )

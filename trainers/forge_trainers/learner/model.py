@@ -224,28 +224,10 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         lower_base(model, titan.TORCH_DTYPE_MAP[config.compute_dtype])
     recomputation = {"selective": titan.SelectiveAC, "full": titan.FullAC}.get(config.activation_checkpointing or "")
     checkpointing = recomputation.Config() if trainable and recomputation is not None else None
-    dump_folder = config.dump_folder or tempfile.gettempdir()
     if use_fsdp:
-        training = titan.TrainingConfig(
-            dtype=dtype,
-            mixed_precision_param=config.compute_dtype,
-            mixed_precision_reduce="float32",
-            enable_cpu_offload=config.cpu_offload,
-            seq_len=max_seq_len,
-            max_norm=config.max_grad_norm,
-        )
-        model = spec.parallelize_fn(
-            model,
-            parallel_dims=ranks.dims,
-            training=training,
-            parallelism=ranks.parallelism,
-            compile_config=titan.CompileConfig(enable=config.compile, components=["model"]),
-            ac_config=checkpointing,
-            dump_folder=dump_folder,
-        )
-        _configure_fsdp(model, ranks, tied_experts=config.ep > 1 and spec.model.enable_weight_tying)
+        model = _parallelized(model, spec, config, ranks, dtype=dtype, seq_len=max_seq_len, checkpointing=checkpointing)
     elif checkpointing is not None:
-        checkpointing.build(dump_folder=dump_folder).apply(model)
+        checkpointing.build(dump_folder=_dump_folder(config)).apply(model)
     adapter = _load_weights(model, spec, config, ranks, trainable=trainable)
     return Built(
         model=model,
@@ -256,6 +238,35 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         hidden_size=hf_config["hidden_size"],
         copies=None if use_fsdp else ComputeCopies(model, titan.TORCH_DTYPE_MAP[config.compute_dtype]),
     )
+
+
+def _parallelized(
+    model: Any, spec: Any, config: LearnerPlan, ranks: Ranks, *, dtype: str, seq_len: int, checkpointing: Any
+) -> Any:
+    """Return the model with FSDP and the other parallelism of its ranks, and with activation checkpointing."""
+    training = titan.TrainingConfig(
+        dtype=dtype,
+        mixed_precision_param=config.compute_dtype,
+        mixed_precision_reduce="float32",
+        enable_cpu_offload=config.cpu_offload,
+        seq_len=seq_len,
+        max_norm=config.max_grad_norm,
+    )
+    model = spec.parallelize_fn(
+        model,
+        parallel_dims=ranks.dims,
+        training=training,
+        parallelism=ranks.parallelism,
+        compile_config=titan.CompileConfig(enable=config.compile, components=["model"]),
+        ac_config=checkpointing,
+        dump_folder=_dump_folder(config),
+    )
+    _configure_fsdp(model, ranks, tied_experts=config.ep > 1 and spec.model.enable_weight_tying)
+    return model
+
+
+def _dump_folder(config: LearnerPlan) -> str:
+    return config.dump_folder or tempfile.gettempdir()
 
 
 def _load_weights(model: Any, spec: Any, config: LearnerPlan, ranks: Ranks, *, trainable: bool) -> Any:

@@ -164,15 +164,7 @@ def make_samples(
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of informative trajectories and of others
     used, too_long = set[int](), list[int]()
     advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
-    trajectories = [
-        (number, agent, index, episode.trajectories[agent])
-        for number, group in enumerate(groups)
-        if not group.failed
-        for agent in group.rewards_of(trained)
-        for index, episode in enumerate(group.episodes)
-        if agent in episode.trajectories
-    ]
-    rows = [row for row in trajectories if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
+    rows, abstained = _scored_trajectories(groups, trained)
     for at, (number, agent, index, trajectory) in enumerate(rows):
         per_turn = (groups[number].advantages or {})[agent][index]
         cut = [] if per_turn is None else samples_from(trajectory, per_turn.tolist(), group=number, number=at)
@@ -196,11 +188,27 @@ def make_samples(
         samples=samples,
         counts=_outcomes(groups, trained, used, set(too_long)),
         advantages=advantages,
-        abstained=len(trajectories) - len(rows),
+        abstained=abstained,
         too_long=len(too_long),
         bad_logprobs={name: bad[name] / number for name, number in tokens.items() if number},
         fractions=fractions,
     )
+
+
+def _scored_trajectories(
+    groups: Sequence[EpisodeGroup], trained: Collection[str]
+) -> tuple[list[tuple[int, str, int, Trajectory]], int]:
+    """Return group, agent, episode and trajectory of each trained trajectory with a reward, and the number without."""
+    trajectories = [
+        (number, agent, index, episode.trajectories[agent])
+        for number, group in enumerate(groups)
+        if not group.failed
+        for agent in group.rewards_of(trained)
+        for index, episode in enumerate(group.episodes)
+        if agent in episode.trajectories
+    ]
+    scored = [row for row in trajectories if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
+    return scored, len(trajectories) - len(scored)
 
 
 def _outcomes(

@@ -69,13 +69,9 @@ async def train(
             )
         except FloatingPointError as error:
             cause, result = error, {}
-        subject, reason = f"step {step} is", str(cause)
-        if count := int(result.get("skipped_minibatches", 0)):
-            total = count + int(result["optimizer_steps"])
-            subject = f"{count} of {total} minibatches of step {step} are"
-            reason = f"loss or gradient is not finite in {count} of {total} minibatches. Lower lr or max_grad_norm"
-        skipped[name] = skipped[name] + 1 if cause is not None or count else 0
+        skipped[name] = skipped[name] + 1 if cause is not None or result.get("skipped_minibatches") else 0
         if skipped[name]:
+            subject, reason = _skipped_part(result, cause, step)
             message = saved(name, DivergedError(f"policy {name}: {reason}"))
             if skipped[name] > config.max_skipped_steps:
                 raise DivergedError(
@@ -95,6 +91,15 @@ async def train(
                 ) from None
         metrics |= {f"{prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
+
+
+def _skipped_part(result: Mapping[str, Any], cause: FloatingPointError | None, step: int) -> tuple[str, str]:
+    """Return the skipped part of a step, and the reason."""
+    if cause is not None:
+        return f"step {step} is", str(cause)
+    count = int(result["skipped_minibatches"])
+    part = f"{count} of {count + int(result['optimizer_steps'])} minibatches"
+    return f"{part} of step {step} are", f"loss or gradient is not finite in {part}. Lower lr or max_grad_norm"
 
 
 def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:

@@ -111,17 +111,11 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])
-        homes, adapters = assign_engines(policies, paths)
         faults = Faults(max_respawns=MAX_RESPAWNS, file=folder / _FAULTS)
         try:
-            engines, learners = place_here(
-                *parts,
-                ranks=config.learner_procs,
-                engine=config.engine,
-                judges=judges,
-                held=held,
-                turns=config.colocate,
-            )
+            ranks, engine, colocate = config.learner_procs, config.engine, config.colocate
+            engines, learners = place_here(*parts, ranks=ranks, engine=engine, judges=judges, held=held, turns=colocate)
+            homes, adapters = assign_engines(policies, paths)
             threads = threads_of(config, hosts, engines=len(adapters), learners=len(learner_groups(policies, paths)))
             plan = resolve(policies, paths, config, out_dir=folder, engines=engines, learners=learners, threads=threads)
             plan.write(folder)
