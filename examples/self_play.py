@@ -37,8 +37,11 @@ def answers():
     return rows
 
 
-def train(policy, seed, args, *, control=False):
-    """Train one run. Its curve has rows of step, exploitability, illegal answers and reward against the start."""
+def train(policy, seed, args, *, before=None, control=False):
+    """Train one run. Its curve has rows of step, exploitability, illegal answers and reward against the start.
+
+    ``before`` is the exploitability before training. The control does not learn, so the first point of its curve is.
+    """
     folder = args.out / ("control" if control else f"league-{seed}")
     if result := _study.saved(folder):
         return result
@@ -60,7 +63,7 @@ def train(policy, seed, args, *, control=False):
     names = ("eval/exploitability", "eval/illegal", "eval/reward")
     curve = [[row["step"], *(row[name] for name in names)] for row in rows if names[0] in row]
     result = {"arm": "control" if control else "league", "seed": seed, "curve": curve}
-    result |= {"before": [None, None], "after": [curve[-1][1], None]}  # exploitability; not measured before training
+    result |= {"before": [curve[0][1] if control else before, None], "after": [curve[-1][1], None]}
     return _study.save(folder, result)
 
 
@@ -72,9 +75,9 @@ def main(words=None):
     player = fa.Policy(args.model, name="player", sampling=fa.Sampling(temperature=1.0, max_tokens=8))
     config = fa.SFTConfig(batch_size=24, learner=fa.LearnerConfig(lr=5e-5, warmup_steps=3))
     player = _study.after_sft(player, args.out / "taught", config, answers, steps=20)
-    results = [train(player, seed, args) for seed in args.seeds]
-    if args.control_steps:
-        results.append(train(player, args.seeds[0], args, control=True))
+    controls = [train(player, args.seeds[0], args, control=True)] if args.control_steps else []
+    before = controls[0]["before"][0] if controls else None
+    results = [train(player, seed, args, before=before) for seed in args.seeds] + controls
     table = Table("run", "seed", "step", "exploitability", "illegal answers", "reward against the start")
     for result in results:
         for step, *measures in result["curve"]:

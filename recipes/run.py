@@ -2,7 +2,7 @@
 
     python recipes/run.py [tables relay ...] [--seeds 0 1 2] [--out runs/recipes] [--update MACHINE]
 
-Each recipe's folder has a `recipe.yaml` with its commands and, for each arm, the interval in which the held-out reward
+Each recipe's folder has a `recipe.yaml` with its commands and, for each arm, the interval in which the measure
 of every seed should end (`after`) and by how much it should change (`gain`). Finished commands are not repeated, so an
 interrupted call continues where it stopped. Models and checkpoints, some 6 GB, are removed after each seed. The exit
 code is 1 if a result lies outside its interval or is missing. `--update` writes the results into `recipes/results.json`
@@ -46,6 +46,8 @@ class Recipe:
     """Shell-like commands with the placeholders `{seed}` and `{out}`."""
     expect: dict[str, dict[str, list[float]]]
     """Intervals `after` and `gain` by arm, both ends included."""
+    measure: str = "reward on held-out seeds"
+    """The measured quantity."""
 
     @classmethod
     def load(cls, folder: Path) -> "Recipe":
@@ -117,7 +119,7 @@ def compare(recipe: Recipe, seed: int, out: Path) -> list[Row]:
 
 def table(rows: list[Row]) -> Table:
     """The comparison as it is printed."""
-    shown = Table("recipe", "arm", "seed", "before", "after", "holds", title="reward on held-out seeds")
+    shown = Table("recipe", "arm", "seed", "before", "after", "holds", title="before and after training")
     for row in rows:
         values = ("-" if value is None else f"{value:.3f}" for value in (row.before, row.after))
         shown.add_row(row.recipe, row.arm, str(row.seed), *values, row.problem or "yes")
@@ -148,16 +150,17 @@ def results_of(name: str, records: list[dict[str, Any]]) -> str:
     """The table of one recipe's page: a row for each arm, a column for each seed."""
     mine = [record for record in records if record["recipe"] == name]
     seeds = sorted({record["seed"] for record in mine})
+    recipe = Recipe.load(ROOT / "recipes" / name)
     lines = ["| arm | " + " | ".join(f"seed {seed}" for seed in seeds) + " | expected at the end |"]
     lines.append("|---" * (len(seeds) + 2) + "|")
-    for arm, intervals in Recipe.load(ROOT / "recipes" / name).expect.items():
+    for arm, intervals in recipe.expect.items():
         cells = {record["seed"]: record for record in mine if record["arm"] == arm}
         shown = [_change(cells[seed]) if seed in cells else "not run" for seed in seeds]
         lines.append(f"| {arm} | " + " | ".join([*shown, _expected(intervals)]) + " |")
     measured = sorted({f"{record['date']}, {record['machine']}" for record in mine})
-    lines += ["", f"Held-out reward before and after training. Measured {'; '.join(measured)}."]
+    lines += ["", f"{recipe.measure.capitalize()} before and after training. Measured {'; '.join(measured)}."]
     if (ROOT / "docs" / "results" / f"{name}.png").exists():
-        lines += ["", f"![held-out reward by step](../../docs/results/{name}.png)"]
+        lines += ["", f"![{recipe.measure} by step](../../docs/results/{name}.png)"]
     return "\n".join(lines) + "\n"
 
 
@@ -193,14 +196,15 @@ def _mean(values: list[float | None]) -> str:
 
 
 def draw(name: str, out: Path) -> None:
-    """Held-out reward by step, a curve for each seed and arm, to ``docs/results/NAME.png``."""
+    """The recipe's measure by step, a curve for each seed and arm, to ``docs/results/NAME.png``."""
     curves: dict[str, list[Any]] = {}
     for path in sorted((out / name).rglob("result.json")):
         result = json.loads(path.read_text())
         if len(result.get("curve", ())) > 1:
             curves.setdefault(result["arm"], []).append([point[:2] for point in result["curve"]])
     if curves:
-        draw_arms(curves, ROOT / "docs" / "results" / f"{name}.png", title=name, value="reward on held-out seeds")
+        measure = Recipe.load(ROOT / "recipes" / name).measure
+        draw_arms(curves, ROOT / "docs" / "results" / f"{name}.png", title=name, value=measure)
 
 
 def main(words: list[str] | None = None) -> int:
