@@ -263,9 +263,9 @@ def _exceptions(tree: ast.Module, names: set[str]) -> Iterator[tuple[str, ast.Ca
             if not any(isinstance(arg, ast.Call) and _last_name(arg.func) in names for arg in node.args):
                 yield name, node  # one that carries another says no more than that
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            name = _last_name(node.exc.func)
-            name = makers.get(name, name)
-            if name not in names and name[:1].isupper():  # of a library, as HTTPException
+            function = _last_name(node.exc.func)
+            name = makers.get(function, function)
+            if function not in names and name[:1].isupper():  # of a library, as HTTPException, or made by a function
                 yield name, node.exc
         elif isinstance(node, ast.FunctionDef) and node.returns:
             for name in names.intersection(ast.unparse(node.returns).split(" | ")):

@@ -48,9 +48,7 @@ def train(policy, seed, args, *, before=None, control=False):
     config = fa.GRPOConfig(
         seed=seed,
         credit=fa.Credit(by=("seed", "role"), scale="none"),
-        learner=fa.LearnerConfig(
-            lr=0.0 if control else args.lr, warmup_steps=2, lr_decay="linear", entropy_coef=0.05
-        ),
+        learner=fa.LearnerConfig(lr=0.0 if control else args.lr, warmup_steps=2, lr_decay="linear", entropy_coef=0.05),
         engine=fa.EngineConfig(max_model_len=512),
         eval_every=args.eval_every,
         eval_episodes=args.episodes,
