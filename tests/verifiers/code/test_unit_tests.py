@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -353,6 +354,23 @@ def test_a_block_that_imports_the_solution_does_not_replace_it():
     assert extract_code("```python\nfrom math import gcd as f\n```\n```python\nf(4, 6)\n```", {"f"}) == (
         "from math import gcd as f"
     )
+
+
+@pytest.mark.parametrize(
+    "prose", ["Here it is:\n\n{}\n\nNote: it adds.", "It works.\n{}\nprint(add(1, 2))\nDone!", "A\r\n{}\r\nB b"]
+)
+def test_code_between_lines_of_prose_is_extracted_without_fences(prose):
+    code = "import math\nONES = [\n    1,\n]\n@staticmethod\ndef add(a, b):\n    c = a + b\n\n    return c"
+    assert extract_code(prose.format(code), {"add"}) == code
+    assert extract_code("The class of x = 5 is right.\nx = 5 is it.") == "The class of x = 5 is right.\nx = 5 is it."
+    assert PATIENT.grade(wrote(prose.format(code))) == 1
+
+
+@pytest.mark.parametrize("line", ["x = (\n", "def f(:\n    a\n", "@a\n", "def f(x):\n\n", "x = [\n 1,\n"])
+def test_hostile_code_between_lines_of_prose_takes_little_time(line):
+    start = time.process_time()
+    extract_code("a b\n" + line * (90_000 // len(line)), {"f"})
+    assert time.process_time() - start < 10
 
 
 def test_code_is_the_last_block_or_all():

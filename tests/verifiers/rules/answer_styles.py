@@ -107,14 +107,14 @@ _GENERATORS = (
 )
 
 
-def _writings(table: str) -> list[tuple[str, str, bool]]:
+def read_table(table: str) -> list[tuple[str, str, bool]]:
     """Texts that are right, ``text ⇒ gold``, or wrong, ``text ⇏ gold``."""
     rows = [re.split(" ([⇒⇏]) ", cell) for cell in _texts(table)]
     return [(text, gold, sign == "⇒") for text, sign, gold in rows]
 
 
 WRITINGS = [  # the same answer written in another way, or nearly the same
-    *_writings(r"""
+    *read_table(r"""
         It is 0.5. ⇒ 1/2 ¦ 2 ⇏ 1/2 ¦ It is 7/2 ⇏ 1/2 ¦ It is 1/12 ⇏ 1/2 ¦ The answer is $\frac{1}{2}$, or 0.5. ⇒ 1/2
         The answer is 50%. ⇒ 0.5 ¦ The probability is 0.05. ⇏ 0.5 ¦ 3 ⇏ 10^3 ¦ The answer is 1000. ⇒ 10^3
         The answer is 1,000. ⇒ 10^3 ¦ 3-5 ⇏ 5 ¦ It is 3-5. ⇏ 5 ¦ The answer is 3 to 5. ⇏ 5 ¦ At least 5 ⇏ 5
@@ -136,7 +136,7 @@ WRITINGS = [  # the same answer written in another way, or nearly the same
         I doubt the answer is 5. ⇏ 5
     """),  # noqa: RUF001
     # As models write that were not asked for a form, and as solutions of GSM8K end.
-    *_writings(r"""
+    *read_table(r"""
         So Janet makes 9 * 2 = $18 every day at the farmer's market. ⇒ 18
         So Janet makes 9 * 2 = $18 every day at the farmer's market. ⇏ 2 ¦ Janet makes **$18** per day. ⇒ 18
         Therefore, she makes $18 dollars each day. ⇒ $18
@@ -187,7 +187,7 @@ WRITINGS = [  # the same answer written in another way, or nearly the same
         It is not so that the statement is true. ⇏ True
     """),  # noqa: RUF001
     # Dates, scores and times are no sums.
-    *_writings(r"""
+    *read_table(r"""
         The date is 2020-01-05. ⇒ 2020-01-05 ¦ The date is 2020-02-04. ⇏ 2020-01-05 ¦ 2015 ⇏ 2020-01-04
         The answer is 05/01/2021. ⇒ 5/1/2021 ¦ The answer is 02/02/2021. ⇏ 01/01/2021 ¦ The score was 3-2. ⇒ 3-2
         The score was 2-1. ⇏ 3-2 ¦ It arrives at 03:30. ⇒ 3:30 ¦ It arrives at 4:40. ⇏ 3:30 ¦ The ratio is 5:10. ⇒ 1:2

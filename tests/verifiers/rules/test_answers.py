@@ -17,8 +17,9 @@ from forge_verifiers.rules.answers import MAX_CHARS, final_answer, parse_answer
 from forge_verifiers.rules.maths import worker
 from forge_verifiers.rules.maths.equal import equal_answers
 
-from .answer_styles import STATED, UNDECIDED, WRITINGS, cases  # noqa: TID252 (tests are no installed package)
+from .answer_styles import STATED, UNDECIDED, WRITINGS, cases, read_table  # noqa: TID252 (tests are no installed package)
 from .helpers import said  # noqa: TID252
+from .ordinary_answers import TABLES  # noqa: TID252
 
 GUIDE = Path(__file__).parents[3] / "docs" / "verifiers.md"
 
@@ -67,6 +68,16 @@ def test_notations_of_an_answer_differ_from_other_answers(text, gold, is_right):
     numeric, maths = scores(text, gold)[1:]
     assert maths == is_right
     assert numeric == is_right or np.isnan(numeric)  # the gold answer is no number
+
+
+@pytest.mark.parametrize("topic", TABLES)
+def test_ordinary_answers_are_accepted_and_near_ones_refused(topic):
+    rows = read_table(TABLES[topic])
+    trajectories = [said(text, gold) for text, gold, _ in rows]
+    exact, numeric, maths = (rule.score(trajectories) for rule in RULES)
+    assert rows == [row for row, score in zip(rows, maths, strict=True) if (score == 1) == row[2]]
+    assert rows == [row for row, score in zip(rows, numeric, strict=True) if np.isnan(score) or score == row[2]]
+    assert not [row for row, score in zip(rows, exact, strict=True) if score == 1 and not row[2]]
 
 
 @pytest.mark.parametrize(

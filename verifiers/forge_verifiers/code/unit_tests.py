@@ -7,6 +7,7 @@ import builtins
 import json
 import math
 import os
+import re
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,12 @@ MAX_CODE_CHARS = 100_000
 """Longer answers score 0."""
 _PYTHON = frozenset({"", "python", "python3", "py", "py3"})
 """Languages of fenced blocks that count as Python."""
+_TOP_LEVEL = re.compile(r"^(?=(?:async +)?def |class |from +[\w.]+ +import |import +\w|@\w|[A-Za-z_]\w* *=[^=])")
+"""Start of a statement outside of functions that is not prose."""
+_MAX_STATEMENTS, _MAX_LINES = 200, 500
+"""Limits of a program between lines of prose, so that the work is bounded."""
+_MAX_CLOSING = 3
+"""Number of lines without indentation that may close a bracket."""
 _SANDBOX_SLACK_S = 20.0
 """Time for the start and stop of a sandbox, in addition to its limit."""
 
@@ -158,7 +165,8 @@ def extract_code(text: str, names: Collection[str] = ()) -> str:
     The program consists of the last fenced block that defines each required name, and of the blocks that these blocks
     need. A block that only imports a name defines it if no other block does. If no block defines a required name, the
     program is the last block. Blocks in other languages are ignored. A text without fenced blocks is a program as a
-    whole, or its indented blocks are. If the text has an ``<answer>`` section, only this section counts.
+    whole, or its definitions between prose are, or its indented blocks. If the text has an ``<answer>`` section, only
+    this section counts.
 
     Args:
         text: Markdown with Python, or Python.
@@ -172,8 +180,10 @@ def extract_code(text: str, names: Collection[str] = ()) -> str:
     text = answer_section(text)
     blocks = [block for block in code_blocks(text) if block.language in _PYTHON] or code_blocks(text)
     if not blocks and _names_of(text) is None:
-        blocks = indented_blocks(text)
-    sources = [textwrap.dedent(block.text).strip() for block in blocks]
+        sources = _code_in_prose(text) or [block.text for block in indented_blocks(text)]
+    else:
+        sources = [block.text for block in blocks]
+    sources = [textwrap.dedent(source).strip() for source in sources]
     defined = {number: each for number, source in enumerate(sources) if (each := _names_of(source))}
     chosen: set[int] = set()
     needed = set(names)
@@ -188,6 +198,26 @@ def extract_code(text: str, names: Collection[str] = ()) -> str:
     if chosen:
         return "\n\n".join(sources[number] for number in sorted(chosen))
     return sources[[*defined][-1] if defined else -1] if sources else text.strip()
+
+
+def _code_in_prose(text: str) -> list[str]:
+    """The program that the functions, classes, imports and assignments between lines of prose form, if there is one."""
+    lines, statements, end = text.splitlines(), list[str](), 0
+    starts = [at for at, line in enumerate(lines) if _TOP_LEVEL.match(line)]
+    for at in starts[:_MAX_STATEMENTS]:
+        if at >= end:
+            statement = _first_statement(lines[at : at + _MAX_LINES])
+            statements += statement
+            end = at + len(statement)
+    program = "\n".join(statements)
+    return [program] if re.search(r"^(?:(?:async +)?def|class) ", program, re.MULTILINE) else []
+
+
+def _first_statement(lines: Sequence[str]) -> Sequence[str]:
+    """The lines of the Python statement that a text begins with, or none."""
+    first = next((k for k, line in enumerate(lines) if not line.startswith("@")), len(lines))
+    end = next((k for k in range(first + 1, len(lines)) if lines[k] and not lines[k][0].isspace()), len(lines))
+    return next((lines[:k] for k in range(end, end + _MAX_CLOSING) if _names_of("\n".join(lines[:k]))), [])
 
 
 class _Names(NamedTuple):

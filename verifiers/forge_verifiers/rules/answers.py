@@ -27,17 +27,21 @@ from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
 from forge_verifiers.rules.languages import foreign_sentence, foreign_statements, normalized
 from forge_verifiers.rules.statements import (
+    BOUND_SPACE,
     CORRECTED,
     DOUBTING,
     JOINED,
     MAX_VALUE,
     NOT,
+    REASON,
     REFUSED,
     RUN,
     SENTENCE,
     STARTS,
+    WRONG,
     ParsedAnswer,
     bare_value,
+    readable,
     sentence_value,
     strip_markup,
     unmarked_answer,
@@ -143,10 +147,9 @@ _LINK = re.compile(
     r"(?:[ *_]*([:=\uff1a])[*_]*|\s(?:is|are|was|be|equals|comes to)\b(?:\s*(:))?)\s*(?:\n[\s>]*)?"
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_CALCULATED = re.compile(r"<<[^<>\n]*>>")  # 3*100=<<3*100=300>>300, as GSM8K has it
-_TOKEN = re.compile(r"<\|\w+\|>|</?s>|<(?:bos|eos|pad|end_of_turn)>")  # <|im_end|>
-_BLANKS = re.compile(r"[^\S\n]{9,}")  # patterns that begin with blanks need quadratic time for them
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
+_DECIMAL_COMMA = re.compile(r"[-+]?\d,\d")
+_ALPHABETIC = re.compile(r"[^\W\d_\u0600-\U0010ffff]")
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
 _TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
 _REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:(?!wrong|incorrect|false)[a-z]+\s+){0,2}[aA]$")
@@ -154,6 +157,10 @@ _BOXED = re.compile(r"(?:\}|</answer>)[\s$.*]*$")
 _DOUBTED = re.compile(
     r"(?:(?:n['\u2019]t|not|never)\s+(?:think|believe|say|claim|suppose|mean)|doubt|\bif|whether|unless)\b"
     r"[^,.;\n]{0,20}$",
+    re.IGNORECASE,
+)
+_DENIED_BOX = re.compile(
+    r"(?:\bnot|n['\u2019]t(?:\s+be)?|\bnever|\bneither|\bcannot\s+be)(?:\s+(?:the|equal|to|answer))*[\s$:*(\[\\]*$",
     re.IGNORECASE,
 )
 _INSTEAD = re.compile(r"not\s.{1,300}?,?\s+but\s+(?:rather\s+)?", re.DOTALL)
@@ -174,7 +181,6 @@ _NAME = re.compile(
     r"(?!(?:I|It|This|That|We|You|Yes|No|Let|Sure)\b)[^\W\d_a-z][\w.'\u2019-]*"
     r"(?:\s+(?:of|the|and|de|von|van|[^\W\d_a-z][\w.'\u2019-]*)){0,3}"
 )
-_REASON = re.compile(r",?\s+(?:because|since)\b|,\s+not\s")
 
 
 class _Mark(NamedTuple):
@@ -190,24 +196,20 @@ class _Mark(NamedTuple):
 @lru_cache(maxsize=2048)  # all rules of an ensemble read the same texts
 def parse_answer(text: str) -> ParsedAnswer:
     """Extract the final answer of a text."""
-    return _parse(text)._replace(text=text)
+    answer = _parse(text)
+    return answer._replace(text=text, value=answer.value.replace(BOUND_SPACE, " "))
 
 
 def _parse(text: str) -> ParsedAnswer:
-    if "</think>" in text and (visible := text.rpartition("</think>")[2].strip()):
-        text = visible
-    text = _BLANKS.sub(" " * 8, normalized(text))
-    if "<<" in text:
-        text = _CALCULATED.sub("", text)
-    if "<" in text:
-        text = _TOKEN.sub("\n", text)
-    if "\\begin{" in text:
-        text = _ALIGNED.sub(lambda m: m[2].replace("&", "").replace("\\\\", "\n"), text)
+    text = _ALIGNED.sub(lambda m: m[2].replace("&", "").replace("\\\\", "\n"), readable(text))
     denied: str | None = None
     marks = _marks(text)[-_MAX_MARKS:]
     for number, mark in reversed(list(enumerate(marks))):
-        if mark.is_strong:
+        if mark.is_strong and not _is_denied_box(text[max(0, mark.start - 40) : mark.start], text[mark.end :][:40]):
             return _reconsidered(ParsedAnswer(mark.text.strip(), _inside(mark.text), "marked"), text[mark.end :])
+        if mark.is_strong:
+            denied = denied or _inside(mark.text)
+            continue
         read, end, is_denied = _phrase(text, mark)
         if is_denied:
             if denied is None and (other := unmarked_answer(text[end:])).value and RUN.search(other.value):
@@ -220,6 +222,10 @@ def _parse(text: str) -> ParsedAnswer:
                 read = ParsedAnswer(text, f"{before} or {read.value}", "marked")
             return _reconsidered(read, text[end:])
     return unmarked_answer(text) if denied is None else ParsedAnswer(text, "", "marked")
+
+
+def _is_denied_box(before: str, after: str) -> bool:
+    return bool(_DENIED_BOX.search(before) or WRONG.match(after.lstrip(" $*)]\\")))
 
 
 def _other_answer(text: str, before: _Mark, mark: _Mark, value: str) -> str:
@@ -330,11 +336,7 @@ def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
             words = ""
         return ParsedAnswer(statement.strip(), read[0] if read else words, "marked"), mark.end, False
     if mark.text == "foreign":
-        value, is_wrong = foreign_sentence(text[mark.content : mark.end])
-        value = bare_value(value)
-        if not STARTS.match(value) and (read := sentence_value(value)):  # "Antwort: Er hat 42"
-            value = read[0]
-        return ParsedAnswer(strip_markup(text[mark.content : mark.end]), value, "marked"), mark.end, is_wrong
+        return _foreign_phrase(text, mark)
     content = text[mark.content : mark.content + MAX_VALUE]
     if content.isascii() and content.isalnum() and not NOT.search(text, mark.start, mark.content):
         return ParsedAnswer(content, content, "marked"), mark.content + len(content), False
@@ -353,13 +355,23 @@ def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
     if STARTS.match(without_lead_in(strip_markup(statement))):
         statement = without_remark(statement)
     else:
-        statement = _REASON.split(statement, maxsplit=1)[0]
+        statement = REASON.split(statement, maxsplit=1)[0]
     value = bare_value(statement)
     source: Literal["marked", "fallback"] = "marked"
     if not STARTS.match(value) and (read := sentence_value(statement)):  # Answer: The volume is 120
         value, source = read[0], "fallback" if read[1] == "fallback" else "marked"
     doubted = NOT.search(text, mark.start, mark.content) or _DOUBTED.search(text[: mark.start][-60:])
     return ParsedAnswer(raw, value, source), mark.content + len(statement), doubted is not None
+
+
+def _foreign_phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
+    value, is_wrong = foreign_sentence(text[mark.content : mark.end])
+    value = bare_value(value)
+    if _DECIMAL_COMMA.fullmatch(value) and _ALPHABETIC.match(text[mark.start]):
+        value = value.replace(",", ".")
+    if not STARTS.match(value) and (read := sentence_value(value)):  # "Antwort: Er hat 42"
+        value = read[0]
+    return ParsedAnswer(strip_markup(text[mark.content : mark.end]), value, "marked"), mark.end, is_wrong
 
 
 def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:

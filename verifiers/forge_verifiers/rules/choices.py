@@ -23,6 +23,7 @@ from forge_verifiers.rules.languages import (
     latin_choices,
     normalized,
 )
+from forge_verifiers.rules.statements import TAKEN_BACK, readable
 
 _MAX_CHARS = 4_000
 _GOLD = re.compile(r"[(\[{]?\s*([A-Z])\s*[)\]}.:]?")
@@ -37,6 +38,17 @@ _BOX = re.compile(
 )
 _QUOTED = re.compile(r"['\u2018]([(\[]?[A-Za-z][)\]]?)['\u2019]")
 _ALL_BUT = re.compile(r"\b(?:anything|everything|all|any)\s+but\b", re.IGNORECASE)
+_EXCEPTION = re.compile(  # "All of them are mammals except C"
+    r"\b(?:all|each|every\w*)\s[^.,\n]{0,60}?\b(?:is|are|was|were|ha(?:s|ve)|do(?:es)?|can)\b[^.,\n]{0,60}?"
+    r"\bexcept(?:\s+for)?\b",
+    re.IGNORECASE,
+)
+_DESCRIBED = re.compile(
+    r"(?<!\w\s)(?<!\w)the\s+(?:(?!(?:answer|option|choice|letter|solution|pick|exclude|reject|eliminat|rul|doubt|dismiss|discard)\w*)"
+    r"[\w'\u2019-]+\s+){1,10}?(?:is|was|must\s+be)(?=\s+[(\[]?[A-J]\b(?!\s*[a-z]))",
+    re.IGNORECASE,
+)
+_VERDICTS = {"wrong", "incorrect", "false", "correct", "right", "true"}
 _NOT_BUT = re.compile(r"\bnot\s+[(\[]?[A-Za-z][)\]]?,?\s+but(?:\s+rather)?\s+", re.IGNORECASE)
 _LOWER = re.compile(
     r"(?:\b(?:answer|option|choice|letter)\b(?:\s+is)?\s*[:=]?\s*|^\s*)[(\[]?([a-z])[)\]]?(?=\s*(?:[).:,;!]|$))",
@@ -63,7 +75,7 @@ _NUMBERING = re.compile(r"[\s\d]*")
 _CLAUSE = re.compile(
     r"[;:,]|\b(?:but|so|while|whereas|although|though|therefore|thus|hence|because|since|instead(?! of)|then)\b"
     r"|(?=\b(?:instead of|rather than)\b)"  # "B rather than A" denies A
-    r"|\s[-\u2013]\s|\u2014",
+    r"|\s[-\u2013]\s|\u2014|\((?=not\b)",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
@@ -117,18 +129,6 @@ _RETRACTED = re.compile(
 )
 
 
-_TAKEN_BACK = re.compile(
-    r"(?:\s*(?:,\s*which\s+)?(?:\s(?:is|was|seems?|seemed|looks?|looked|sounds?|appears?|may|might|could|would)\b"
-    r"(?:(?!\b(?:as|because|for|since|that)\b)[^:;,\u2014]){0,60})?,?\s*\b(?:but|though|although|yet)\s+"
-    r"(?:(?:it|that|this)(?:['\u2019]s|\s+is|\s+was|(?=\s+(?:is|was)n['\u2019]t))\s+)?"
-    r"|\s*,\s*(?:I\s+\w+|which\s[^,]{1,40}),\s*(?:is|was)\s+)(?:actually\s+|clearly\s+|in fact\s+)?"
-    r"(?:wrong|incorrect|false|untrue|mistaken|(?:not|(?:is|was)n['\u2019]t)\s+(?:right|correct|true|the\s+answer))"
-    r"(?=\s*(?:[.,;!]|$))",
-    re.IGNORECASE,
-)
-"""A clause after a letter that denies the letter and not a reason: "B seems right, but it is wrong"."""
-
-
 class _Statement(NamedTuple):
     letters: frozenset[str]
     """Letters that the sentence affirms."""
@@ -147,10 +147,11 @@ def choice_letter(gold: str) -> str:
 @lru_cache(maxsize=2048)
 def chosen_letter(text: str) -> str:
     """The upper-case letter that a text chooses, or empty for none or several."""
-    text = text.rpartition("</think>")[2][-_MAX_CHARS:]
+    text = readable(text)[-_MAX_CHARS:]
     text = _BOX.sub(lambda m: f"\nAnswer: {(m[1] or m[2] or m[3] or '').strip()}\n", text)
     text = _QUOTED.sub(r"\1", text.replace("####", "\nAnswer: "))
-    text = _MARKUP.sub("", latin_choices(normalized(text))).strip()
+    text = _MARKUP.sub("", latin_choices(text)).strip()
+    text = _DESCRIBED.sub(_without_description, _EXCEPTION.sub("It is", text))
     text = _NOT_BUT.sub("", _ALL_BUT.sub("not", text))
     text = _LOWER.sub(_with_capital, text)
     decided: frozenset[str] = frozenset()
@@ -170,6 +171,12 @@ def chosen_letter(text: str) -> str:
             decided |= letters
     chosen = decided or mentioned
     return next(iter(chosen)) if len(chosen) == 1 else ""
+
+
+def _without_description(match: re.Match[str]) -> str:
+    """Replaces "The statement that is not true is", whose "not" denies no option, by "It is"."""
+    words = set(match[0].lower().split())
+    return match[0] if "one" in words and words & _VERDICTS else "It is"
 
 
 def _with_capital(match: re.Match[str]) -> str:
@@ -203,7 +210,7 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         before, after = sentence[low:start], sentence[end:high]
         is_hedged = bool(_HEDGED.search(before) or (number and _ALSO.match(after)))
         near = _CLAUSE.split(before)[-1] + " " + _CLAUSE.split(after, maxsplit=1)[0]
-        is_denied = _ELIMINATED.search(before) or _FAILS.match(after) or _TAKEN_BACK.match(after)
+        is_denied = _ELIMINATED.search(before) or _FAILS.match(after) or TAKEN_BACK.match(after)
         if is_denied or (_DENIED.search(near) and not is_hedged):
             continue
         strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))

@@ -15,7 +15,10 @@ from forge_verifiers.rules.languages import (
     RANGE,
     foreign_sentence,
     is_denied,
+    normalized,
 )
+from forge_verifiers.rules.maths.fields import DATE
+from forge_verifiers.rules.maths.number_words import number_in_words, with_digits
 
 
 class ParsedAnswer(NamedTuple):
@@ -31,9 +34,31 @@ class ParsedAnswer(NamedTuple):
     """The whole text."""
 
 
+BOUND_SPACE = "\u00a0"
+_BLANKS = re.compile(r"[^\S\n]{9,}")  # patterns that begin with blanks need quadratic time for them
+_CLEANED = (
+    ("<<", re.compile(r"<<[^<>\n]*>>"), ""),  # 3*100=<<3*100=300>>300, as GSM8K has it
+    ("<", re.compile(r"<\|\w+\|>|</?s>|<(?:bos|eos|pad|end_of_turn|br ?/?)>"), "\n"),  # <|im_end|>
+    ("<", re.compile(r"</?(?:b|i|u|p|em|strong|span|div|mark)>", re.IGNORECASE), ""),
+    ("~~", re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}~~(?!~)"), ""),
+    ("- [", re.compile(r"^\s*- \[(?: \].*|[xX]\])", re.MULTILINE), ""),
+    ("color", re.compile(r"\\(?:text)?color\s*\{\w+\}"), ""),
+    (
+        ". ",
+        re.compile(
+            r"\b((?:Dr|Mr|Mrs|Ms|Prof|St|Mt|Gen|Col|Capt|Rev|Gov|Sen)\.|[A-Z]\.(?=\s[A-Z]\.)|(?<=[A-Z]\.\s)[A-Z]\."
+            r"|(?!(?:Option|Answer|Choice|Letter|Statement|Vitamin|Hepatitis|Type|Group|Class|Plan|Team|Grade|Part"
+            r"|Section|Point|Box|Set|Case|Figure|Table)\s)[A-Z][a-z]+\s[A-Z]\.)\s"
+            r"(?!(?:The|It|So|This|That|These|There|Thus|Therefore|Hence|Then|We|You|I|A|An|In|Because|Since|But|And|Or|If"
+            r"|No|Yes|Not|He|She|They|Wait|Actually|Note|As|For|All|Let|Now|Its?)\b)(?=[A-Z])"
+        ),
+        rf"\1{BOUND_SPACE}",
+    ),
+)
+
 MAX_VALUE = 1_000
 """Maximum length of a value in characters."""
-NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot)\b", re.IGNORECASE)
+NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot|neither|nor|none|hardly|refuse\w*)\b", re.IGNORECASE)
 CORRECTED = re.compile(
     rf"\b(?:{ENGLISH_CORRECTION}|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
     rf"|let me (?:correct|redo|recompute))\b|{CORRECTION}",
@@ -46,7 +71,7 @@ DOUBTING = re.compile(
     re.IGNORECASE,
 )
 """Text after a value that offers an alternative."""
-SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=[\s*_\"$]|$)(?!\s*=)|[\u3002\u0964]|\n|</")
+SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=(?!\u00a0)\s|[*_\"$]|$)(?!\s*=)|[\u3002\u0964]|\n|</")
 STARTS = re.compile(
     r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*)?[-+\u2212]?"
     r"(?:\.?\d|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2153\u2154]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
@@ -54,15 +79,19 @@ STARTS = re.compile(
 )
 """Start of a value: a number, a formula or an option."""
 """End of a sentence."""
+_UNIT = (
+    r"(?:percent|dollars?|euros?|cents?|[kcm]?m|[km]?g|k?m/h|mph|ft|foot|lbs?|oz|ounces?|pounds?|inch|inches|feet|miles"
+    r"|h|hrs?|hours?|min|minutes?|s|sec|seconds?|days?|weeks?|months?|years?)\b"
+)
 RUN = re.compile(
-    r"\$\$?(?=\S)[^$\n]+?(?<=\S)\$\$?(?!\d)|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]"
+    rf"(?<![\w.]){DATE}|(?<![\w.])\d+\s*{_UNIT}(?:,?\s+(?:and\s+)?\d+\s*{_UNIT})+"
+    r"|\$\$?(?=\S)[^$\n]+?(?<=\S)\$\$?(?!\d)|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]"
     r"|(?:(?<![A-Za-z0-9_.)}])[-+\u2212\u00b1])?\\?[$\u20ac\u00a3]?"
-    r"(?:(?<![A-Za-z0-9_.])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2153\u2154])"
+    r"(?:(?<![A-Za-z0-9_.)^])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2153\u2154])"
     rf"(?:[^\s,;:!?{OTHER_SCRIPTS}]"
     r"|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
     r"(?:\s(?:dozen|hundred|thousand|million|billion)\b)?"
-    r"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s+(?:percent|dollars|euros|cents|[kcm]?m|[km]?g|k?m/h|mph|ft|lbs?|inches|feet|miles"
-    r"|hours|minutes|seconds|days|weeks)\b)?"
+    rf"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s?o['\u2019]clock\b|\s+{_UNIT})?"
 )
 """A value in a sentence: a formula, or a number with its unit."""
 _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively|could|might)\b", re.IGNORECASE)
@@ -88,29 +117,43 @@ _BOUND = re.compile(  # "more than 5" is not 5
     re.IGNORECASE,
 )
 _REMARK = re.compile(
-    r"[,;:]?\s*(?:\u2014|,\s+and\s+(?:the|s?he|it|they|we|you|this|that)\b|\s+of\s+(?:(?:the|them|all|his|her|its|their"
+    r"[,;:]?\s*(?:\u2014|,\s+of\s|\s+to\s+the\b|,\s+and\s+(?:the|s?he|it|they|we|you|this|that)\b|\s+of\s+(?:(?:the|them|all|his|her|its|their"
     r"|our|my|your|each|these|those)\b|[a-z]+\s+and\s+[a-z])|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})"
-    r"|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was|were|but|instead|rather|hence|therefore"
+    r"|(?<![\\A-Za-z])(?:because|since|which|who|only|so|as|after|given|is|are|was|were|but|no|instead|rather|hence|therefore"
     r"|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining|correct|right|I|we|you|it|this|that|there"
     r"|they|he|she|not|the|with|than|each|assuming|provided|while|for|long|wide|tall|high|deep)\b|(?<=%)\s+of\b"
-    r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
+    r"|\s[(\[](?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
     re.DOTALL,
 )
 _HEAD = re.compile(
     r"^(?:[\s,:;!?\u2014\u2022\u2234\u2190-\u21ff\u2700-\u27bf\ufe0f\U0001f300-\U0001faff]|\.(?!\d)|[#*]+[ \t]|[=-]>)+"
 )
-_WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
-    r"\b(?:is|was)\s+(?:(?:clearly|also|definitely|simply|just|the|a)\s+)*(?:wrong|incorrect|false|mistaken)\b(?:\s+answer)?"
-    r"|\b(?:is|was|can)(?:n['\u2019]t|\s+not|not)\s+(?:be\s+)?(?:(?:the|a|my|our)\s+)?(?:(?:final|correct|right)\s+)*"
+WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
+    r"\b(?:is|are|was|were|would\s+be)\s+(?:(?:clearly|also|both|definitely|simply|just|the|a)\s+)*"
+    r"(?:wrong|incorrect|false|mistaken)\b(?:\s+answer)?|(?<=\d)\s+(?:is|are|was|would\s+be)\s+too\s+\w+"
+    r"|\b(?:is|are|was|can)(?:n['\u2019]t|\s+not|not)\s+(?:be\s+)?(?:(?:the|a|my|our)\s+)?(?:(?:final|correct|right)\s+)*"
     r"(?:answer|correct|right|true|it)\b",
     re.IGNORECASE,
 )
+REASON = re.compile(r",?\s+(?:because|since|who)\b|,\s+not\s|\s+\(not\s|,\s+I\s+(?:think|believe|guess|suppose)\b")
+"""Start of a remark after words."""
 _NAMED = re.compile(  # "The capital of France is Paris"
-    r"[Tt]he\s+(?:(?!(?:not|cannot|never|wrong|incorrect|false|is|opposite|exclude\w*|reject\w*|doubt\w*)\b|\w+n['\u2019]t)"
-    r"[\w'\u2019-]+\s+){1,8}is\s+"
-    r"(?!(?i:not|either|neither|probably|perhaps|maybe)\b)([*\"\u201c]*[A-Z\u00c0-\u00de][^\s,;:.!?]*(?:\s+[^\s,;:.!?]+){0,3})",
+    r"the\s+(?:(?!(?:not|cannot|never|wrong|incorrect|false|is|opposite|exclude\w*|reject\w*|doubt\w*)\b|\w+n['\u2019]t)"
+    r"[\w'\u2019-]+\s+){1,8}(?:is|was)\s+(?:(?:called|named|known\s+as)\s+)?"
+    r"(?!(?:not|either|neither|probably|perhaps|maybe)\b)([^\s,;:!?]+(?:\s+[^\s,;:!?]+){0,5})",
+    re.IGNORECASE,
 )
 _DOUBTED = re.compile(r"(?:i|we)\s+(?:\w+\s+)?doubt\b[^,;]*$", re.IGNORECASE)
+TAKEN_BACK = re.compile(
+    r"(?:\s*(?:,\s*which\s+)?(?:\s(?:is|was|seems?|seemed|looks?|looked|sounds?|appears?|may|might|could|would)\b"
+    r"(?:(?!\b(?:as|because|for|since|that)\b)[^:;,\u2014]){0,60})?,?\s*\b(?:but|though|although|yet)\s+"
+    r"(?:(?:it|that|this|s?he|they)(?:['\u2019]s|\s+is|\s+are|\s+was|(?=\s+(?:is|was)n['\u2019]t))\s+)?"
+    r"|\s*,\s*(?:I\s+\w+|which\s[^,]{1,40}),\s*(?:is|was)\s+)(?:actually\s+|clearly\s+|in fact\s+)?"
+    r"(?:wrong|incorrect|false|untrue|mistaken|(?:not|(?:is|was)n['\u2019]t)\s+(?:right|correct|true|the\s+answer))"
+    r"(?=\s*(?:[.,;!]|$))",
+    re.IGNORECASE,
+)
+"""A clause after a value that denies the value and not a reason: "B seems right, but it is wrong"."""
 REFUSED = re.compile(
     r"\W*(?:(?:no|nope)\b\W*)?(?:(?:i|we)\s+(?:do\s*n['\u2019]t|do\s+not)\s+think\s+so"
     r"|(?:that|this|it)(?:['\u2019]s|\s+is|\s+was)\s+(?:wrong|incorrect|a\s+mistake|not\s+(?:right|correct|true|it)))\b\W*$",
@@ -124,8 +167,8 @@ _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _COUNTED = re.compile(r"(?<=\d)\s+(?!sin|cos|tan|log|sqrt|mod)[a-z]{2,}\b|(?<=\d)\s*x(?=\s*\$?\d)")  # 6 kg, 2 x 3
 _MEASURED = re.compile(r"(?<=\d)(?:\s[mghsl]|\s?(?:[kcm]m|[km]g|[km]l|min))(?![A-Za-z])(?:/[a-z]+)?")  # 3 m * 100 cm/m
 _CHOICE = re.compile(
-    r"(?:\\text\w*\{)?(?:\(?([A-J])\)\}?[\s\\]+\S|([A-J])\.\s+\S|\(?([A-J])\)?\s+(?:is|would be)\s+(?:the\s+)?"
-    r"(?:correct|right|true|best)\b).*",
+    r"(?:\\text\w*\{)?(?:\(?([A-J])\)\}?[\s\\]+\S|([A-J])\.(?!\u00a0)\s+\S"
+    r"|\(?([A-J])\)?\s+(?:is|would be)\s+(?:the\s+)?(?:correct|right|true|best)\b).*",
     re.DOTALL,
 )
 _ROUNDED = re.compile(
@@ -136,6 +179,7 @@ _VARIABLE = re.compile(  # x, a_n, AB, \angle ABC, f(5), P(A)
     r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\)\s*)?"
 )
 _GIVEN = re.compile(r"(?:since|because|as|if|when|given|for)\b", re.IGNORECASE)
+_SUPPOSED = re.compile(r"(?:if|unless|suppose|assume)\b[^,]*(?:,\s*(?:then\s+)?|\bthen\s+)", re.IGNORECASE)
 _HENCE = re.compile(
     r"[,;.$]?\s+(?:and\s+)?(?:so|therefore|thus|hence|meaning|which means|and(?=\s+(?:the|s?he|it|they)\b))\b,?\s+"
     r"(?:that\s+)?",
@@ -149,7 +193,7 @@ _LEAD = re.compile(
     r"|i(?:['\u2019](?:m|d|ve))?\s+(?:[a-z]+\s+)?(?:think|believe|guess|say|get|got|found|find|reckon|sure|have|see"
     r"|calculated)\b(?:\s+that)?,?:?|(?:we|you)\s+(?:can\s+)?(?:get|have|find|obtain|see)\b(?:\s+that)?,?:?"
     r"|(?:it|that|this|there|they|which|here)(?:['\u2019](?:s|re)|\s+(?:is|are|was|equals|gives|makes|leaves"
-    r"|(?:would|should|must|will|could|might|may|has to)\s+be))\b:?"
+    r"|(?:would|should|must|will|could|might|may|has to)\s+be))\b(?:\s+(?:called|named|known\s+as)\b)?:?"
     r"|the\s+(?:(?:correct|final|right)\s+)?(?:number|value|fraction|result|total|sum|product|integer|option|choice"
     r"|letter|solution)(?:\s+(?:is|are|was|equals))?\b:?)[\s*_]+",
     re.IGNORECASE,
@@ -168,7 +212,9 @@ _WRAPPED = re.compile(
 )
 _SPACES = re.compile(r"^(?:\\[,;:! ]|~){1,9}|(?:\\[,;:! ]|~){1,9}$")  # bounded: without, the time is quadratic
 _BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\w(]))+)(?<=\S)\*\*(?![\w(])")
-_LIST = re.compile(r"(?:[ \t]*(?:[-*][ \t]+|\d+[.)][ \t]+)?[-+$(]?\d[\d.,/]*%?[).,;]?[ \t]*(?:\n+|$)){2,}")
+_LIST = re.compile(
+    r"(?:[^\n]*:[ \t*]*\n\s*)?((?:[ \t]*(?:[-*][ \t]+|\d+[.)][ \t]+)?[-+$(]?\d[\d.,/]*%?[).,;]?[ \t]*(?:\n+|$)){2,})"
+)
 _LIST_MARK = re.compile(r"^\s*(?:[-*]|\d+[.)])\s+")
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
 _ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 0x1F700)))
@@ -177,20 +223,31 @@ _PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
 _PAIRS += [("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a")]
 
 
+def readable(text: str) -> str:
+    """The visible text with ordinary characters, without tags, struck text and empty check boxes.
+
+    `BOUND_SPACE` follows the periods of initials and titles, which end no sentence.
+    """
+    if "</think>" in text and (visible := text.rpartition("</think>")[2].strip()):
+        text = visible
+    text = _BLANKS.sub(" " * 8, normalized(text))
+    for sign, pattern, replacement in _CLEANED:
+        if sign in text:
+            text = pattern.sub(replacement, text)
+    return text
+
+
 def unmarked_answer(text: str) -> ParsedAnswer:
     """The answer of a text without a mark."""
     clean = strip_markup(_EXPLAINED.split(_HEAD.sub("", text), maxsplit=1)[0])
     if clean.isascii() and clean.isalnum():
         return ParsedAnswer(text, clean, "statement")
-    if "\n" in clean and len(clean) <= MAX_VALUE and _LIST.fullmatch(clean):
-        items = [_LIST_MARK.sub("", line) for line in clean.splitlines() if line]
+    if "\n" in clean and len(clean) <= MAX_VALUE and (listed := _LIST.fullmatch(clean)):
+        items = [_LIST_MARK.sub("", line) for line in listed[1].splitlines() if line]
         return ParsedAnswer(text, " or ".join(items), "statement")
     tail = clean[-4 * MAX_VALUE :]
     if not RUN.search(tail):
-        lines = clean.splitlines()
-        is_short = len(lines) == 1 or (lines and len(lines[-1].split()) <= 5)
-        name = _NAMED.fullmatch(clean)
-        return ParsedAnswer(text, bare_value(name[1] if name else lines[-1] if is_short else clean), "statement")
+        return _words(text, clean, tail)
     if ("\n" not in clean or "\\begin" in clean) and _is_expression(lead := without_lead_in(clean)):
         return ParsedAnswer(text, bare_value(lead), "statement")
     sentences: list[str] = []
@@ -208,6 +265,20 @@ def unmarked_answer(text: str) -> ParsedAnswer:
     return ParsedAnswer(text, "", "fallback")
 
 
+def _words(text: str, clean: str, tail: str) -> ParsedAnswer:
+    """The answer of a text without digits: its name, its last short line, or a number in words."""
+    lines = clean.splitlines()
+    is_short = len(lines) == 1 or (lines and len(lines[-1].split()) <= 5)
+    name = _NAMED.fullmatch(REASON.split(clean, maxsplit=1)[0])
+    value = bare_value(name[1] if name else REASON.split(lines[-1], maxsplit=1)[0] if is_short else clean)
+    spelled = number_in_words(value)
+    is_number = spelled is not None and len(spelled[1].split()) < 2
+    digits = with_digits(tail)
+    if digits == tail or is_number or (name and not value[:1].islower()):
+        return ParsedAnswer(text, value, "statement")
+    return ParsedAnswer(text, unmarked_answer(digits).value, "fallback")
+
+
 def sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | None:
     """The value and its source in a sentence, or None if there is none or it is denied."""
     text = without_lead_in(strip_markup(_HEAD.sub("", text[-MAX_VALUE:])))
@@ -217,11 +288,18 @@ def sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | 
             return None
     if _DOUBTED.match(text):
         return None
-    if wrong := _WRONG.search(text):  # "42 is wrong, it is 43"
+    if supposed := _SUPPOSED.match(text):  # "If x were 42, we would get 43"
+        text = text[supposed.end() :]
+    if wrong := WRONG.search(text):  # "42 is wrong, it is 43"
         clause = next(reversed(list(_CLAUSE.finditer(text, 0, wrong.start()))), None)
         subject, rest = text[clause.end() if clause else 0 : wrong.start()], text[wrong.end() :]
-        if RUN.search(subject):
-            return sentence_value(rest) or sentence_value(text[: clause.start() if clause else 0])
+        if run := RUN.search(subject):
+            before = text[: clause.start() if clause else 0]
+            listed = next(reversed(list(RUN.finditer(before))), None)  # "41 and 42 is wrong" denies both
+            start = wrong.start() - len(subject) + run.start()
+            is_plural = wrong[0].lower().startswith(("are", "were")) and not before.rstrip().endswith(",")
+            before = "" if is_plural or (listed and JOINED.fullmatch(text, listed.end(), start)) else before
+            return sentence_value(rest) or sentence_value(before)
         if not subject.strip() and not rest.strip(" .!"):  # "42, which is wrong"
             return None
     return _affirmed_value(text)
@@ -236,7 +314,7 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
     if _is_expression(text) and (runs or STARTS.match(text)):
         return bare_value(text), "statement"
     clauses = [clause.end() for clause in _HENCE.finditer(text)]
-    if clauses and _stated_value(rest := text[clauses[-1] :], after_verb=True)[1]:  # Mary is 10, so John is 15
+    if clauses and _stated_value(rest := text[clauses[-1] :])[1]:  # Mary is 10, so John is 15
         text = rest
         runs = list(RUN.finditer(text))
     at, value = _stated_value(text)
@@ -248,6 +326,8 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
         at, value = last.start(), _balanced(last[0])
         if bound := _BOUND.search(text, 0, at):
             at, value = bound.start(), bound[0] + value
+    if TAKEN_BACK.match(text, at + len(value)):
+        return None
     before = next((run for run in reversed(runs) if run.end() <= at), None)
     if before:  # "maybe 41, maybe 42": neither
         between = text[before.end() : at]
@@ -257,12 +337,17 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
             or _BETWEEN.search(text, 0, before.start())
             or (source == "fallback" and _RANGE.search(text, 0, before.start()))
         ):
-            value = text[before.start() : at] + value
+            at, value = before.start(), text[before.start() : at] + value
+            if _is_denied(text[:at]):
+                return None
+    is_first = "," in value and at == runs[0].start() > 0
+    if is_first and text[at - 1] in "([" and text[at + len(value) :][:1] in {")", "]"}:  # It lies in (0, 1)
+        value = text[at - 1 : at + len(value) + 1]
     return bare_value(value), source
 
 
-def _stated_value(text: str, *, after_verb: bool = False) -> tuple[int, str]:
-    """Position and text of the value after a verb or "=", else, unless `after_verb`, at the start of the sentence."""
+def _stated_value(text: str) -> tuple[int, str]:
+    """Position and text of the value after a verb or "=", else at the start of the sentence."""
     at, value = 0, ""
     is_given = _GIVEN.match(text)  # "Since x is 2, y is 4"
     for copula in _COPULA.finditer(text):
@@ -273,7 +358,7 @@ def _stated_value(text: str, *, after_verb: bool = False) -> tuple[int, str]:
             if _is_expression(statement) and not is_given:
                 return at, value
     is_sum = value != "" and "=" in text[:at].rstrip()[-1:]
-    if STARTS.match(text) and not after_verb and not is_sum:  # "42 is 6 times 7", "42 apples are left"
+    if STARTS.match(text) and not is_sum:  # "42 is 6 times 7", "42 apples are left"
         return 0, without_remark(text)
     return at, value
 

@@ -21,7 +21,7 @@ from forge_verifiers.core.functions import grade_each
 from forge_verifiers.core.verifier import Assessment, Scores
 from forge_verifiers.rules.answers import AnswerRule, fold, same_text
 from forge_verifiers.rules.choices import choice_letter
-from forge_verifiers.rules.languages import normalized
+from forge_verifiers.rules.maths.fields import fields
 from forge_verifiers.rules.maths.formula import assigned, is_words, latex, split_unit
 from forge_verifiers.rules.maths.quantity import (
     MAX_CHARS,
@@ -36,8 +36,9 @@ from forge_verifiers.rules.maths.quantity import (
 from forge_verifiers.rules.maths.worker import WORKERS, Pair
 
 _LOG = logging.getLogger(__name__)
+_INDEX = re.compile(r"(?<=[A-Za-z)\]])_\s*(?:(\d+)|\{(\d+)\})(?!\d)|(?<=\^)\{(\d*[-+])\}$")
+_LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _ROUNDING = 1e-6  # up to here, a tolerance is for rounding only and does not apply to whole numbers
-_FIELDS = re.compile(r"\d+(?:-\d+)+|\d+/\d+/\d+|\d{1,2}:[0-5]\d(?::[0-5]\d)?")
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Numeric(AnswerRule):
             return None
         answer, gold_texts = pair
         try:
-            golds = [number for gold in gold_texts if not _fields(gold) and (number := _number(gold, end))]
+            golds = [number for gold in gold_texts if not fields(gold) and (number := _number(gold, end))]
             if not golds:
                 self.unread.add(self.name, gold_texts[0], "not a number")
                 return None
@@ -123,7 +124,7 @@ class Numeric(AnswerRule):
 def _number(text: str, end: float) -> Quantity | None:
     r"""A real number, such as ``\sqrt{2}``, or None for any other text. Raises TimeoutError after `end`."""
     number = read_quantity(text) or assigned(text)[1]
-    if number is not None or not any(map(str.isdigit, text)) or _fields(text):
+    if number is not None or not any(map(str.isdigit, text)) or fields(text):
         return number
     formula, unit = split_unit(text)
     formula_latex = latex(formula)
@@ -227,9 +228,9 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
         return True
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    fields, answer_fields = _fields(gold), _fields(answer)
-    if fields and (answer_fields or fields[0] != ":"):  # 3:30 may be a ratio
-        return fields == answer_fields
+    gold_fields, answer_fields = fields(gold), fields(answer)
+    if gold_fields and (answer_fields or gold_fields[0] != ":"):  # 3:30 may be a ratio
+        return gold_fields == answer_fields
     for a, b in ((answer, gold), (gold, answer)):  # 3,14 is a number if compared with 3.14, and a list with "3, 14"
         if (digits := decimal_comma(a.strip())) and "." in (literal(b.strip()) or ""):
             number, other = read_quantity(digits), read_quantity(b.strip())
@@ -268,16 +269,11 @@ def _formulas(answer: str, gold: str, parts: list[Pair]) -> bool | list[Pair] | 
     return [*parts, (formula, gold_formula)]
 
 
-def _fields(text: str) -> tuple[str | int, ...]:
-    """Separator and numbers of a date, a score, a range or a time of day, which must not be computed."""
-    text = normalized(text).strip("$ ").replace("\u2013", "-").replace("\u2212", "-")
-    if not _FIELDS.fullmatch(text):
-        return ()
-    sign = text.lstrip("0123456789")[0]
-    return sign, *map(int, text.split(sign))
-
-
 def plain_text(text: str) -> str:
-    r"""The text without ``\text{}``, dollar signs, quotation marks, case, a final period, spaces outside numbers."""
-    text = cleaned(text.replace("$", ""))
+    r"""The text without ``\text{}``, dollar signs, quotation marks, case, a final period, spaces outside numbers.
+
+    "Red, green, and blue" is "red,green,blue", and the indices of H_2O and H₂O are those of H2O.
+    """
+    text = _INDEX.sub(r"\1\2\3", cleaned(text.replace("$", "")).translate(_LOWERED)).removesuffix(" only")
+    text = re.sub(r"(?<=[A-Za-z]),?\s+and\s+(?=[A-Za-z])", ",", text)
     return re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text).strip("\"'").rstrip(".").casefold()

@@ -129,8 +129,8 @@ _CALL = re.compile(r"(\\sqrt|\^)\s*\(")
 _ABS = re.compile(r"(?<![A-Za-z\\])(abs|exp)\s*\(")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5,}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\}|\\(?:mathbb|overline|operatorname)\{\w+\}")
-_NOT_READ = re.compile(r"\d\s+[\d.]|\d\s*_")
-"""Two numbers without an operator, and numbers with an index, which math-verify would add or drop."""
+_NOT_READ = re.compile(r"\d\s+[\d.]|\d\s*_|(?<![\w.])0[xXbo]\w")
+"""Two numbers without an operator, and numbers with an index or a prefix, which math-verify would misread."""
 _EXPENSIVE = re.compile(
     r"\^[\s{(]*\d+\s*\^[\s{(]*\d+\s*\^|\d{5,}\s*!|!\s*!|\^\s*\{?\s*[-+(]?\s*\d{5,}|\\binom\s*\{?\s*\d{5,}"
 )
@@ -210,7 +210,7 @@ def assigned(text: str) -> tuple[str, Quantity | None]:
         return "", read_quantity(text)
     text = cleaned(text)
     sides = [side.strip() for side in text.split("=")]
-    is_list = ";" in text or any("," in side for side in sides[:-1])
+    is_list = re.search(r";|\b(?:or|and)\b", text) or any("," in side for side in sides[:-1])
     if not is_list and not _RELATION.search(text):
         if _VARIABLE.fullmatch(sides[0]):
             return "".join(sides[0].split()), read_quantity(sides[-1])

@@ -26,6 +26,12 @@ _NUMBER = re.compile(
     rf"(?:(?P<joint>\s+and\s+(?:an?|one)\s+|[\s-]+|)(?P<part>{'|'.join(_PARTS)})(?P<plural>s?)(?![A-Za-z]))?",
     re.IGNORECASE,
 )
+_FIRST = re.compile(
+    rf"(?<![\w-])(?:(?:minus|negative)\s+|an?\s+(?={'|'.join([*_LARGE, *_PARTS])}))?"
+    rf"(?:{'|'.join([*_SMALL, *_LARGE, *_PARTS])})\b",
+    re.IGNORECASE,
+)
+_ONE_IN = re.compile(r"\s+(?:in|out of)\s", re.IGNORECASE)
 
 
 def number_in_words(text: str) -> tuple[Fraction, str] | None:
@@ -43,6 +49,18 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
             return None
         whole = whole + part if is_added else whole * part
     return -whole if match["sign"] else whole, match.string[match.end() :]
+
+
+def with_digits(text: str) -> str:
+    """The text with numbers in words as digits, except a bare "one", which may be a pronoun."""
+    end, parts = 0, []
+    for start in _FIRST.finditer(text):
+        if start.start() >= end and (number := number_in_words(text[start.start() :])):
+            value, rest = number
+            if abs(value) != 1 or _ONE_IN.match(rest):
+                parts += [text[end : start.start()], str(value)]
+                end = len(text) - len(rest)
+    return "".join([*parts, text[end:]])
 
 
 def _whole(text: str) -> Fraction | None:

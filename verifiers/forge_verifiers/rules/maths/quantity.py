@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from forge_verifiers.rules.languages import ALTERNATIVE, BOUND, COUNTER, NEGATION, normalized
+from forge_verifiers.rules.maths.fields import fields
 from forge_verifiers.rules.maths.number_words import PART, number_in_words
 
 MAX_CHARS = 1_000
@@ -44,33 +45,49 @@ class Quantity:
 
 PERCENT = Unit((("%", 1),), Fraction(1, 100))
 
-_BASES = {  # base unit -> names and sizes
-    "metre": "mm 1/1000 cm 1/100 m 1 km 1000 in 127/5000 inch 127/5000 inche 127/5000 ft 381/1250 foot 381/1250 "
-    "feet 381/1250 yd 1143/1250 yard 1143/1250 mi 201168/125 mile 201168/125",
-    "gram": "mg 1/1000 g 1 kg 1000 lb 45359237/100000 pound 45359237/100000 oz 45359237/1600000 ounce 45359237/1600000",
-    "second": "s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
-    "litre": "ml 1/1000 mL 1/1000 l 1 L 1",
-    "dollar": "$ 1 dollar 1 usd 1 cent 1/100 ¢ 1/100",
-    "euro": "€ 1 euro 1 eur 1",
-    "sterling": "£ 1 gbp 1",
-    "degree": "° 1 degree 1 deg 1",
-    "newton": "N 1 newton 1",
-    "joule": "J 1 joule 1 kj 1000",
-    "watt": "W 1 watt 1 kw 1000",
-    "volt": "V 1 volt 1",
-    "ampere": "A 1 amp 1 ampere 1",
-    "ohm": "Ω 1 ohm 1",
-    "hertz": "hz 1 hertz 1 khz 1000 mhz 1000000",
-    "yen": "¥ 1 yen 1 jpy 1",
-    "rupee": "₹ 1 rupee 1 inr 1",
+_SI = {  # base unit -> symbols and other names, which all take prefixes
+    "metre": "m meter",
+    "gram": "g",
+    "second": "s",
+    "litre": "l L liter",
+    "newton": "N",
+    "joule": "J",
+    "watt": "W",
+    "volt": "V",
+    "ampere": "A amp",
+    "coulomb": "C",
+    "ohm": "\u03a9",
+    "hertz": "Hz",
+    "pascal": "Pa",
+    "mole": "mol",
+    "byte": "B",
 }
-_PREFIXES = {"milli": Fraction(1, 1000), "centi": Fraction(1, 100), "": Fraction(1), "kilo": Fraction(1000)}
-_NAMED = {"meter": "metre", "metre": "metre", "gram": "gram", "liter": "litre", "litre": "litre"}
-_UNITS: dict[str, tuple[str, Fraction]] = {
-    name: (base, Fraction(size))
-    for base, text in _BASES.items()
-    for name, size in zip(text.split()[::2], text.split()[1::2], strict=True)
-} | {prefix + name: (base, size) for name, base in _NAMED.items() for prefix, size in _PREFIXES.items()}
+_PREFIXES = {"nano": "n", "micro": "\u03bc", "milli": "m", "centi": "c", "kilo": "k", "mega": "M", "giga": "G"}
+_POWERS_OF_TEN = dict(zip(_PREFIXES, (-9, -6, -3, -2, 3, 6, 9), strict=True))
+_OTHERS = {  # base unit -> other names and their sizes
+    "metre": "in 127/5000 inch 127/5000 inche 127/5000 ft 381/1250 foot 381/1250 feet 381/1250 yd 1143/1250 "
+    "yard 1143/1250 mi 201168/125 mile 201168/125",
+    "gram": "lb 45359237/100000 pound 45359237/100000 oz 45359237/1600000 ounce 45359237/1600000",
+    "second": "sec 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
+    "hertz": "hz 1 khz 1000 mhz 1000000",
+    "joule": "kj 1000",
+    "watt": "kw 1000",
+    "dollar": "$ 1 dollar 1 usd 1 cent 1/100 \u00a2 1/100",
+    "euro": "\u20ac 1 euro 1 eur 1",
+    "sterling": "\u00a3 1 gbp 1",
+    "degree": "\u00b0 1 degree 1 deg 1",
+    "yen": "\u00a5 1 yen 1 jpy 1",
+    "rupee": "\u20b9 1 rupee 1 inr 1",
+}
+_UNITS: dict[str, tuple[str, Fraction]] = {}
+for _base, _names in _SI.items():
+    for _name in (_base, *_names.split()):
+        _UNITS[_name] = (_base, Fraction(1))
+        for _prefix, _symbol in _PREFIXES.items():
+            _long = _prefix if len(_name) > 2 else _symbol
+            _UNITS[_long + _name] = (_base, Fraction(10) ** _POWERS_OF_TEN[_prefix])
+for _base, _names in _OTHERS.items():
+    _UNITS |= {name: (_base, Fraction(size)) for name, size in zip(*[iter(_names.split())] * 2, strict=True)}
 _NO_UNITS = frozenset(
     re.findall(
         r"\w+",
@@ -92,11 +109,12 @@ _NO_WORD = re.compile(
 _PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+")
 _PART = re.compile(
-    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¥₹¢°Ω]+)\s*(?:(squared|cubed)|\^\s*\{?\s*([1-9])\s*\}?)?"
+    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¥₹¢°Ωμ]+)\s*(?:(squared|cubed)|\^\s*\{?\s*([1-9])\s*\}?)?"
 )
 _TEMPERATURE = re.compile(r"(?:degrees?|°)\s*([CcFfKk])(?:elsius|ahrenheit|elvin)?")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 
+_PLUS = re.compile(r"(?<=[A-Za-z])(?:,?\s+and\s+|,?\s+)(?=\d)")
 _GROUPED = re.compile(
     r"([-+]?\d{1,3}(?:([,' _\u00a0\u202f\u2009]|\{,\}|\\[,!]|,\\!)\d{3})(?:\2\d{3})*)(?:([.,])(\d+))?"
 )
@@ -110,7 +128,9 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "bil
 _WRAPPED = re.compile(r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}")
 _DEGREES = re.compile(r"(?<=\d)\^\s*\{?\s*o\s*\}?(?![A-Za-z])|\^\s*\{?\s*\\circ\s*\}?|\\degree\b")
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
-_SIGNS |= str.maketrans({"\u2019": "'", "\u2044": "/", "\u2215": "/", "\u2236": ":", "\u2103": "°C", "\u2109": "°F"})
+_SIGNS |= str.maketrans(
+    {"\u2019": "'", "\u2044": "/", "\u2215": "/", "\u2236": ":", "\u00b5": "\u03bc", "\u2103": "°C", "\u2109": "°F"}
+)
 _REPEATING = re.compile(r"^([-+]?\d*\.\d*?)(\d{1,6})\2+\s*(?:\.\.\.|\u2026|\\[lc]?dots)$")  # 0.1666...
 _PERIOD = re.compile(r"^([-+]?\d+\.\d*)\((\d{1,9})\)$")  # 0.1(6)
 _HALVES = {"½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
@@ -123,7 +143,7 @@ _NUMBER = re.compile(
     r"(?P<sign>(?:[-+]\s*|(?:minus|negative)\s+)*)(?:"
     r"(?P<whole>\d+)?\s*\\frac\s*(?:\{\s*(?P<top>-?\d+)\s*\}|(?P<top1>\d))\s*(?:\{\s*(?P<bottom>-?\d+)\s*\}|(?P<bottom1>\d))"
     r"|(?P<whole2>\d+)\s+(?P<top2>\d+)\s*/\s*(?P<bottom2>\d+)"
-    rf"|(?P<top3>{_DIGITS})\s*(?:/|\s+out\s+of\s+|:)\s*(?P<bottom3>{_DIGITS})(?![\d.,]*\s*[:/])"
+    rf"|(?P<top3>{_DIGITS})\s*(?:/|\s+out\s+of\s+|\s+in\s+|:)\s*(?P<bottom3>{_DIGITS})(?![\d.,]*\s*[:/])"
     rf"|(?P<mantissa>{_DIGITS})\s*(?:\*|\\times|\\cdot|x)\s*10\s*\^\s*\{{?\s*(?P<ten>[-+]?\d+)\s*\}}?"
     r"|(?P<once>\d*)\.(?P<then>\d*)\\(?:overline|bar|dot)\s*\{?(?P<again>\d+)\}?"
     r"|(?P<digits>[0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(?P<base>\d{1,2})\}?"
@@ -194,6 +214,8 @@ def read_quantity(text: str) -> Quantity | None:
     text = cleaned(text)
     if digits := literal(text) or decimal_comma(text):
         return _quantity(digits)
+    if text[-4:].isdecimal() and text[-5:-4] == " " and fields(text)[:1] == ("date",):
+        return Quantity(Fraction(text[-4:]))
     if spelled := number_in_words(text):
         return _spelled(*spelled)
     if money := _MONEY.match(text):
@@ -207,9 +229,23 @@ def read_quantity(text: str) -> Quantity | None:
     if not rest.strip():
         return number
     rest = rest.replace("\\$", "$")
-    is_spaced = rest[0].isspace() or not rest.strip()[0].isalpha()
+    is_spaced = text[match.end() - 1].isspace() or rest[0].isspace() or not rest[0].isalpha()
     unit = None if "\\" in rest else read_unit(rest, spaced=is_spaced)
-    return Quantity(number.value, unit, number.is_decimal) if unit else None
+    return Quantity(number.value, unit, number.is_decimal) if unit else _sum(text)
+
+
+def _sum(text: str) -> Quantity | None:
+    """``2 hours and 30 minutes``, with units from large to small."""
+    texts = _PLUS.split(text) if len(text) < _MAX_DIGITS else []
+    parts = [read_quantity(part) for part in texts] if len(texts) > 1 else []
+    units = [part.unit for part in parts if part and part.unit]
+    if not 1 < len(units) == len(parts) or len({unit.dimension for unit in units}) > 1:
+        return None
+    factors = [unit.factor for unit in units]
+    if factors != sorted({*factors}, reverse=True):
+        return None
+    value = sum(part.value * part.unit.factor for part in parts if part and part.unit)
+    return Quantity(value / factors[0], units[0], any(part.is_decimal for part in parts if part))
 
 
 def _spelled(value: Fraction, rest: str) -> Quantity | None:
