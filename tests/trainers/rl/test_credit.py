@@ -117,6 +117,8 @@ def test_batch_std_is_one_number_per_role():
     spread = np.std([-1, 1, -2, 2])
     result = np.concatenate(Credit(scale="batch_std").assign(scored))
     np.testing.assert_allclose(result, [-1 / spread, 1 / spread, -2 / spread, 2 / spread, -1, 1], rtol=1e-6)
+    equal = [one(3, seed=2), one(3, seed=2)]  # a zero-variance group does not count
+    np.testing.assert_array_equal(np.concatenate(Credit(scale="batch_std").assign([*scored, *equal])[:6]), result)
     alike = np.concatenate(Credit(by=("seed",), scale="batch_std").assign(scored[:4]))
     np.testing.assert_allclose(alike, result[:4], rtol=1e-6)
 
@@ -188,6 +190,9 @@ def test_long_responses_are_punished_softly():
     assert assigned(credit, [one(1.0, tokens=[6]), one(1.0, tokens=[10])]) == [[0.5], [-0.5]]
     assert assigned(credit, by_turn([1, 1], [1, 1], tokens=[6, 8])) == [[0.25, -0.25], [0.25, -0.25]]
     assert assigned(credit, [one(1.0, tokens=[6, 10]), one(1.0, tokens=[1, 1])]) == [[-0.25] * 2, [0.25] * 2]
+    returns = Credit(by=("seed", "role", "turn"), scale="none", overlong=overlong, turns="return")
+    late = [one(0.0, turns=[nan, 1.0], tokens=[n, 1]) for n in (10, 1)]  # also of a turn without a reward of its own
+    assert assigned(returns, late) == [[-0.5, 0.0], [0.5, 0.0]]
 
 
 @pytest.mark.parametrize(

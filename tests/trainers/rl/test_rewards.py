@@ -301,6 +301,13 @@ def test_group_within_the_noise_has_zero_variance():
     assert credit_groups(scored(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
 
 
+def test_noise_of_another_length_is_refused():
+    reward = Assessing()
+    reward.assess = lambda trajectories: SimpleNamespace(scores=np.zeros(4), noise=np.ones(3), turns=None)
+    with pytest.raises(ValueError, match=r"reward assessing returned noise of shape \(3,\)"):
+        scored([group((0, 0), (1, 1))], reward)
+
+
 def two_turns(first, second, seed=0):
     turns = (turn("a", 0, first), dataclasses.replace(turn("a", 1, second), prompt_ids=(1, 2, 3, 4)))
     trajectory = Trajectory(agent="a", policy="hero", turns=turns)
@@ -388,6 +395,14 @@ def test_metrics_count_response_and_reasoning_tokens():
     assert result["reasoning_tokens"] == pytest.approx(6 * thinking / len(turns))
     assert result["cut_off"] == pytest.approx(thinking / len(turns))
     assert rates([], 1.0)["reasoning_tokens"] == 0.0
+
+
+def test_turns_of_scripts_are_no_short_responses():
+    item = with_turn(scored([group((0, 0), (0, 0))])[0], [1], finish_reason="length")
+    item = with_turn(item, [0], prompt_ids=(), response_ids=(), logprobs=(), versions=(), finish_reason="scripted")
+    result, sampled = rates([item], 1.0), item.episodes[0].trajectories["b"].turns[0].response_ids
+    assert result["turns"] == 4 and result["response_tokens"] == len(sampled)
+    assert result["cut_off"] == pytest.approx(1 / 3)
 
 
 def test_metrics_count_failed_programs():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from forge_agents import Ensemble, Rule
-from forge_agents.types import Trajectory, Turn
+from forge_agents.types import NewMessages, ToolCall, Trajectory, Turn
 from forge_verifiers import SelfConsistency
 from forge_verifiers.ensemble.panel import ScoreCache, content_key
 
@@ -25,7 +25,10 @@ def counting(cost="model", name="judge", grade=lambda t: len(t.turns[-1].action)
 def test_cache_key_covers_what_verifiers_may_read():
     base = content_key(said("x"))
     others = [said("y"), said("x", seed=1), said("x", reward=1.0), said("x", info={"gold": 3})]
-    assert len({base, *map(content_key, [*others, said("x", terminated=True)])}) == 6
+    others += [said("x", terminated=True), said("x", finish_reason="length")]
+    others.append(said("x", tool_calls=(ToolCall(name="f"),)))
+    others += [said("x", new_messages=NewMessages(messages=(("user", text),))) for text in "uv"]
+    assert len({base, *map(content_key, others)}) == 10
     sampled = said("x", generate_s=2.0, policy="p2", prompt_ids=(1,), response_ids=(2,), logprobs=(-1.0,))
     assert content_key(sampled) == base and len(base) == 16
 

@@ -104,8 +104,8 @@ class Credit:
     role, and turn, if `by` names them, over the run (SPIRAL, arXiv 2506.24119). "none": 0."""
     scale: Literal["std", "batch_std", "none"] = "std"
     """Divisor of the difference. "std": standard deviation of the compared rewards (GRPO). "batch_std": standard
-    deviation of all differences of the step, per role if `by` names roles (REINFORCE++, arXiv 2501.03262). "none": 1
-    (Dr. GRPO, arXiv 2503.20783). "std" needs the baseline of a group."""
+    deviation of the step's differences without zero-variance groups, per role if `by` names roles (REINFORCE++, arXiv
+    2501.03262). "none": 1 (Dr. GRPO, arXiv 2503.20783). "std" needs the baseline of a group."""
     turns: Literal["own", "to_go", "return"] = "own"
     """Use of turn rewards. "own": the reward of a turn is compared. "to_go": as "own", then the advantages of the turn
     and of later turns are summed (process supervision in GRPO, arXiv 2402.03300, section 4.1.3). "return": the rewards
@@ -241,10 +241,10 @@ class Credit:
         if trajectory.turns is None:
             reward = trajectory.reward + (float(penalties.mean()) if len(penalties) else 0.0)
             return np.full(len(penalties) if "turn" in self.by else 1, reward)
-        turns = np.asarray(trajectory.turns, np.float64) + penalties
+        turns = np.asarray(trajectory.turns, np.float64)
         if self.turns != "return" or np.isnan(turns).all():
-            return turns
-        return self._discounted_sums(np.nan_to_num(turns))
+            return turns + penalties
+        return self._discounted_sums(np.nan_to_num(turns) + penalties)
 
     def _scaled(
         self, scored: Sequence[Scored], advantages: Sequence[np.ndarray | None], values: Sequence[np.ndarray]

@@ -94,21 +94,22 @@ def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int) -> dict[s
 def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
     """Return ``tokens``, ``tokens_per_s`` and ``turns`` of a step that took `seconds`.
 
-    Per turn: mean ``response_tokens``, mean ``reasoning_tokens`` among them, and fraction ``cut_off``. Per episode:
-    fractions ``out_of_context`` and ``program_failed``.
+    Per turn of a model: mean ``response_tokens``, mean ``reasoning_tokens`` among them, and fraction ``cut_off``. Per
+    episode: fractions ``out_of_context`` and ``program_failed``.
     """
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    of_models = [turn for turn in turns if turn.prompt_ids]  # the tokens of other players are unknown
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = total_tokens(turns)
     return {
         "tokens": float(tokens),
         "tokens_per_s": tokens / seconds,
         "turns": float(len(turns)),
-        "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
-        "reasoning_tokens": float(np.mean([turn.reasoning_tokens for turn in turns])) if turns else 0.0,
+        "response_tokens": float(np.mean([len(turn.response_ids) for turn in of_models])) if of_models else 0.0,
+        "reasoning_tokens": float(np.mean([turn.reasoning_tokens for turn in of_models])) if of_models else 0.0,
         "out_of_context": float(np.mean([e.end_reason == "context" for e in episodes])) if episodes else 0.0,
         "program_failed": float(np.mean([bool(e.program_error) for e in episodes])) if episodes else 0.0,
-        "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
+        "cut_off": float(np.mean([turn.finish_reason == "length" for turn in of_models])) if of_models else 0.0,
     }
 
 

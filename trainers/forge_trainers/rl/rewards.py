@@ -222,7 +222,10 @@ def assess(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Ass
         _log.warning("reward %s fails on %s. They have no reward and count as abstained: %s", name, share, cause)
     if turns is not None and [len(values) for values in turns] != [len(t.turns) for t in trajectories]:
         raise ValueError(f"reward {name} returned a wrong number of turn scores. Return one score per turn")
-    return Assessment(scores=_checked(result.scores, trajectories, name), noise=noise, turns=turns)
+    scores = _checked(result.scores, trajectories, name)
+    if noise is not None and noise.shape != scores.shape:
+        raise ValueError(f"reward {name} returned noise of shape {noise.shape}. Return one number per score")
+    return Assessment(scores=scores, noise=noise, turns=turns)
 
 
 def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:

@@ -90,11 +90,12 @@ class Cascade:
 
 def content_key(trajectory: Trajectory) -> bytes:
     """A 16-byte hash of all that a verifier may read: not of tokens, log-probabilities, versions and timings."""
-    turns = [
-        (t.observation, t.reasoning, t.raw_reasoning, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
-        for t in trajectory.turns
-    ]
+    names = (
+        "observation", "new_messages", "reasoning", "raw_reasoning", "action", "tool_calls", "reward", "finish_reason",
+        "terminated", "truncated",
+    )  # fmt: skip
     t = trajectory
+    turns = [[*(getattr(turn, name) for name in names), dict(turn.info)] for turn in t.turns]
     content = (t.env_id, t.seed, t.agent, t.instructions, t.initial_reward, dict(t.info), turns)
     text = json.dumps(content, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
