@@ -141,6 +141,44 @@ def test_scores_of_prefetched_groups_are_not_saved():
     assert not RewardState(len).any and RewardState(len).state_dict() == {}
 
 
+def test_changed_verifier_or_label_of_a_resumed_run_loses_its_earlier_scores(tmp_path):
+    def positive(trajectory):
+        return float(trajectory.reward > 0.5)
+
+    def negative(trajectory):
+        return float(trajectory.reward <= 0.5)
+
+    def solved(trajectory):
+        return trajectory.reward > 0.5
+
+    def resumed(judge, *, label=None):
+        rules = [fa.Rule(lambda t: abs(t.reward), name="plain"), fa.Rule(judge, name="judge", cost="expensive")]
+        ensemble = fa.Ensemble(rules, label=label)
+        state = RewardState(ensemble, [ensemble])
+        checkpoints = Checkpoints(tmp_path, keep=1, parts={"reward": state})
+        asyncio.run(checkpoints.restore({"team": learner}))
+        return ensemble, checkpoints
+
+    async def nothing(*_, **__):
+        return {}
+
+    learner = SimpleNamespace(load=nothing, start_save=nothing, finish_save=nothing)
+    played = [group(0.2, 0.8, seed=seed).episodes[0].trajectories["player_0"] for seed in range(8)]
+    played += [group(0.8, 0.2, seed=seed).episodes[0].trajectories["player_0"] for seed in range(8, 16)]
+    first, checkpoints = resumed(positive, label=solved)
+    first(played)
+    asyncio.run(checkpoints.save(1, {"team": learner}))
+    same, _ = resumed(positive, label=solved)
+    window = same.state_dict()["window/queried"]
+    assert window.shape == (16, 2) and window.all() and len(same._panel._cache) > 0
+    np.testing.assert_array_equal(same(played), first(played))
+    changed, _ = resumed(negative)
+    state = changed.state_dict()
+    assert state["window/queried"].sum(axis=0).tolist() == [16, 0] and not len(changed._panel._cache)
+    assert np.isnan(state["window/labels"]).all()
+    assert changed.scores(played)[:, 1].tolist() == [negative(trajectory) for trajectory in played]
+
+
 def test_restart_without_a_checkpoint_resets_the_reward(tmp_path):
     reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name=name) for name in "abc"])
     checkpoints = Checkpoints(tmp_path, keep=1, parts={"reward": RewardState(reward)})

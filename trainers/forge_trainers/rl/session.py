@@ -21,6 +21,7 @@ from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.policy_mapping import FixedPolicies
 from forge_trainers.rl.prefetch import Prefetch, TakenGroups
 from forge_trainers.rl.report import log_step
+from forge_trainers.rl.rewards import all_rewards
 from forge_trainers.rl.samples import StepSamples, check_trained, compute_advantages, make_samples, pack_samples
 from forge_trainers.rl.scoring import Scorer
 from forge_trainers.rl.stopping import StoppingCriteria, StopReason
@@ -28,6 +29,7 @@ from forge_trainers.rl.train_step import train
 from forge_trainers.run.checkpoints import ProcessRandomness, RewardState
 from forge_trainers.run.console import Display
 from forge_trainers.run.supervision import Stopwatch, Watchdog
+from forge_verifiers.ensemble.ensemble import Ensemble
 
 
 class RunState:
@@ -38,7 +40,8 @@ class RunState:
     """
 
     def __init__(self, reward: Reward, policies: FixedPolicies, config: GRPOConfig) -> None:
-        self.reward, self.taken = RewardState(reward), TakenGroups()
+        ensembles = [part for part in all_rewards(reward) if isinstance(part, Ensemble)]
+        self.reward, self.taken = RewardState(reward, ensembles), TakenGroups()
         self.baselines, self.progress = Baselines(), Progress()
         self.stopping, self.randomness = StoppingCriteria(config.max_empty_steps), ProcessRandomness()
         self.parts: dict[str, object] = {

@@ -17,7 +17,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -26,6 +26,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from forge_agents import safe_yaml
+from forge_agents.bench.fingerprints import digest
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import CHUNK_BYTES, Checksums, check_contained, check_plain_files, find_damage, user_path
 from forge_agents.models import resolve as models
@@ -35,14 +36,19 @@ from forge_agents.runtime.threads import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import moment_bytes
 from forge_trainers.learner.plan import LearnerPlan
+from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, hashes_of_models, read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
+    from forge_verifiers.ensemble.ensemble import Ensemble
 
 _log = logging.getLogger(__name__)
 _EXPORTED = "exported"
 """File in the checkpoint from which the run's export was made."""
+
+_HASHES = "parts/hashes"
+"""Key of the hashes of an ensemble's verifiers among the arrays of a reward."""
 
 _DAMAGE = (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile)
 """Errors of reading a damaged checkpoint."""
@@ -133,10 +139,14 @@ class RewardState:
 
     Steps that were scored ahead are collected and scored again after a resume, so their evidence must not be saved. The
     state is copied between steps, because a scoring thread may be changing it at any other time.
+
+    `ensembles` are those of the reward. They forget the scores of verifiers that have changed since the checkpoint.
     """
 
-    def __init__(self, reward: object) -> None:
+    def __init__(self, reward: object, ensembles: Sequence[Ensemble] = ()) -> None:
         self._reward = reward if isinstance(reward, Stateful) else None
+        self._ensembles = list(ensembles)
+        self._hashes = _part_hashes(self._ensembles)
         self._scored: dict[int, dict[str, np.ndarray]] = {}
         self._learned: dict[str, np.ndarray] | None = None
         self._ahead: set[int] = set()
@@ -169,17 +179,34 @@ class RewardState:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the state after the last training step."""
-        return self._state() if self._learned is None or not self._ahead else self._learned
+        state = self._state() if self._learned is None or not self._ahead else self._learned
+        return {**state, _HASHES: np.array(list(self._hashes.items()), np.str_)} if self._hashes else state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`."""
         self._scored, self._learned, self._ahead = {}, None, set()
-        if self._reward is not None:
-            self._reward.load_state_dict(state)
+        if self._reward is None:
+            return
+        self._reward.load_state_dict({name: value for name, value in state.items() if name != _HASHES})
+        saved = dict(state.get(_HASHES, np.empty((0, 2), np.str_)).tolist())
+        changed = {part for part, value in self._hashes.items() if saved.get(part, value) != value}
+        for number, ensemble in enumerate(self._ensembles):
+            names = [verifier.name for verifier in ensemble.verifiers if f"{number}/{verifier.name}" in changed]
+            ensemble.forget(names, labels=f"{number}" in changed)
 
     def _state(self) -> dict[str, np.ndarray]:
         """Return a copy of the reward's state."""
         return {} if self._reward is None else {k: np.array(v) for k, v in self._reward.state_dict().items()}
+
+
+def _part_hashes(ensembles: Sequence[Ensemble]) -> dict[str, str]:
+    """Return a hash of each verifier by number of its ensemble and name, and of the labels by number."""
+    parts = {f"{number}": ensemble.label for number, ensemble in enumerate(ensembles)} | {
+        f"{number}/{verifier.name}": verifier
+        for number, ensemble in enumerate(ensembles)
+        for verifier in ensemble.verifiers
+    }
+    return {name: digest(describe(part)) for name, part in parts.items()}
 
 
 class Checkpoints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args
@@ -114,6 +114,15 @@ class ScoreWindow:
         for name in _ROWS:
             setattr(self, name, np.array(state[name], getattr(self, name).dtype))
         self.calls, self._next_group = int(state["calls"]), int(state["next_group"])
+
+    def forget(self, columns: Sequence[int], *, labels: bool = False) -> None:
+        """Forget the scores of verifiers by number, as if they had not been called, and all labels if `labels`."""
+        self.scores[:, columns], self.queried[:, columns] = math.nan, False
+        if labels:
+            self.labels[:] = math.nan
+        keep = self.queried.any(axis=1)
+        for name in _ROWS:
+            setattr(self, name, getattr(self, name)[keep])
 
 
 class Ensemble(Composable):
@@ -327,6 +336,15 @@ class Ensemble(Composable):
         self._panel.load_state_dict(state_under("panel/", state))
         rest = {k: v for k, v in state.items() if k.startswith("verifiers/")}
         load_nested(self._parts(), rest, owner=self.name)
+
+    def forget(self, names: Collection[str], *, labels: bool = False) -> None:
+        """Forget what verifiers scored before their code or settings changed, and all labels if `labels`.
+
+        The next fit uses the remaining evidence.
+        """
+        columns = [k for k, verifier in enumerate(self.verifiers) if verifier.name in names]
+        self._window.forget(columns, labels=labels)
+        self._panel.forget(columns)
 
     def _parts(self) -> dict[str, Verifier]:
         return {f"verifiers/{k}": verifier for k, verifier in enumerate(self.verifiers)}

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -128,6 +128,11 @@ class ScoreCache:
         self._scores.move_to_end((verifier, key))
         if len(self._scores) > self.max_rows:
             self._scores.popitem(last=False)
+
+    def forget(self, verifiers: Collection[int]) -> None:
+        """Remove the scores of verifiers by number."""
+        for entry in [entry for entry in self._scores if entry[0] in verifiers]:
+            del self._scores[entry]
 
     def state_dict(self) -> State:
         """All entries, least recently used first."""
@@ -337,6 +342,10 @@ class Panel:
             )
             for k, v in enumerate(self.verifiers)
         )
+
+    def forget(self, verifiers: Collection[int]) -> None:
+        """Remove the cached scores of verifiers by number."""
+        self._cache.forget(verifiers)
 
     def state_dict(self) -> State:
         """Counters, last failures, the cache and the number of samples drawn by the cascade."""
