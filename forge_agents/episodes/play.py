@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex, TypeVar
 
 from pettingzoo import AECEnv, ParallelEnv
 
+from forge_agents.display import printable
 from forge_agents.envs import registry
 from forge_agents.envs.oracles import oracle_of
 from forge_agents.envs.spec import EnvSpec
@@ -175,8 +176,8 @@ def play(
             rollout.close(game, env_id)
     if (error := episode.error) is not None and error.kind != PlayerLeftError.__name__:
         warnings.warn(
-            f"{env_id} failed in {error.where}, {error.kind}: {error.message:.300}. Its rewards are those before that. "
-            "Episode.error has the trace",
+            f"{env_id} failed in {error.where}, {error.kind}: {printable(error.message)}. Its rewards are those before "
+            "that. Episode.error has the trace",
             RuntimeWarning,
             stacklevel=3,  # the caller, behind the frame of named_arguments
         )

@@ -427,7 +427,8 @@ class Gateway:
             elif method == "POST" and path in PROTOCOLS:
                 await _handle_call(session, PROTOCOLS[path], receive, send)
             else:
-                raise RefusedError(f"there is no {method} {path}; POST to {', '.join(PROTOCOLS)}", status=404)
+                request = abbreviate(f"{method} {path}")
+                raise RefusedError(f"there is no {request}; POST to {', '.join(PROTOCOLS)}", status=404)
         except Exception as cause:  # noqa: BLE001  # the boundary: the program gets the error, and the episode notes it
             failure = RefusedError(f"failed: {abbreviate(cause)}", status=500)
             error = cause if isinstance(cause, RefusedError) else failure

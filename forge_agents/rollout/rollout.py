@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from forge_agents.display import printable
 from forge_agents.errors import ArgumentError
 from forge_agents.policy import PolicyMapping, resolve_policies
 from forge_agents.rollout.episode import FailureError, PlayableEnv, play, run_env_code
@@ -137,9 +138,9 @@ def close(env: PlayableEnv, env_id: str) -> None:
         env.close()
     except (Exception, SystemExit) as error:  # noqa: BLE001  # environments are user code
         exception = traceback.TracebackException.from_exception(error)
-        frame = exception.stack[-1]
+        frame, text = exception.stack[-1], printable(str(exception))
         warnings.warn(  # shown once if it is always the same
-            f"{env_id}: close() raised {type(error).__name__}: {exception} ({frame.filename}:{frame.lineno}). The "
+            f"{env_id}: close() raised {type(error).__name__}: {text} ({frame.filename}:{frame.lineno}). The "
             "episode counts, but what the environment held may be left over",
             RuntimeWarning,
             stacklevel=2,

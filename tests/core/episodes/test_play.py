@@ -39,7 +39,7 @@ class Count(Plain):
     def act(self, agent, action):
         self.said += 1
         if action == "break":
-            raise RuntimeError("broken by a player")
+            raise RuntimeError("broken by a player\x1b[2J")
         return fa.Outcome(done=self.said == 5)
 
     def close(self):
@@ -127,7 +127,7 @@ def test_created_environments_are_closed_and_given_ones_stay_open():
 def test_failure_is_recorded_and_turns_are_kept():
     with pytest.warns(RuntimeWarning, match=r"^Count failed in step, RuntimeError: .*broken by a player") as warned:
         episode = fa.play(Count, {"a": fa.Scripted(lambda seen: "x"), "b": fa.Scripted(lambda seen: "break")})
-    assert warned[0].filename == __file__
+    assert warned[0].filename == __file__ and "\x1b" not in str(warned[0].message)
     assert (episode.error.where, episode.error.kind, len(episode.turns)) == ("step", "RuntimeError", 2)
     assert "failed in step" in str(episode) and "broken by a player" in str(episode)
     assert "During handling" not in episode.error.trace

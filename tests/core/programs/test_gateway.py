@@ -386,6 +386,8 @@ def test_token_belongs_to_one_episode(gateway):
 def test_foreign_hosts_large_requests_and_unknown_paths_are_rejected(session, monkeypatch):
     assert request(session, body=asked(), headers={"host": "evil.example"})[0] == 403
     assert request(session, path="/v1/completions", body=asked())[0] == 404
+    request(session, path="/v1/%1b%5b2J" + "a" * 4000, body=asked())
+    assert session.errors[-1].startswith(r"there is no 'POST /v1/\x1b[2J") and len(session.errors[-1]) < 400
     assert request(session, body=b"{")[0] == 400
     assert request(session, body=b"[" * 100_000)[0] == 400
     two = {"x-api-key": f"{session.token}-"}

@@ -143,6 +143,17 @@ def test_missing_argument_fails_only_its_row():
     assert Rule(rubric).assess([NOBODY]).failed == {}
 
 
+def test_a_text_of_a_model_in_an_exception_does_not_control_the_terminal(caplog):
+    def number(t):
+        raise ValueError(f"no number: {t.turns[-1].action}")
+
+    rows = [said("1"), said("\x1b]52;c;cm0gLXJm\x07\u202e")]
+    rule = Rule(lambda t: True if t is rows[0] else number(t), name="number")
+    rule.score(rows)
+    Ensemble([rule, rubric]).scores(rows)
+    assert caplog.text.count("no number: ") == 2 and not {"\x1b", "\x07", "\u202e"} & set(caplog.text)
+
+
 def test_exception_loses_only_its_row(caplog):
     rule = Rule(lambda t: t.turns[-1].action[6] == "4", name="seventh")
     rows = [*ROWS, said("")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge_agents.display import printable
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Reward, Trajectory
 from forge_verifiers.core.functions import name_of
@@ -218,7 +219,7 @@ def assess(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Ass
     noise = None if result.noise is None else np.asarray(result.noise, np.float32)
     turns = None if result.turns is None else [_finite(values) for values in result.turns]
     if failed := getattr(result, "failed", None):
-        share, cause = f"{len(failed)} of {len(trajectories)} trajectories", next(iter(failed.values()))
+        share, cause = f"{len(failed)} of {len(trajectories)} trajectories", printable(next(iter(failed.values())))
         _log.warning("reward %s fails on %s. They have no reward and count as abstained: %s", name, share, cause)
     if turns is not None and [len(values) for values in turns] != [len(t.turns) for t in trajectories]:
         raise ValueError(f"reward {name} returned a wrong number of turn scores. Return one score per turn")

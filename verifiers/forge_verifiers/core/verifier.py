@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, cast, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_agents.display import printable
 from forge_agents.errors import ArgumentError, ForgeError
 from forge_agents.types import Reward, Trajectory
 from forge_verifiers.core.functions import FunctionResults, Signature, grade_each, name_of, parse_signature
@@ -373,7 +374,7 @@ class TrajectoryRule(Composable):
         """The scores of `assess`, float32 [n]. Failures are logged."""
         result = self.assess(trajectories)
         if result.failed:
-            number, reason = len(result.failed), next(iter(result.failed.values()))
+            number, reason = len(result.failed), printable(next(iter(result.failed.values())))
             _LOG.warning("%r fails on %d of %d trajectories: %s", self.name, number, len(trajectories), reason)
         return result.scores
 

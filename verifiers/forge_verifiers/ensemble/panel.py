@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_agents.display import printable
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import CombinerReport
 from forge_verifiers.core.functions import describe_error
@@ -406,7 +407,7 @@ class Panel:
         if result.failed:
             self.last_errors[k] = next(iter(result.failed.values()))
             name, number = self.verifiers[k].name, f"{len(result.failed)} of {new} answers"
-            _LOG.warning("verifier %r fails on %s: %s", name, number, self.last_errors[k])
+            _LOG.warning("verifier %r fails on %s: %s", name, number, printable(self.last_errors[k]))
 
 
 _EMPTY = CallResult(scores=np.empty(0, np.float32))
