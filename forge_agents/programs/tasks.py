@@ -60,7 +60,9 @@ _MIN_DISTINCT = 0.05
 """Minimum fraction of tasks that must stay distinct without row numbers for the numbers to be ignored. Below, the
 number is probably the task itself, such as an index into a data set that the program opens."""
 _FREE_BYTES, _MAX_EXPANSION = 1 << 28, 100
-"""Rows of a Parquet file may have 256 MiB, or 100 times the file's size if that is more."""
+"""Rows of a Parquet file or a data set may have 256 MiB, or 100 times the size on disk if that is more."""
+_VALUE_BYTES = 32
+"""Size that a value counts at least. Nulls and equal values take no space in a file."""
 _JSON, _TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".parquet")
 
 
@@ -187,6 +189,8 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
         raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
         data = datasets.load_from_disk(str(path))
+        files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        _check_total(path, files, _VALUE_BYTES * len(data))
     else:
         _check_expansion(path, size)
         data = datasets.Dataset.from_parquet(str(path))
@@ -232,17 +236,24 @@ def _check_expansion(path: Path, size: int) -> None:
     """
     import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
 
-    total = 0
     with pyarrow.parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+        total = _VALUE_BYTES * values
+        _check_total(path, size, total)  # also before batches, each of which may be huge
         for batch in file.iter_batches(batch_size=16):
             for column in batch.columns:
                 decode = getattr(column, "dictionary_decode", None)  # equal values may be stored once
                 total += (column if decode is None else decode()).nbytes
-            if total > max(_FREE_BYTES, _MAX_EXPANSION * size):
-                raise ValueError(
-                    f"{path} has {size} bytes, and its rows have more than {total}. Expected at most {_MAX_EXPANSION} "
-                    "times as many. Write its tasks as JSONL"
-                )
+            _check_total(path, size, total)
+
+
+def _check_total(path: Path, size: int, total: int) -> None:
+    if total > max(_FREE_BYTES, _MAX_EXPANSION * size):
+        raise ValueError(
+            f"{path} has {size} bytes, and its rows have more than {total}. Expected at most {_MAX_EXPANSION} times as "
+            "many. Write its tasks as JSONL"
+        )
 
 
 def _check_columns(path: Path, data: Any) -> None:

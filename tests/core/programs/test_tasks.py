@@ -369,6 +369,23 @@ def test_a_small_file_does_not_stand_for_gigabytes_of_rows(tmp_path, monkeypatch
             Tasks(tmp_path / name)
 
 
+def test_values_that_take_no_space_in_a_file_count(tmp_path, monkeypatch):
+    """A list of two billion nulls takes 500 bytes in a file, and 16 GB as a list."""
+    datasets = pytest.importorskip("datasets")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pa.table({"question": pa.nulls(1_000_000)})
+    nested = pa.table({"question": pa.ListArray.from_arrays(pa.array([0, 1_000_000], "int32"), pa.nulls(1_000_000))})
+    pq.write_table(rows, tmp_path / "a.parquet", compression="zstd")
+    pq.write_table(nested, tmp_path / "b.parquet", compression="zstd")
+    datasets.Dataset(rows).save_to_disk(str(tmp_path / "c"))
+    monkeypatch.setattr("forge_agents.programs.tasks._FREE_BYTES", 1 << 24)
+    for name in ("a.parquet", "b.parquet", "c"):
+        with pytest.raises(ValueError, match="its rows have more than 32000000. Expected at most 100 times as many"):
+            Tasks(tmp_path / name)
+
+
 def test_invalid_tasks_are_rejected(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": \n')
     (tmp_path / "empty.jsonl").write_text("\n")
