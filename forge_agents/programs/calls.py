@@ -223,9 +223,12 @@ def _canonical_json(arguments: str, parse_int: Callable[[str], Any], parse_float
 
 
 def _shortest_number(text: str) -> float:
-    """Return 2 for 2.0. The reverse would be lossy: a float has only 16 digits of a long integer."""
+    """Return 2 for 2.0. The reverse would be lossy: a float has only 16 digits of a long integer.
+
+    Larger numbers stay floats, because 1e308 has 309 digits.
+    """
     number = float(text)
-    return int(number) if number.is_integer() else number
+    return int(number) if number.is_integer() and abs(number) < 2**63 else number
 
 
 def _js_number(text: str) -> float:

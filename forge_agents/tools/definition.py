@@ -8,6 +8,7 @@ import json
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -162,8 +163,7 @@ class ToolResult:
 
 def repeated_name(tools: Iterable[Any]) -> str:
     """Return a name that several tools have, so that a call cannot choose among them. Empty if there is none."""
-    names = [tool.name for tool in tools]
-    return next((name for name in names if names.count(name) > 1), "")
+    return next((name for name, count in Counter(tool.name for tool in tools).items() if count > 1), "")
 
 
 def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:

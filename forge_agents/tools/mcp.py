@@ -29,6 +29,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 10.0
 """Time limit for a server to stop."""
+_MAX_TOOLS = 4096
+"""Maximum number of tools of a server. Each is described in the system prompt."""
 
 
 class McpServerError(ForgeError, ConnectionError):
@@ -189,6 +191,8 @@ async def _all_tools(client: Client) -> list[Any]:
     while page.next_cursor:
         page = await client.list_tools(cursor=page.next_cursor)
         tools += page.tools
+    if len(tools) > _MAX_TOOLS:
+        raise ValueError(f"it lists {len(tools)} tools. Expected at most {_MAX_TOOLS}")
     return tools
 
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from forge_agents.cli import main as cli
+from forge_agents.programs.calls import ChatMessage, FunctionCall
 
 from .helpers import imported  # noqa: TID252 (tests are no installed package)
 
@@ -449,3 +450,10 @@ def test_legacy_function_call_is_rejected(tmp_path):
     old = {"role": "assistant", "content": "I add.", "function_call": CALL["function"]}
     _, rows, messages = imported(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
     assert len(rows) == 1 and "messages[2]: function_call is not supported here. Send tool_calls" in messages[0]
+
+
+def test_large_floats_do_not_lengthen_the_key_of_a_message():
+    """1e308 has 309 digits. 2.0 still equals 2."""
+    calls = [FunctionCall(id="1", name="f", arguments=json.dumps(values)) for values in ([2.0, 1e308], [2, 1e308])]
+    keys = [ChatMessage(role="assistant", text="", calls=(call,)).key for call in calls]
+    assert keys[0] == keys[1] and len(keys[0]) < 100

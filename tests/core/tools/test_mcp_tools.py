@@ -193,8 +193,8 @@ def test_tools_of_one_name_on_several_pages_are_refused(tmp_path):
         "import json, sys\n"
         "for line in sys.stdin:\n"
         "    request = json.loads(line)\n"
-        "    given = request.get('params') or {}\n"
-        "    page = {'tools': [{'name': sys.argv[1], 'inputSchema': {'type': 'object'}}]}\n"
+        "    given, names = request.get('params') or {}, sys.argv[1].split() or map(str, range(5000))\n"
+        "    page = {'tools': [{'name': name, 'inputSchema': {'type': 'object'}} for name in names]}\n"
         "    if request.get('method') == 'initialize':\n"
         "        about = {'name': 's', 'version': '1'}\n"
         "        page = {'protocolVersion': given['protocolVersion'], 'capabilities': {'tools': {}}}\n"
@@ -209,6 +209,11 @@ def test_tools_of_one_name_on_several_pages_are_refused(tmp_path):
     with (
         pytest.raises(McpServerError, match="several tools that are called 'search'"),
         mcp_tools([sys.executable, str(server), "search"]),
+    ):
+        pass
+    with (
+        pytest.raises(McpServerError, match="it lists 5001 tools. Expected at most 4096"),
+        mcp_tools([sys.executable, str(server), ""]),
     ):
         pass
 
