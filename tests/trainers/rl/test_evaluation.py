@@ -261,6 +261,52 @@ def test_evaluation_during_prefetch_does_not_change_the_reward(tmp_path):
     assert {verifier.scored for verifier in report.verifiers} == {STEPS * 6}
 
 
+class CallCount(fv.Composable):
+    """A reward that changes with each call: a tenth of the number of calls."""
+
+    name, family, cost = "calls", None, "cheap"
+
+    def __init__(self):
+        self.calls = 0
+
+    def score(self, trajectories):
+        self.calls += 1
+        return np.full(len(trajectories), self.calls / 10)
+
+    def state_dict(self):
+        return {"calls": np.array(self.calls)}
+
+    def load_state_dict(self, state):
+        self.calls = int(state["calls"])
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_held_out_reward_is_that_of_the_trained_step_whichever_is_scored_first(tmp_path, monkeypatch, max_staleness):
+    held_out, late = Collector.held_out, []
+
+    def fit(name, *, slow):
+        reward = CallCount()
+
+        async def collected(self, *args):
+            groups, trained = await held_out(self, *args), run._lifecycle.next_step
+            for _ in range(100 if slow and trained < STEPS else 0):
+                if reward.calls > trained:
+                    late.append(trained)
+                    break
+                await asyncio.sleep(0.02)
+            return groups
+
+        monkeypatch.setattr(Collector, "held_out", collected)
+        settings = {"eval_every": 1, "max_resamples": 0, "max_empty_steps": STEPS + 1, "max_staleness": max_staleness}
+        with trainer(tmp_path / name, reward=reward, preflight=False, **settings) as run:
+            rows = run.fit(Unpaid, steps=STEPS).metrics
+        return [row["eval/reward"] for row in rows]
+
+    after_training = pytest.approx([0.2, 0.3, 0.4, 0.5])  # one more than the trained steps
+    assert fit("fast", slow=False) == fit("slow", slow=True) == after_training
+    assert late == [1, 2, 3], "the next step was scored first"
+
+
 def test_evaluation_does_not_fit_an_ensemble(tmp_path):
     with trainer(tmp_path, reward=REWARDS["ensemble"]()) as run:
         result = run.evaluate(Unpaid, episodes=12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from forge_trainers.rl.metrics import mean_and_ci, rewards_by, summarize
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.rewards import all_rewards, reward_name
 from forge_trainers.rl.scoring import score
-from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
+from forge_trainers.run.checkpoints import ProcessRandomness, RewardState, Stateful
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,17 @@ class EvalResult:
 
 
 class Evaluator:
-    """Evaluates the current weights on held-out seeds."""
+    """Evaluates the current weights on held-out seeds.
 
-    def __init__(self, plan: RunPlan, collector: Collector, lifecycle: Lifecycle) -> None:
+    `state` is the state of the run's reward. The next step may be scored before the held-out episodes are, so a reward
+    that learns scores them in its state after the last training step.
+    """
+
+    def __init__(
+        self, plan: RunPlan, collector: Collector, lifecycle: Lifecycle, state: RewardState | None = None
+    ) -> None:
         self._plan, self._config, self._collector, self._lifecycle = plan, plan.config, collector, lifecycle
+        self._state = state
 
     def is_due(self, step: int, *, last: bool) -> bool:
         """Return whether `step` is followed by an evaluation."""
@@ -83,7 +90,7 @@ class Evaluator:
         env_scored = scored = await score(groups)
         if not self._plan.uses_env_reward:
             async with self._lifecycle.reward_lock:
-                with unchanged(reward):
+                with unchanged(reward, {} if self._state is None else self._state.state_dict()):
                     scored = await score(groups, reward, timeout_s=self._config.stage_timeout_s)
         valid = [episode for group in groups for episode in group.episodes if episode.error is None]
         if idle := idle_policies(valid, trained):
@@ -106,18 +113,20 @@ def compares_groups(reward: Any) -> bool:
 
 
 @contextmanager
-def unchanged(reward: Any) -> Iterator[None]:
+def unchanged(reward: Any, trained_state: Mapping[str, np.ndarray]) -> Iterator[None]:
     """Score without side effects: the reward's state and the process's random state are restored at the end.
 
-    A fitted ensemble does not learn inside the block. An ensemble without data learns from the scored episodes, and
-    forgets them at the end.
+    Inside the block the reward has the state `trained_state`, or its present one if that is empty. A fitted ensemble
+    does not learn there. An ensemble without data learns from the scored episodes, and forgets them at the end.
     """
-    fitted = [part for part in all_rewards(reward) if getattr(part, "learning", False) and getattr(part, "version", 0)]
     randomness = ProcessRandomness()
     random_state = randomness.state_dict()
     state = None
     if isinstance(reward, Stateful):
         state = {name: np.array(value) for name, value in reward.state_dict().items()}
+        if trained_state:
+            reward.load_state_dict(trained_state)
+    fitted = [part for part in all_rewards(reward) if getattr(part, "learning", False) and getattr(part, "version", 0)]
     for ensemble in fitted:
         ensemble.learning = False
     try:

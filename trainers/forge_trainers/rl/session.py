@@ -96,7 +96,7 @@ class Session:
             size=plan.config.groups_per_step,
             taken=state.taken,
         )
-        self.evaluator = Evaluator(plan, self.collector, lifecycle)
+        self.evaluator = Evaluator(plan, self.collector, lifecycle, state.reward)
 
     async def step(self, step: int, watch: Stopwatch) -> tuple[list[EpisodeGroup], StepSamples, dict[str, float]]:
         """Do one optimizer step. Returns its groups with advantages, its samples, and its metrics.

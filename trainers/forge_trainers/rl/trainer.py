@@ -158,7 +158,8 @@ class GRPOTrainer:
             self._check_resumable(plan)
             await self._lifecycle.preflight(plan, learn=False)
             await self._lifecycle.start(plan, learn=False)
-            return await Evaluator(plan, self._lifecycle.collector(plan), self._lifecycle).evaluate(episodes)
+            state = self._state.reward if reward is None else None
+            return await Evaluator(plan, self._lifecycle.collector(plan), self._lifecycle, state).evaluate(episodes)
 
         return self._loop.run(evaluated())
 
