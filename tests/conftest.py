@@ -22,7 +22,9 @@ import pytest
 
 from forge_agents import imports
 from forge_agents.runtime.processes import with_variable
-from forge_agents.testing._processes import command_of
+
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # modules that tests of several folders import
+from process_checks import command_of
 
 # The suite draws the same examples every time, however long a busy machine takes over one;
 # `pytest --hypothesis-profile=default` searches for new ones.
@@ -38,7 +40,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the mark of the session that started it
     os.environ[SESSION_VARIABLE] = secrets.token_hex(8)  # children inherit it, grandchildren too
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # modules that tests of several folders import
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores Ctrl-C for what it starts with "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

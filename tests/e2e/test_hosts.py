@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from process_checks import children_of, command_of, ended_within, free_port, runs
 
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
@@ -22,7 +23,6 @@ from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import mesh
 from forge_agents.runtime.machine import memory_domain
 from forge_agents.runtime.processes import environment
-from forge_agents.testing._processes import children_of, command_of, ended_within, free_port, runs
 from forge_trainers.rl.tasks import TaskSampler
 
 pytestmark = pytest.mark.timeout(300)

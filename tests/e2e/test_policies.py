@@ -13,12 +13,12 @@ import pytest
 import torch
 import yaml
 from openai import OpenAI
+from process_checks import free_port
 from safetensors.torch import load_file
 
 import forge_agents as fa
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.serving.config import EnginePlan
-from forge_agents.testing._processes import free_port
 
 pytestmark = pytest.mark.timeout(600)
 

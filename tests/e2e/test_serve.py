@@ -12,12 +12,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 from plain_env import Plain
+from process_checks import children_of, command_of, free_port
 
 import forge_agents as fa
 from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.rollout.endpoint import EndpointClient
-from forge_agents.testing._processes import children_of, command_of, free_port
 from forge_agents.types import Message
 
 STARTED_S = 900  # half a minute on an idle machine

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_agents.runtime.processes import with_variable
+from perf_common import kill_marked
+
 from forge_agents.serving.config import EnginePlan
-from forge_agents.testing._processes import command_of
 
 MARK = "FORGE_AGENTS_KILLS"
 """Environment variable by which every process of a run is found."""
@@ -172,18 +172,7 @@ def _kill(process: subprocess.Popen[bytes], mode: str) -> int:
     with contextlib.suppress(ProcessLookupError):
         (os.killpg if mode == "group" else os.kill)(process.pid, signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + ORPHANS_AFTER_S
-    mark: str = process.mark  # type: ignore[attr-defined]
-    while (left := list(_alive(mark))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return len(left)
-
-
-def _alive(mark: str) -> Iterator[int]:
-    yield from (process.pid for process in with_variable(MARK, mark) if command_of(process.pid))
+    return len(kill_marked(MARK, process.mark, grace_s=ORPHANS_AFTER_S))  # type: ignore[attr-defined]
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:

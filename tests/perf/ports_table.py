@@ -241,7 +241,8 @@ def main() -> int:
 
 def start(kind: str, folder: Path) -> None:
     """Run one kind in this process and its children."""
-    from forge_agents.testing._processes import free_port
+    sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+    from process_checks import free_port
 
     port = free_port()
     if kind == "train":

@@ -4,13 +4,13 @@ import socket
 
 import pytest
 import yaml
+from process_checks import free_port
 
 from forge_agents.cli import serve as serving
 from forge_agents.cli.serve import ServeConfig, serve
 from forge_agents.cli.served import find_policies
 from forge_agents.errors import ForgeError, ModelNotFoundError, RunFolderError
 from forge_agents.models.fingerprint import sampled_hash
-from forge_agents.testing._processes import free_port
 
 
 @pytest.fixture

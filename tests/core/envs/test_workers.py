@@ -13,8 +13,10 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import process_checks
 import pytest
 from plain_env import act
+from process_checks import ended_within
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -23,8 +25,6 @@ from forge_agents.errors import ForgeError, StallError
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import mesh, processes
-from forge_agents.testing import _processes
-from forge_agents.testing._processes import ended_within
 
 MODULE = '''
 import os
@@ -303,7 +303,7 @@ def test_worker_and_children_end_with_a_controller_killed_during_a_call(folder, 
         worker = int(controller.stdout.readline())
         while not written(tmp_path / "pid"):
             time.sleep(0.02)
-        assert _processes.runs(worker)
+        assert process_checks.runs(worker)
         controller.kill()
     assert gone_within(worker, 20) and gone_within(int((tmp_path / "pid").read_text()), 20)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+from process_checks import ended_within
 from pydantic import BaseModel
 
 import forge_agents as fa
@@ -32,7 +33,6 @@ from forge_agents.rollout.players import Decision, requested_sampling
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
-from forge_agents.testing._processes import ended_within
 
 from .helpers import played, result_of  # noqa: TID252 (tests are no installed package)
 

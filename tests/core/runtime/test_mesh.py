@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from process_checks import allocated_bytes, runs
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import mesh, processes
 from forge_agents.runtime._monarch import ReplyPort
 from forge_agents.runtime.heartbeat import Heartbeat
-from forge_agents.testing._processes import allocated_bytes, runs
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import process_checks
 import psutil
 import pytest
 
 from forge_agents.runtime import processes
-from forge_agents.testing import _processes
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -33,9 +33,10 @@ def child():
 
 def test_process_that_ends_while_it_is_read_counts_as_ended(monkeypatch, child):
     monkeypatch.setattr(psutil, "Process", Vanishing)
-    assert not _processes.runs(child) and not _processes.command_of(child) and not _processes.with_command("sleep")
+    assert not process_checks.runs(child) and not process_checks.command_of(child)
+    assert not process_checks.with_command("sleep")
     assert processes.environment(child) == {} and not processes.is_ours(child)
-    assert _processes.parent_of(child) == 0 and _processes.children_of(child) == []
+    assert process_checks.parent_of(child) == 0 and process_checks.children_of(child) == []
     assert processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test") == []
     monkeypatch.setattr(processes, "with_variable", lambda name, value: [Vanishing(os.getpid())])
     processes.kill_mesh("a-mark-of-this-test")
@@ -44,21 +45,21 @@ def test_process_that_ends_while_it_is_read_counts_as_ended(monkeypatch, child):
 
 def test_processes_of_a_mesh_are_found_and_killed(child):
     (result,) = processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test")
-    assert result.pid == child and _processes.runs(child) and "time.sleep(60)" in _processes.command_of(child)
-    assert child in _processes.children_of(os.getpid()) and _processes.parent_of(child) == os.getpid()
+    assert result.pid == child and process_checks.runs(child) and "time.sleep(60)" in process_checks.command_of(child)
+    assert child in process_checks.children_of(os.getpid()) and process_checks.parent_of(child) == os.getpid()
     processes.kill_mesh("a-mark-of-this-tes")  # another mark, of which this one's begins
-    assert _processes.runs(child)
+    assert process_checks.runs(child)
     processes.kill_mesh("a-mark-of-this-test")
-    assert _processes.ended_within([child], 30)
+    assert process_checks.ended_within([child], 30)
 
 
 def test_a_zombie_does_not_run():
     with subprocess.Popen(SLEEPS) as process:
         os.kill(process.pid, signal.SIGKILL)
-        assert _processes.ended_within([process.pid], 30) and psutil.pid_exists(process.pid)  # nobody waited for it
+        assert process_checks.ended_within([process.pid], 30) and psutil.pid_exists(process.pid)  # nobody waited for it
 
 
 def test_free_ports_are_outside_the_ephemeral_range():
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = {_processes.free_port() for _ in range(5)}
+    ports = {process_checks.free_port() for _ in range(5)}
     assert len(ports) > 1 and all(port < max(first, 32_000) for port in ports)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from process_checks import with_command
 
 from forge_agents.sandbox import Guarantees, Sandbox, SandboxError, SandboxLimits, SandboxUnavailable, sandbox
 from forge_agents.sandbox.sandbox import _why_no_namespaces
-from forge_agents.testing._processes import with_command
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 data = pytest.mark.skipif(
