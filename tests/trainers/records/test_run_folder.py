@@ -46,6 +46,11 @@ def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):
         file.write('{"step": 5, "x"')
     run.rewind(2)
     assert [row["step"] for row in run.metrics()] == [1, 2]
+    for rest in (b'{"step": 3, "x": "\xc3', b"\0" * 300, b"\xff\xfe\n"):  # after a power cut
+        with (tmp_path / "metrics.jsonl").open("ab") as file:
+            file.write(rest)
+        assert [row["step"] for row in run.metrics()] == [1, 2]
+        run.rewind(2)
     line = json.dumps({"step": 1, "said": "a" * 100_000}) + "\n"
     (tmp_path / "episodes.jsonl").write_text(line * 100 + '{"step": 3}\n{"st')
     tracemalloc.start()

@@ -373,7 +373,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line and its object."""
-    with file.open() as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:  # a power cut may leave any bytes at the end
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
