@@ -25,13 +25,14 @@ from forge_agents.episodes.stored import Digest, digest, whole_lines
 from forge_agents.errors import RunFolderError
 from forge_agents.files import cache_folder
 
-FORMAT = 1
+FORMAT = 2
 """Version of the index. Raised when its content changes, so that older ones are rebuilt."""
 SORTS = {
     "newest": "n DESC",
     "oldest": "n",
     "highest reward": "reward DESC, n DESC",
     "lowest reward": "reward IS NULL, reward, n DESC",
+    "highest trained reward": "trained DESC, n DESC",
     "most turns": "turns DESC, n DESC",
     "most tokens": "tokens DESC, n DESC",
     "slowest": "seconds DESC, n DESC",
@@ -60,6 +61,7 @@ CREATE INDEX by_env ON episodes (env, n);
 CREATE INDEX by_step ON episodes (step, n);
 CREATE INDEX by_reward ON episodes (reward, n);
 CREATE INDEX by_low_reward ON episodes (reward IS NULL, reward, n DESC);
+CREATE INDEX by_trained ON episodes (trained, n);
 CREATE INDEX by_turns ON episodes (turns, n);
 CREATE INDEX by_tokens ON episodes (tokens, n);
 CREATE INDEX by_seconds ON episodes (seconds, n);

@@ -6,6 +6,12 @@ import { COLOURS, episodeNode } from "./turns.js";
 const FILTERS = ["text", "env", "error", "reward_from", "reward_to", "step_from", "step_to", "sort"];
 const PER_PAGE = 50;
 
+/** Text about the trained reward if it differs from the environment's: it is stored in single precision. */
+function trainedOn(row) {
+  const [trained, paid] = [number(row.trained, 3), number(row.reward, 3)];
+  return row.trained === null || trained === paid ? null : `trained on ${trained}`;
+}
+
 export function episodesView(page) {
   let rows = [];
   let total = 0;
@@ -69,7 +75,7 @@ export function episodesView(page) {
       click: (event) => { event.preventDefault(); page.go({ n: String(row.n) }); },
     },
     h("span", { class: "name" }, row.env), h("span", { class: row.reward < 0 ? "reward low" : "reward" }, number(row.reward, 3)),
-    h("span", { class: row.error ? "more bad" : "more" }, row.error || [row.step !== null ? `step ${row.step}` : null, `seed ${row.seed}`, plural(row.turns, "turn")].filter(Boolean).join(" · "))))));
+    h("span", { class: row.error ? "more bad" : "more" }, row.error || [row.step !== null ? `step ${row.step}` : null, `seed ${row.seed}`, plural(row.turns, "turn"), trainedOn(row)].filter(Boolean).join(" · "))))));
     const last = Math.max(0, Math.ceil(total / PER_PAGE) - 1);
     const current = Math.floor(offset() / PER_PAGE);
     const to = (place) => () => turnPage(place);

@@ -28,6 +28,7 @@ const ORDERS = {
   "oldest": (row) => [row.n],
   "highest reward": (row) => [-(row.reward ?? -Infinity), -row.n],
   "lowest reward": (row) => [row.reward ?? Infinity, -row.n],
+  "highest trained reward": (row) => [-(row.trained ?? -Infinity), -row.n],
   "most turns": (row) => [-row.turns, -row.n],
   "most tokens": (row) => [-row.tokens, -row.n],
   "slowest": (row) => [-row.seconds, -row.n],

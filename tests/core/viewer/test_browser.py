@@ -247,6 +247,21 @@ def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder)
     assert page.locator(".turn .said .words").first.inner_text() == "zebra crossing a 0"
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_episodes_are_listed_and_ordered_by_trained_reward(serve, open_page, tmp_path, saved):
+    """Four episodes with the same reward of the environment. A stored trained reward is in single precision."""
+    trained = {1: 0.125, 2: 0.5, 3: 0.699999988079071, 4: None}
+    rows = [episode(seed=seed, reward=0.7) | {"rewards": {"a": reward, "b": reward}} for seed, reward in trained.items()]
+    folder = tmp_path / "run"
+    write_lines(folder / "episodes.jsonl", rows)
+    page = open_page(save_page([folder], tmp_path / "page.html").as_uri() if saved else serve(folder).url)
+    page.get_by_role("link", name="Episodes").click()
+    page.get_by_label("order").select_option("highest trained reward")
+    shows(page, "3", "2", "1", "4")
+    notes = [line.split(" · ")[3:] for line in page.locator(".episodes .more").all_inner_texts()]
+    assert notes == [[], ["trained on 0.5"], ["trained on 0.125"], []]
+
+
 def test_two_runs_are_compared_by_settings_and_texts(serve, open_page, run_folder, tmp_path):
     other = tmp_path / "second"
     write_lines(other / "episodes.jsonl", [episode(seed=seed, words="a giraffe") for seed in (31, 32)])
