@@ -33,12 +33,19 @@ CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 
 
 def cache_folder() -> Path:
-    """Return the folder for expensive but reproducible files: ``FORGE_AGENTS_CACHE``, or the user's cache folder."""
+    """Return the folder for expensive but reproducible files: ``FORGE_AGENTS_CACHE``, or the user's cache folder.
+
+    The latter is made with mode 0700, because models in it could otherwise be replaced under some umasks.
+    """
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder).expanduser().absolute()
     import platformdirs
 
-    return platformdirs.user_cache_path("forge_agents", appauthor=False)
+    path = platformdirs.user_cache_path("forge_agents", appauthor=False)
+    for each in (path.parent, path):
+        with contextlib.suppress(OSError):  # it exists, or its user reports why it cannot be made
+            each.mkdir(mode=0o700)
+    return path
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:

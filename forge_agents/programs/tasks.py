@@ -27,6 +27,7 @@ from forge_agents.envs.seeds import index_of_seed, is_held_out
 from forge_agents.errors import ForgeError
 from forge_agents.files import user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
+from forge_agents.programs.arrow_files import check_uncompressed
 from forge_agents.programs.running import check_arguments, describe_error
 
 AnyTasks: TypeAlias = Any
@@ -188,6 +189,7 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
     except ImportError:
         raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
+        check_uncompressed(path)
         data = datasets.load_from_disk(str(path))
         files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         _check_total(path, files, _VALUE_BYTES * len(data))

@@ -3,10 +3,11 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from forge_agents.files import atomic_writer, write_atomic
+from forge_agents.files import atomic_writer, cache_folder, write_atomic
 from forge_agents.programs.traces import import_traces
 from forge_trainers.records.run_folder import RunFolder
 
@@ -37,6 +38,18 @@ def test_files_have_the_permissions_that_the_umask_allows(umask, tmp_path, mask,
         path.name for path in files
     }
     assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in files} == {p.name: oct(mode) for p in files}
+
+
+def test_no_other_user_can_replace_models_in_the_cache(umask, tmp_path, monkeypatch):
+    umask(0)
+    monkeypatch.delenv("FORGE_AGENTS_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for _ in range(2):
+        folder = cache_folder()
+        assert folder == tmp_path / "cache" / "forge_agents"
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)] == [0o700, 0o700]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    assert cache_folder() == Path("/proc/none/forge_agents")  # not writable
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):

@@ -386,6 +386,35 @@ def test_values_that_take_no_space_in_a_file_count(tmp_path, monkeypatch):
             Tasks(tmp_path / name)
 
 
+def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):
+    """Loading would decompress all rows, a megabyte for each kilobyte."""
+    datasets = pytest.importorskip("datasets")
+    import pyarrow as pa
+
+    rows = pa.table({"question": pa.array(["x" * 1_000_000] * 20).dictionary_encode()})
+    datasets.Dataset(pa.table({"question": ["a", "b"]})).save_to_disk(str(tmp_path / "a"))
+    assert len(Tasks(tmp_path / "a")._training) == 2
+    (file,) = (tmp_path / "a").glob("*.arrow")
+    tasks = sys.modules[Tasks.__module__]
+    for table, codec in ((rows, "zstd"), (rows.cast(pa.schema({"question": pa.string()})), "lz4")):
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema, options=options) as stream:
+            stream.write_table(table)
+        assert file.stat().st_size < 1_000_000
+        tasks._read_rows.cache_clear()
+        with pytest.raises(ValueError, match="are compressed. Save the data set with save_to_disk"):
+            Tasks(tmp_path / "a")
+    for content in (b"x" * 100, file.read_bytes()[:200]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="is not a complete Arrow file|are compressed"):
+            Tasks(tmp_path / "a")
+    state = tmp_path / "a" / "state.json"
+    for content in ("{}", "[" * 100_000, json.dumps({"_data_files": [{"filename": "../b.arrow"}]})):
+        state.write_text(content)
+        with pytest.raises(ValueError, match="is damaged|Expected a file in the same folder"):
+            Tasks(tmp_path / "a")
+
+
 def test_invalid_tasks_are_rejected(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": \n')
     (tmp_path / "empty.jsonl").write_text("\n")
