@@ -251,7 +251,7 @@ def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder)
 def test_episodes_are_listed_and_ordered_by_trained_reward(serve, open_page, tmp_path, saved):
     """Four episodes with the same reward of the environment. A stored trained reward is in single precision."""
     trained = {1: 0.125, 2: 0.5, 3: 0.699999988079071, 4: None}
-    rows = [episode(seed=seed, reward=0.7) | {"rewards": {"a": reward, "b": reward}} for seed, reward in trained.items()]
+    rows = [episode(seed=n, reward=0.7) | {"rewards": dict.fromkeys("ab", reward)} for n, reward in trained.items()]
     folder = tmp_path / "run"
     write_lines(folder / "episodes.jsonl", rows)
     page = open_page(save_page([folder], tmp_path / "page.html").as_uri() if saved else serve(folder).url)

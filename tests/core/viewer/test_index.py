@@ -8,7 +8,7 @@ import pytest
 from viewer_runs import episode, record, write_lines
 
 from forge_agents.errors import RunFolderError
-from forge_agents.viewer.index import SORTS, EpisodeIndex, Query
+from forge_agents.viewer.index import FORMAT, SORTS, EpisodeIndex, Query
 
 
 def numbers(index, **asked):
@@ -172,7 +172,7 @@ def test_damaged_index_names_the_file_to_delete(index):
 
 
 def test_index_of_another_version_is_rebuilt(index, monkeypatch):
-    monkeypatch.setattr("forge_agents.viewer.index.FORMAT", 2)
+    monkeypatch.setattr("forge_agents.viewer.index.FORMAT", FORMAT + 1)
     assert index.update() == 6
     assert len(numbers(index)) == 6
 
