@@ -187,6 +187,13 @@ def test_held_out_rows_are_never_trained_on():
         offline.split(items[:3], fa.SFTConfig(eval_share=0.1))
 
 
+def test_held_out_rows_that_are_also_learned_are_counted(trainer, capsys, caplog):
+    with trainer(lr=0.0) as run:
+        run.fit(chats(8), eval_dataset=chats(8, start=5), steps=1)
+    assert "data: 8 learned, 8 held out, 3 held out and learned\n" in capsys.readouterr().out
+    assert "3 of 8 held-out items are equal to training items" in caplog.text
+
+
 def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
     with trainer() as run:
         with pytest.raises(ValueError, match="the dataset is empty"):

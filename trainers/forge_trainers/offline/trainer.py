@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 import sys
@@ -47,6 +48,7 @@ from forge_trainers.run.supervision import Stopwatch
 if TYPE_CHECKING:
     from forge_agents.types import Reward
 
+_log = logging.getLogger(__name__)
 _NEEDS_SAMPLER = ("ratio_", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
 """Prefixes of learner metrics that are undefined without a sampler."""
 _FIXED = ("method", "policy.lora", *(f"trainer.{name}" for name in ("batch_size", "eval_share", "seed")))
@@ -126,6 +128,15 @@ class OfflineTrainer(ABC, Generic[T]):
         if eval_dataset is not None:
             held_out = list(self._read(eval_dataset, reward).items)
         counts = {"learned": len(learned), "held out": len(held_out)}
+        contents = {item.content for item in learned}
+        if held_out and (copies := sum(item.content in contents for item in held_out)):
+            counts["held out and learned"] = copies
+            _log.warning(
+                "%d of %d held-out items are equal to training items, so eval/loss partly measures memorization. "
+                "Remove the duplicates",
+                copies,
+                len(held_out),
+            )
         data = dataclasses.replace(data, counts={**counts, **{k: n for k, n in data.counts.items() if k not in counts}})
         if self.config.eval_every and not held_out:
             raise ValueError(

@@ -115,7 +115,8 @@ class Credit:
     rae_decay: float = 0.95
     """Weight of the running mean when one reward is added. In [0, 1)."""
     overlong: Overlong | None = None
-    """Penalty for long responses, added to the reward of each turn, or its mean over turns to the total reward."""
+    """Penalty for long responses, added to the reward of each turn, or its mean over turns to the total reward. With a
+    `MultiReward`, it is added to each part."""
     min_spread: float = 1e-6
     """Trajectories are skipped if their rewards differ by no more than this. At least 0."""
     noise_multiple: float = 0.0
