@@ -260,23 +260,31 @@ class RunConfig:
         """Return this run with the models of `warm_start`, which are in ``out_dir/warm-start``.
 
         With `train`, policies without an export are fine-tuned. Otherwise they keep their models.
+
+        Raises RunFolderError if the settings of a finished warm start have changed.
         """
         if not self.warm_start:
             return self
         if train:
             self._check_oracles()
-        from forge_trainers.offline.sft import SFTTrainer  # imports the learner, which takes seconds
+        # imports the learner, which takes seconds
+        from forge_trainers.offline.sft import SFTTrainer, check_warm_start, keep_warm_start
 
         warm = dict(self.policies)
         for name, plan in self.warm_start.items():
             folder = user_path(self.out_dir) / "warm-start" / name
             export = folder / "export"
+            agents = self._imitated_agents(name, plan)
             if not export.exists():  # exports are atomic
                 if not train:
                     continue
                 with SFTTrainer(replace(warm[name], learner=None), plan.trainer, folder, self.mesh) as trainer:
-                    data = plan.dataset(self._imitated_agents(name, plan))
+                    data = plan.dataset(agents)
                     trainer.fit(data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
+                if export.exists():
+                    keep_warm_start(folder, name, warm[name], plan, agents)
+            elif train:
+                check_warm_start(folder, name, warm[name], plan, agents)
             warm[name] = replace(warm[name], model=str(export.absolute()))
         return replace(self, policies=warm)
 

@@ -268,7 +268,7 @@ def test_command_line_suggests_known_settings(tiny_llama, tmp_path, capsys):
     assert "--trainer.min_reward" in capsys.readouterr().out
 
 
-def test_one_file_warms_up_and_then_plays(tiny_llama, tmp_path, starts):
+def test_one_file_warms_up_and_then_plays(tiny_llama, tiny_qwen3, tmp_path, starts):
     from forge_agents.cli.config import parse
 
     data = tmp_path / "chats.jsonl"
@@ -292,7 +292,24 @@ warm_start:
     assert warm.players["a"].model == warm.policies["hero"].model
     assert run.warmed_up(train=False) == run.warmed_up() == warm  # the second time nothing is learned again
     assert len(starts) == 1
-    file.write_text(file.read_text().replace("  hero: {data", "  heroo: {data"))
+    written = file.read_text()
+    for old, new, key in (
+        ("steps: 2", "steps: 3", r"warm_start\.hero\.steps was 2 .* and is 3"),
+        ("lr: 0.001", "lr: 0.002", r"warm_start\.hero\.trainer\.learner\.lr was 0\.001"),
+        (f"hero: {{model: {tiny_llama}}}", f"hero: {{model: {tiny_qwen3}}}", r"policies\.hero\.model was"),
+    ):
+        file.write_text(written.replace(old, new, 1))
+        changed = parse(fa.RunConfig, [str(file)], prog="train", description="")
+        with pytest.raises(RunFolderError, match=key + ".* set it back, or choose another out_dir"):
+            changed.warmed_up()
+    file.write_text(written.replace("batch_size: 4", "batch_size: 4, tracker: mlflow, checkpoint_every: 7"))
+    assert parse(fa.RunConfig, [str(file)], prog="train", description="").warmed_up().policies == warm.policies
+    data.write_text(data.read_text() * 2)
+    with pytest.raises(RunFolderError, match=r"warm_start\.hero\.data was"):
+        run.warmed_up()
+    (tmp_path / "run" / "warm-start" / "hero" / "warm-start.json").unlink()  # an earlier version wrote none
+    assert run.warmed_up() == warm
+    file.write_text(written.replace("  hero: {data", "  heroo: {data"))
     with pytest.raises(SystemExit):
         parse(fa.RunConfig, [str(file)], prog="train", description="")
 
