@@ -17,7 +17,7 @@ from forge_agents.errors import RunFolderError
 
 _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256", ".id")
 """Suffixes of the files that runs and benchmarks read and write."""
-_READ_WHOLE = (".json", ".draft", ".lock", ".sha256", ".id")
+_READ_WHOLE = (".yaml", ".json", ".draft", ".lock", ".sha256", ".id")
 _MAX_BYTES = 1 << 28
 """Maximum size of the files that are read as a whole. A sparse file may have any size."""
 _OUR_FOLDERS = re.compile(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, user_path
 from forge_agents.types import Episode, Trajectory
@@ -225,7 +226,7 @@ class EpisodeLog:
     def _read(self, file: IO[str]) -> None:
         file.seek(0)
         line = "\n"
-        for line in file:
+        for line in iter(lambda: file.readline(MAX_LINE_BYTES), ""):
             try:
                 self._keep(Record.from_json(json.loads(line)))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

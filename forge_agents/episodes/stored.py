@@ -25,7 +25,7 @@ EPISODES = "episodes.jsonl"
 """The file's name in the folder of a run or a benchmark."""
 
 
-_MAX_LINE_BYTES = 1 << 28
+MAX_LINE_BYTES = 1 << 28
 """Maximum size of an episode that is read. A sparse file may have lines of any size."""
 
 
@@ -168,11 +168,11 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
     maximum size is yielded with an error.
     """
     read = 0
-    while read < num_bytes and (raw := file.readline(_MAX_LINE_BYTES)):
+    while read < num_bytes and (raw := file.readline(MAX_LINE_BYTES)):
         row, problem = None, ""
         try:
-            if len(raw) == _MAX_LINE_BYTES and not raw.endswith(b"\n"):
-                problem = f"it has more than {_MAX_LINE_BYTES >> 20} MiB"
+            if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                problem = f"it has more than {MAX_LINE_BYTES >> 20} MiB"
             else:
                 row = json.loads(raw) if raw.strip() else None
         except (ValueError, RecursionError):

@@ -171,7 +171,7 @@ def test_suites_page_excludes_other_outputs(capsys):
     assert "--suites cannot be combined with --out" in capsys.readouterr().err
 
 
-def test_unreadable_log_lines_only_repeat_their_episodes(report, tmp_path):
+def test_unreadable_log_lines_only_repeat_their_episodes(report, tmp_path, monkeypatch):
     rows = [json.dumps(record.as_json()) for record in report.records[:3]]
     (tmp_path / "episodes.jsonl").write_text("\n".join([rows[0], "nonsense", '{"key": 3}', rows[1], "\0\0", rows[2]]))
     with EpisodeLog(tmp_path) as log:
@@ -179,6 +179,12 @@ def test_unreadable_log_lines_only_repeat_their_episodes(report, tmp_path):
         log.add(report.records[3])
     with EpisodeLog(tmp_path) as log:
         assert len(log.done) == 4, "the last line had no end; the next one starts on its own"
+    longest = max(map(len, (tmp_path / "episodes.jsonl").read_text().splitlines(keepends=True)))
+    monkeypatch.setattr("forge_agents.bench.records.MAX_LINE_BYTES", longest)
+    with (tmp_path / "episodes.jsonl").open("a") as file:
+        file.write("\0" * 2 * longest + "\n")  # a sparse file may have a line of terabytes
+    with EpisodeLog(tmp_path) as log:
+        assert (len(log.done), log.unreadable) == (4, 6)
 
 
 def test_table_markdown_and_page_have_the_same_numbers(report, tmp_path, capsys):

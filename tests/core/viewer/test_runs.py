@@ -270,7 +270,7 @@ def test_nested_aliases_and_rows_are_problems_not_crashes(run_folder, value):
     assert run.index.find(Query())["total"] == 6
 
 
-@pytest.mark.parametrize("name", ["league.json", "ending.json", "board.json", "wandb.id"])
+@pytest.mark.parametrize("name", ["config.yaml", "league.json", "ending.json", "board.json", "wandb.id"])
 def test_a_sparse_file_is_refused(run_folder, name):
     (run_folder / name).write_text("{")
     os.truncate(run_folder / name, 1 << 40)
@@ -280,7 +280,7 @@ def test_a_sparse_file_is_refused(run_folder, name):
 
 def test_a_line_larger_than_any_episode_is_left_out(run_folder, monkeypatch):
     """A sparse file may have a line of terabytes."""
-    monkeypatch.setattr(stored, "_MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr(stored, "MAX_LINE_BYTES", 10_000)
     for name, line in (("metrics.jsonl", {"step": 5}), ("episodes.jsonl", episode(seed=8))):
         with (run_folder / name).open("a") as file:
             file.write("\0" * 25_000 + "\n" + json.dumps(line) + "\n")

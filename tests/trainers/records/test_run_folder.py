@@ -61,6 +61,21 @@ def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):
     run.close()
 
 
+def test_a_sparse_line_is_read_in_parts(tmp_path, monkeypatch):
+    """A sparse file may have a line of terabytes."""
+    monkeypatch.setattr("forge_trainers.records.run_folder.MAX_LINE_BYTES", 10_000)
+    run = RunFolder(tmp_path, {})
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    os.truncate(tmp_path / "metrics.jsonl", 50_000_000)
+    tracemalloc.start()
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl:2 is not JSON"):
+        run.metrics()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3_000_000
+    run.close()
+
+
 def test_damage_in_the_middle_is_an_error(tmp_path):
     run = RunFolder(tmp_path, {})
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\ngarbage\n{"step": 1}\n')

@@ -21,7 +21,7 @@ import yaml
 from forge_agents import safe_yaml
 from forge_agents.bench.fingerprints import provenance
 from forge_agents.display import visible
-from forge_agents.episodes.stored import EPISODES
+from forge_agents.episodes.stored import EPISODES, MAX_LINE_BYTES
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_contained, check_plain_files, user_path
 from forge_agents.models import resolve as models
@@ -374,11 +374,11 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line and its object."""
     with file.open(encoding="utf-8", errors="replace") as lines:  # a power cut may leave any bytes at the end
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), ""), 1):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):  # ValueError also for numbers of more than 4,300 digits
-                if next(lines, None) is not None:
+                if lines.readline(1):
                     raise RunFolderError(f"{file}:{number} is not JSON. The file was edited or damaged") from None
                 return
             if not isinstance(row, dict) or type(row.get("step")) is not int:
