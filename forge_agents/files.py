@@ -169,6 +169,20 @@ def write_atomic(path: str | os.PathLike[str], text: str) -> Path:
     return user_path(path)
 
 
+def outdated_export(run: Path) -> str:
+    """Return a message if a run has a newer checkpoint than its export, such as after more steps. Else empty."""
+    steps = [mark.parent for mark in run.glob("checkpoints/step-*/experiment.json")]
+    newest, export = max(steps, key=lambda step: (len(step.name), step.name), default=None), run / "export"
+    with contextlib.suppress(OSError):
+        if newest is None or (newest / "exported").exists() or newest.stat().st_mtime <= export.stat().st_mtime:
+            return ""
+        return (
+            f"{export} is older than checkpoint {newest.name}: the run went on after its export. For newer weights use "
+            f"`forge-agents export {run}` and name the folder that it writes"
+        )
+    return ""
+
+
 def is_shallow(value: Any) -> bool:
     """Return whether lists and objects are nested at most 100 deep, so that recursive functions can process them."""
     level = [value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,11 @@ from typing import Any, TypeAlias
 
 from forge_agents import safe_yaml
 from forge_agents.errors import did_you_mean
-from forge_agents.files import user_path
+from forge_agents.files import outdated_export, user_path
 from forge_agents.imports import import_user_module
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted, unique_name
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,8 @@ def short_names(players: Sequence[str]) -> dict[str, str]:
 def _model_or_run(text: str, sampling: Sampling) -> Player:
     folder = user_path(text)
     run, export = (folder, folder / "export") if (folder / "export").is_dir() else (folder.parent, folder)
+    if outdated := outdated_export(run):
+        _log.warning("player %r: %s", text, outdated)
     if (folder / "config.json").exists():
         return Policy(text, sampling=sampling)
     if (export / "config.json").exists():

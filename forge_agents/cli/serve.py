@@ -16,6 +16,7 @@ from typing import Any
 
 from forge_agents.cli.served import ServedPolicies, find_policies
 from forge_agents.display import visible
+from forge_agents.files import outdated_export, user_path
 from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.policy_server import PolicyServer
 from forge_agents.runtime import startup
@@ -99,6 +100,8 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> None:
     out = say
     say = lambda text: out(visible(text))  # noqa: E731  # names come from the files of a run
     served = find_policies(config.checkpoint, policy=config.policy, name=config.name)
+    if outdated := outdated_export(user_path(config.checkpoint)):
+        say(f"note   {outdated}")
     _check_port(config)
     token, is_new = config.token(), not os.environ.get(config.api_key_env)
     for policy in served.policies:

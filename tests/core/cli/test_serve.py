@@ -6,6 +6,7 @@ import pytest
 import yaml
 from process_checks import free_port
 
+from forge_agents.bench.entrants import read_player
 from forge_agents.cli import serve as serving
 from forge_agents.cli.serve import ServeConfig, serve
 from forge_agents.cli.served import find_policies
@@ -121,6 +122,37 @@ def test_only_a_new_token_is_printed(run, monkeypatch):
         printed = next(line for line in lines if line.startswith("token"))
         assert printed == "token  from MY_TOKEN" if token else len(printed.split()[1]) >= 40
         assert "model  guess as guess" in lines and not any(token and token in line for line in lines)
+
+
+def test_export_that_is_older_than_a_checkpoint_is_named(run, monkeypatch, caplog):
+    async def start(policies, config, *, tuned):
+        raise ForgeError("started")
+
+    def served():
+        lines = []
+        with pytest.raises(ForgeError, match="started"):
+            serve(ServeConfig(checkpoint=str(run), port=free_port()), say=lines.append)
+        caplog.clear()
+        read_player(str(run))
+        notes = [line for line in lines if line.startswith("note")]
+        assert len(caplog.records) == len(notes)
+        return notes
+
+    def checkpoint(step):
+        folder = run / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "experiment.json").touch()
+        return folder
+
+    monkeypatch.setattr(serving.Fleet, "start", start)
+    assert served() == []
+    os.utime(run / "export", (1, 1))
+    (checkpoint("999999") / "exported").touch()
+    assert served() == []
+    checkpoint("1000000")
+    assert len(served()) == 1 and "export is older than checkpoint step-1000000" in served()[0]
+    os.utime(run / "export")
+    assert served() == [], "such as after fine-tuning, which marks no checkpoint"
 
 
 def test_port_in_use_is_reported_before_startup(run):
