@@ -126,6 +126,19 @@ def test_league_reward_counts_games_against_opponents():
     assert result["reward/mean"] == result["reward/hero"] == 1 and "reward/player_1" not in result
 
 
+def test_league_reward_counts_games_of_a_group_whose_first_episode_failed_at_its_start():
+    failed = Episode(
+        env_id="duel",
+        seed=0,
+        trajectories={},
+        error=EpisodeError(where="reset", kind="E", message=""),
+        end_reason="error",
+    )
+    judged = asyncio.run(score([group(failed, episode(("hero", "a"), (1, -1)))], env_reward, timeout_s=10))
+    own = LeaguePolicies(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
+    assert summarize(own, {"hero"})["reward/mean"] == 1
+
+
 def test_opponents_tokens_never_enter_the_loss():
     versus = group(episode(("hero", "hero-000002"), (1, -1)), episode(("hero", "hero-000002"), (-1, 1)))
     swapped = group(episode(("hero-000002", "hero"), (1, -1)), episode(("hero-000002", "hero"), (-1, 1)))

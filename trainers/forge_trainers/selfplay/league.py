@@ -190,7 +190,8 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
 
 def policy_agents(group: EpisodeGroup, policy: str) -> list[str]:
     """Return the agents of `policy` in a group against an opponent, or none if it plays itself."""
-    sides = _sides(group.episodes[0], policy)
+    # an episode that failed at its start has no agents
+    sides = next(filter(None, (_sides(episode, policy) for episode in group.episodes)), None)
     return [] if sides is None else sides[1]
 
 
