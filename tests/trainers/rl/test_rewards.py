@@ -675,6 +675,20 @@ def test_too_long_samples_do_not_count_in_the_loss_normalization():
     assert result.counts["too_long"] == 1 and result.fractions == {"hero": 2 / 4}
 
 
+def test_dropped_part_of_a_trajectory_does_not_count_in_the_loss_normalization():
+    def split(first, last, seed):
+        long = turn("a", 1, last, response_ids=(7,) * 9, prompt_ids=(8, 8))  # a sample of its own, of 11 tokens
+        trajectory = Trajectory(agent="a", policy="hero", turns=(turn("a", 0, first), long))
+        return Episode(env_id="t", seed=seed, trajectories={"a": trajectory})
+
+    episodes = [tuple(split(reward, 0, seed) for reward in rewards) for seed, rewards in enumerate([(0, 1), (1, 1)])]
+    items = scored([EpisodeGroup(env_id="t", seed=seed, episodes=each) for seed, each in enumerate(episodes)])
+    config = GRPOConfig(learner=LearnerConfig(loss="dapo"), loss_normalization="sampled")
+    for limit, share in ((11, 20 / 40), (10, 2 / 22)):
+        result = credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": limit}, size_of=config.size_of)
+        assert result.fractions == {"hero": pytest.approx(share)}
+
+
 def test_function_of_one_trajectory_is_a_reward(tmp_path, caplog):
     def worth(trajectory):
         return 3.0 / trajectory.reward

@@ -178,7 +178,8 @@ def make_samples(
             advantages.setdefault((number, index), {})[agent] = per_turn.tolist()
             used.add(number)
         if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere
-            sizes[per_turn is not None][trajectory.policy] += size_of(trajectory)
+            part = trajectory if len(accepted) == len(cut) else _learned_part(trajectory, accepted)
+            sizes[per_turn is not None][trajectory.policy] += size_of(part)
     # The mean over all sampled tokens is the learner's mean over informative ones, times the fraction of the latter.
     fractions = {name: size / (size + sizes[False][name]) for name, size in sizes[True].items() if size}
     for name, fraction in fractions.items():
@@ -209,6 +210,12 @@ def _scored_trajectories(
     ]
     scored = [row for row in trajectories if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
     return scored, len(trajectories) - len(scored)
+
+
+def _learned_part(trajectory: Trajectory, samples: Sequence[Sample]) -> Trajectory:
+    """Return the trajectory with the turns that have a token in the loss of `samples`."""
+    numbers = {t for sample in samples if sample.turns is not None for t in sample.turns[sample.loss_mask].tolist()}
+    return replace(trajectory, turns=tuple(trajectory.turns[t] for t in sorted(numbers)))
 
 
 def _outcomes(
