@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import fake_run
 import pytest
@@ -12,6 +13,7 @@ from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
+from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import Checkpoints
 
@@ -234,3 +236,28 @@ def test_console_metrics_and_checkpoints_number_steps_equally(tmp_path, capsys):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert "continuing after step 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "matters"),
+    [
+        ({"league": {"held_out": ["b"], "anchors": ["a"], "snapshot_every": 9}}, False),
+        ({"league": {"held_out": ["a"], "anchors": ["a"], "snapshot_every": 1}}, True),
+        ({"weights": {"team": "2", "rival": "1"}}, False),
+        ({"weights": {"team": "1", "rival": "2"}}, True),
+        ({"environments": {"t": {"weight": 2.0, "class": "m:T"}}}, False),
+        ({"environments": {"t": {"weight": 1.0, "class": "m:T", "source": "1"}}}, True),
+        ({"players": {"x": {"class": "m:X", "seed": 1}}}, True),
+        ({"steps": 7, "trainer": {"seed": 3}}, False),
+    ],
+)
+def test_measure_of_held_out_rewards_has_what_they_depend_on(change, matters):
+    settings = {
+        "environments": {"t": {"weight": 1.0, "class": "m:T"}},
+        "policies": {"team": {"model": "m", "learner": None}, "rival": {"model": "m", "learner": None}},
+        "weights": {"team": "1", "rival": "1"},
+        "players": {"x": {"class": "m:X", "seed": 0}},
+        "league": {"held_out": ["b"], "anchors": ["a"], "snapshot_every": 1},
+    }
+    plan = SimpleNamespace(trained=["team"], config=fa.GRPOConfig())
+    assert (RunPlan.measure(plan, settings) != RunPlan.measure(plan, settings | change)) == matters
