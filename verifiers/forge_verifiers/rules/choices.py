@@ -14,8 +14,6 @@ from typing import NamedTuple
 from forge_verifiers.rules.languages import (
     ALTERNATIVE,
     ANSWER,
-    CORRECTION,
-    ENGLISH_CORRECTION,
     IS,
     NEGATION,
     OPTION,
@@ -23,7 +21,7 @@ from forge_verifiers.rules.languages import (
     latin_choices,
     normalized,
 )
-from forge_verifiers.rules.statements import TAKEN_BACK, readable
+from forge_verifiers.rules.statements import CORRECTED, TAKEN_BACK, readable
 
 _MAX_CHARS = 4_000
 _GOLD = re.compile(r"[(\[{]?\s*([A-Z])\s*[)\]}.:]?")
@@ -119,10 +117,6 @@ _CONFIRMED = re.compile(
     r"|final)\s+)+(?:correct|right|true|answer|best|better|choice|option|solution)\b",
     re.IGNORECASE,
 )
-_CORRECTED = re.compile(
-    rf"\b(?:{ENGLISH_CORRECTION}|no(?=\s+wait)|just kidding|mistake|let me (?:correct|redo|recheck))\b|{CORRECTION}",
-    re.IGNORECASE,
-)
 _RETRACTED = re.compile(
     r"\b(?:that|this|it)(?:['\u2019]?s| is| was)\s+(?:wrong|incorrect|not\s+(?:right|correct)|a mistake)\b",
     re.IGNORECASE,
@@ -188,7 +182,7 @@ def _statements(text: str) -> Iterator[_Statement]:
     for whole in _SENTENCE.split(text):
         if _JOINED.fullmatch(whole) or _NUMBERING.fullmatch(whole) or whole.rstrip().endswith(("?", "\u061f")):
             continue
-        corrections = list(_CORRECTED.finditer(whole))
+        corrections = list(CORRECTED.finditer(whole))
         is_correction = bool(corrections)
         is_new = corrections and _LETTER.search(whole, corrections[-1].end())
         sentence = whole[corrections[-1].end() :] if is_new else whole

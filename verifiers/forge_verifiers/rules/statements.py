@@ -61,7 +61,7 @@ MAX_VALUE = 1_000
 NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot|neither|nor|none|hardly|refuse\w*)\b", re.IGNORECASE)
 CORRECTED = re.compile(
     rf"\b(?:{ENGLISH_CORRECTION}|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
-    rf"|let me (?:correct|redo|recompute))\b|{CORRECTION}",
+    rf"|just kidding|mistake|let me (?:correct|redo|re(?:compute|check)))\b|{CORRECTION}",
     re.IGNORECASE,
 )
 """Words that retract the value before them."""

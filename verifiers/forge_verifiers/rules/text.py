@@ -222,19 +222,8 @@ class Length(TrajectoryRule):
         return sum(len(text if self.unit == "chars" else text.split()) for text in texts)
 
 
-_SCRIPTS = {
-    "latin": r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
-    "cyrillic": r"Ѐ-ԯ",
-    "greek": r"Ͱ-Ͽἀ-῿",
-    "han": r"㐀-䶿一-鿿豈-﫿",
-    "kana": r"぀-ヿ",
-    "hangul": r"ᄀ-ᇿ㄰-㆏가-힯",
-    "arabic": r"؀-ۿݐ-ݿ",
-    "hebrew": r"֐-׿",
-    "devanagari": r"ऀ-ॿ",
-    "bengali": r"ঀ-৿",
-    "thai": r"฀-๿",
-}
+_SCRIPTS = ("latin", "cyrillic", "greek", "han", "kana", "hangul", "arabic", "hebrew", "devanagari", "bengali", "thai")
+"""Scripts of Unicode. Kana is hiragana, katakana and their long vowel mark."""
 _LANGUAGES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("en", "de", "fr", "es", "it", "pt", "nl", "pl", "tr", "vi", "id", "sv", "cs"), ("latin",)),
     **dict.fromkeys(("ru", "uk", "bg"), ("cyrillic",)),
@@ -260,14 +249,14 @@ class Language(TrajectoryRule):
     language: str
     """ISO 639-1 code, or the name of a script."""
     name: str = "language"
-    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _pattern: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         scripts = (self.language,) if self.language in _SCRIPTS else _LANGUAGES.get(self.language)
         if scripts is None:
             names = ", ".join(sorted([*_LANGUAGES, *_SCRIPTS]))
             raise ValueError(f"language={self.language!r} of {self.name!r} is unknown. Choose one of {names}")
-        object.__setattr__(self, "_pattern", re.compile(f"[{''.join(_SCRIPTS[s] for s in scripts)}]"))
+        object.__setattr__(self, "_pattern", _compiled("|".join(map(_letters, scripts))))
 
     def grade(self, trajectory: Trajectory) -> float | None:
         """Fraction of letters in the script."""
@@ -275,8 +264,11 @@ class Language(TrajectoryRule):
         return len(self._pattern.findall(letters)) / len(letters) if letters else None
 
 
-_UNSPACED = "".join(_SCRIPTS[name] for name in ("han", "kana", "thai"))
-_WORDS = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+def _letters(script: str) -> str:
+    return r"[\p{Hiragana}\p{Katakana}\u30fc\uff70]" if script == "kana" else rf"\p{{{script}}}"
+
+
+_WORDS = r"(?V1)[\p{Han}\p{Hiragana}\p{Katakana}\u30fc\p{Thai}]|[^\s\p{Han}\p{Hiragana}\p{Katakana}\u30fc\p{Thai}]+"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +294,7 @@ class Repetition(TrajectoryRule):
         """1 without repetitions, 0 if everything is repeated."""
         if not trajectory.turns:
             return None
-        words: Sequence[str] = [word for turn in trajectory.turns for word in _WORDS.findall(turn.response)]
+        words: Sequence[str] = [word for turn in trajectory.turns for word in _compiled(_WORDS).findall(turn.response)]
         if len(words) == 1:
             words = words[0]
         total = len(words) - self.size + 1

@@ -1,8 +1,8 @@
 """Program of a worker process: parses formulas by math-verify and compares them in sympy.
 
 Standard input has one request per line, ``{"gold", "answer", "tolerance", "cpu_s"}`` in JSON. Standard output gets one
-result per line: ``true``, ``false``, ``"gold"`` for an unreadable gold answer, or a number for a request without a gold
-answer. A request that exceeds the limit of processor time or memory ends the process.
+result per line: ``true``, ``false``, ``"gold"`` for an unreadable gold answer, or a number if the gold answer is null.
+A request that exceeds the limit of processor time or memory ends the process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 def _result(request: dict[str, Any]) -> Any:
     try:
-        if "gold" not in request:
+        if request["gold"] is None:
             return _number(request["answer"])
         gold = _read(request["gold"])
         if gold is None:

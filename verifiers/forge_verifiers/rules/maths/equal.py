@@ -62,7 +62,19 @@ class UnreadGolds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numeric(AnswerRule):
+class _FormulaRule(AnswerRule):
+    timeout_s: float = 60.0
+    """Timeout in seconds for all formulas of one call."""
+    unread: UnreadGolds = field(default_factory=UnreadGolds, init=False, repr=False, compare=False)
+    """Gold answers that cannot be read."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"timeout_s={self.timeout_s} of {self.name!r} must be finite and above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numeric(_FormulaRule):
     r"""The final answer equals the gold number in any notation: ``1,234.5``, ``1e3``, ``\frac{1}{2}``, ``\sqrt{4}``.
 
     A unit, currency or percent sign may be missing on one side, as in `MathEqual`. An answer that is not a single
@@ -76,16 +88,11 @@ class Numeric(AnswerRule):
     tolerance: float = 1e-6
     """Maximum difference, relative to the gold number, and absolute below 1. Up to 1e-6 it is for rounding only, so
     that whole numbers must be equal."""
-    timeout_s: float = 60.0
-    """Timeout in seconds for all formulas of one call."""
-    unread: UnreadGolds = field(default_factory=UnreadGolds, init=False, repr=False, compare=False)
-    """Gold answers that are not numbers."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
             raise ValueError(f"tolerance={self.tolerance} of {self.name!r} must be finite and not negative")
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"timeout_s={self.timeout_s} of {self.name!r} must be finite and above 0")
+        super().__post_init__()
 
     def grade(self, trajectory: Trajectory) -> float | None:
         """1 if they are equal, else 0, or None without a numeric gold answer."""
@@ -133,7 +140,7 @@ def _number(text: str, end: float) -> Quantity | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathEqual(AnswerRule):
+class MathEqual(_FormulaRule):
     r"""The final answer equals the gold answer as mathematics: ``\frac{1}{2}``, ``0.5`` and ``50\%`` are equal.
 
     Answers may be LaTeX or plain text. Plain numbers and their units are compared exactly. Other answers are parsed by
@@ -151,16 +158,11 @@ class MathEqual(AnswerRule):
     name: str = "math_equal"
     tolerance: float = 1e-6
     """Maximum relative difference between equal decimal or irrational numbers."""
-    timeout_s: float = 60.0
-    """Timeout in seconds for all formulas of one call."""
-    unread: UnreadGolds = field(default_factory=UnreadGolds, init=False, repr=False, compare=False)
-    """Unreadable gold answers."""
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance={self.tolerance} of {self.name!r} must lie between 0 and 1")
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"timeout_s={self.timeout_s} of {self.name!r} must be finite and above 0")
+        super().__post_init__()
 
     def grade(self, trajectory: Trajectory) -> float | None:
         """1 if they are equal, else 0, or None without a readable gold answer."""

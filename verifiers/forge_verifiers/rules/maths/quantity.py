@@ -45,26 +45,12 @@ class Quantity:
 
 PERCENT = Unit((("%", 1),), Fraction(1, 100))
 
-_SI = {  # base unit -> symbols and other names, which all take prefixes
-    "metre": "m meter",
-    "gram": "g",
-    "second": "s",
-    "litre": "l L liter",
-    "newton": "N",
-    "joule": "J",
-    "watt": "W",
-    "volt": "V",
-    "ampere": "A amp",
-    "coulomb": "C",
-    "ohm": "\u03a9",
-    "hertz": "Hz",
-    "pascal": "Pa",
-    "mole": "mol",
-    "byte": "B",
-}
-_PREFIXES = {"nano": "n", "micro": "\u03bc", "milli": "m", "centi": "c", "kilo": "k", "mega": "M", "giga": "G"}
-_POWERS_OF_TEN = dict(zip(_PREFIXES, (-9, -6, -3, -2, 3, 6, 9), strict=True))
-_OTHERS = {  # base unit -> other names and their sizes
+_SI = (  # base units, their symbols and other names, which all take prefixes
+    "metre m meter; gram g; second s; litre l L liter; newton N; joule J; watt W; volt V; ampere A amp; coulomb C; "
+    "ohm \u03a9; hertz Hz; pascal Pa; mole mol; byte B"
+)
+_PREFIXES = {"nano n": -9, "micro \u03bc": -6, "milli m": -3, "centi c": -2, "kilo k": 3, "mega M": 6, "giga G": 9}
+_OTHERS = {  # base unit -> names and sizes
     "metre": "in 127/5000 inch 127/5000 inche 127/5000 ft 381/1250 foot 381/1250 feet 381/1250 yd 1143/1250 "
     "yard 1143/1250 mi 201168/125 mile 201168/125",
     "gram": "lb 45359237/100000 pound 45359237/100000 oz 45359237/1600000 ounce 45359237/1600000",
@@ -79,15 +65,22 @@ _OTHERS = {  # base unit -> other names and their sizes
     "yen": "\u00a5 1 yen 1 jpy 1",
     "rupee": "\u20b9 1 rupee 1 inr 1",
 }
-_UNITS: dict[str, tuple[str, Fraction]] = {}
-for _base, _names in _SI.items():
-    for _name in (_base, *_names.split()):
-        _UNITS[_name] = (_base, Fraction(1))
-        for _prefix, _symbol in _PREFIXES.items():
-            _long = _prefix if len(_name) > 2 else _symbol
-            _UNITS[_long + _name] = (_base, Fraction(10) ** _POWERS_OF_TEN[_prefix])
-for _base, _names in _OTHERS.items():
-    _UNITS |= {name: (_base, Fraction(size)) for name, size in zip(*[iter(_names.split())] * 2, strict=True)}
+
+
+def _units() -> dict[str, tuple[str, Fraction]]:
+    """Base unit and size of each name."""
+    units: dict[str, tuple[str, Fraction]] = {}
+    for names in (text.split() for text in _SI.split(";")):
+        units |= {name: (names[0], Fraction(1)) for name in names}
+        for prefix, power in _PREFIXES.items():
+            long, short = prefix.split()
+            units |= {(long if len(name) > 2 else short) + name: (names[0], Fraction(10) ** power) for name in names}
+    for base, text in _OTHERS.items():
+        units |= {name: (base, Fraction(size)) for name, size in zip(*[iter(text.split())] * 2, strict=True)}
+    return units
+
+
+_UNITS = _units()
 _NO_UNITS = frozenset(
     re.findall(
         r"\w+",
@@ -139,11 +132,11 @@ _LOWER = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u
 _MONEY = re.compile(r"([-+]?)\s*(?:\\?(?:US|A|C)?\s?\\?([$€£¥₹])\s*|(USD|EUR|GBP|JPY|INR)\s+)(?=[-\d.])")
 _REMARK = re.compile(r"(?<=\d)(\s+(?:dozen|hundred|thousand|million|billion))?\s+[A-Za-z]{2}[A-Za-z\s]*$")
 _DIGITS = r"\d[\d,' .]*\d|\d+\.?|\.\d+"
+_FRACTION = re.compile(r"\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))")
 _NUMBER = re.compile(
     r"(?P<sign>(?:[-+]\s*|(?:minus|negative)\s+)*)(?:"
-    r"(?P<whole>\d+)?\s*\\frac\s*(?:\{\s*(?P<top>-?\d+)\s*\}|(?P<top1>\d))\s*(?:\{\s*(?P<bottom>-?\d+)\s*\}|(?P<bottom1>\d))"
-    r"|(?P<whole2>\d+)\s+(?P<top2>\d+)\s*/\s*(?P<bottom2>\d+)"
-    rf"|(?P<top3>{_DIGITS})\s*(?:/|\s+out\s+of\s+|\s+in\s+|:)\s*(?P<bottom3>{_DIGITS})(?![\d.,]*\s*[:/])"
+    rf"(?:(?P<whole>\d+)\s+(?=\d+\s*/\s*\d))?(?P<top>-?(?:{_DIGITS}))\s*(?:/|\s+out\s+of\s+|\s+in\s+|:)"
+    rf"\s*(?P<bottom>-?(?:{_DIGITS}))(?![\d.,]*\s*[:/])"
     rf"|(?P<mantissa>{_DIGITS})\s*(?:\*|\\times|\\cdot|x)\s*10\s*\^\s*\{{?\s*(?P<ten>[-+]?\d+)\s*\}}?"
     r"|(?P<once>\d*)\.(?P<then>\d*)\\(?:overline|bar|dot)\s*\{?(?P<again>\d+)\}?"
     r"|(?P<digits>[0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(?P<base>\d{1,2})\}?"
@@ -221,6 +214,7 @@ def read_quantity(text: str) -> Quantity | None:
     if money := _MONEY.match(text):
         return _amount(money[1] + text[money.end() :], money[2] or money[3])
     text = _COMMA_BEFORE_UNIT.sub(lambda m: f"{m[1] or m[3]}.{m[2] or m[4]}", text)
+    text = _FRACTION.sub(r" \1\2/\3\4", text).lstrip() if "\\frac" in text else text
     match = _NUMBER.match(text)
     number = _value(match) if match else None
     if match is None or number is None:
@@ -289,16 +283,16 @@ def _value(match: re.Match[str]) -> Quantity | None:
 
 
 def _fraction(part: dict[str, str | None]) -> Quantity | None:
-    r"""``2 3/4``, ``\frac{3}{4}``, ``7.5/2``."""
-    if bottom := part["bottom"] or part["bottom1"] or part["bottom2"]:
-        value = Fraction(int(part["top"] or part["top1"] or part["top2"] or ""), int(bottom))
-        if whole := part["whole"] or part["whole2"]:
-            return Quantity(int(whole) + value) if 0 < value < 1 else None  # 2 3/2 is not a mixed number
-        return Quantity(value)
-    if part["top3"] and part["bottom3"]:
-        top, under = (_quantity(literal(text) or "") for text in (part["top3"], part["bottom3"]))
-        return Quantity(top.value / under.value) if top and under else None
-    return None
+    """``2 3/4``, ``3 out of 4``, ``7.5/2``."""
+    if not (part["top"] and part["bottom"]):
+        return None
+    top, bottom = (_quantity(literal(text) or "") for text in (part["top"], part["bottom"]))
+    if top is None or bottom is None:
+        return None
+    value = top.value / bottom.value
+    if part["whole"] and not 0 < value < 1:
+        return None  # 2 3/2 is not a mixed number
+    return Quantity(int(part["whole"] or 0) + value)
 
 
 def _power(part: dict[str, str | None]) -> Quantity | None:

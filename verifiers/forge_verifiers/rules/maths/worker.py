@@ -34,6 +34,10 @@ _MAX_CACHED = 16_384
 
 Pair = tuple[str, str]
 """An answer and a gold answer in LaTeX."""
+_Question = tuple[str, str | None, float]
+"""An answer, a gold answer unless the value of the answer is asked for, and a tolerance."""
+_LATE = object()
+_PLAIN = "x"
 
 
 class _Worker:
@@ -100,9 +104,7 @@ class Workers:
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for worker in reversed(self._workers):
             self._idle.put(worker)
-        self._cache: dict[tuple[Pair, float], bool | None] = {}
-        self._numbers: dict[str, float | None] = {}
-        self._readable: set[str] = set()
+        self._cache: dict[_Question, Any] = {}
 
     def close(self) -> None:
         """Stop the processes. The next comparison starts them again."""
@@ -114,21 +116,8 @@ class Workers:
 
         A pair whose answer exceeds a limit is unequal. Pairs that were not compared within `timeout_s` are missing.
         """
-        end = time.monotonic() + timeout_s
-        with self._lock:
-            cached = {pair: self._cache[pair, tolerance] for pair in pairs if (pair, tolerance) in self._cache}
-        missing = sorted({*pairs} - {*cached}, key=lambda pair: (sum(map(len, pair)), pair))
-        if not missing:
-            return cached
-        num_threads = min(len(self._workers), math.ceil(len(missing) / _PAIRS_PER_WORKER))
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="maths") as pool:
-            results = list(pool.map(lambda pair: self._compare(pair, tolerance, end), missing))
-        new = {pair: result for pair, result in zip(missing, results, strict=True) if result != "late"}
-        with self._lock:
-            if len(self._cache) > _MAX_CACHED:
-                self._cache.clear()
-            self._cache.update({(pair, tolerance): result for pair, result in new.items()})
-        return cached | new
+        results = self._results([(*pair, tolerance) for pair in pairs], time.monotonic() + timeout_s)
+        return {(answer, gold or ""): result for (answer, gold, _), result in results.items()}
 
     def number(self, text: str, end: float) -> float | None:
         """The value of a formula without variables, or None if it has no value or exceeds a limit.
@@ -136,49 +125,44 @@ class Workers:
         Raises:
             TimeoutError: `end`, a time of `time.monotonic`, came first.
         """
-        with self._lock:
-            if text in self._numbers:
-                return self._numbers[text]
-        value = None
-        try:
-            value = self._request({"answer": text}, end)
-        except queue.Empty:
-            raise TimeoutError from None
-        except TimeoutError:
-            if time.monotonic() > end:
-                raise
-        number = value if isinstance(value, float) else None
-        with self._lock:  # a model may repeat a formula that takes all of the time
-            if len(self._numbers) > _MAX_CACHED:
-                self._numbers.clear()
-            self._numbers[text] = number
-        return number
+        value = self._results([(text, None, 0.0)], end).get((text, None, 0.0), _LATE)
+        if value is _LATE:
+            raise TimeoutError
+        return value if isinstance(value, float) else None
 
-    def _compare(self, pair: Pair, tolerance: float, end: float) -> Any:
-        """True, False, None, or "late"."""
-        answer, gold = pair
+    def _results(self, questions: Sequence[_Question], end: float) -> dict[_Question, Any]:
+        """The results, which are remembered because a model may repeat a formula, without those that came late."""
+        with self._lock:
+            cached = {each: self._cache[each] for each in questions if each in self._cache}
+        missing = sorted({*questions} - {*cached}, key=lambda each: (sum(map(len, filter(None, each[:2]))), str(each)))
+        if not missing:
+            return cached
+        num_threads = min(len(self._workers), math.ceil(len(missing) / _PAIRS_PER_WORKER))
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="maths") as pool:
+            results = pool.map(lambda each: self._result(each, end), missing)
+            new = {each: result for each, result in zip(missing, results, strict=True) if result is not _LATE}
+        with self._lock:
+            if len(self._cache) > _MAX_CACHED:
+                self._cache.clear()
+            self._cache.update(new)
+        return cached | new
+
+    def _result(self, question: _Question, end: float) -> Any:
+        """True, False, a number, None for an unreadable gold answer or no number, or `_LATE`."""
+        answer, gold, tolerance = question
         try:
             result = self._request({"answer": answer, "gold": gold, "tolerance": tolerance}, end)
         except queue.Empty:
-            return "late"
+            return _LATE
         except TimeoutError:
-            return "late" if time.monotonic() > end else self._is_readable(gold, tolerance, end)
-        if result == "gold":
-            return None
-        self._readable.add(gold)
-        return result
-
-    def _is_readable(self, gold: str, tolerance: float, end: float) -> Any:
-        """After an exceeded limit: False if the gold answer alone is readable, so that the answer caused it."""
-        if gold in self._readable:
-            return False
-        try:
-            result = self._request({"answer": "x", "gold": gold, "tolerance": tolerance}, end)
-        except queue.Empty:
-            return "late"
-        except TimeoutError:
-            return None
-        return None if result == "gold" else False
+            if time.monotonic() > end:
+                return _LATE
+            if gold is None or answer == _PLAIN:
+                return None
+            # If the gold answer alone is readable, the answer has caused the exceeded limit.
+            alone = self._results([(_PLAIN, gold, tolerance)], end).get((_PLAIN, gold, tolerance), _LATE)
+            return alone if alone in (None, _LATE) else False
+        return None if result == "gold" else result
 
     def _request(self, request: dict[str, Any], end: float) -> Any:
         left_s = end - time.monotonic()
