@@ -291,4 +291,33 @@ TABLES = {
         41 or 42 is wrong, it is 43. ⇒ 43 ¦ 41, 42 and 43 are all wrong. ⇏ 41 ¦ Both 41 and 42 are right. ⇏ 42
         The first guess of 41 and the second of 42 are wrong. ⇏ 41
     """,
+    "risks, third": r"""
+        The statement that is not B is true. ⇏ B ¦ The one thing I know is that it isn't B. ⇏ B
+        The reason is A bird. ⇏ A ¦ The only letter left is C. ⇒ C ¦ The sum of A and B is C. ⇏ A
+        The grade is B. ⇒ B ¦ The false answer is B. ⇏ B ¦ The correct answer is not the one that is B. ⇏ B
+        The trap is B. ⇏ B ¦ The distractor is B. ⇏ B ¦ The mistake is B. ⇏ B ¦ The worst is B, the best is C. ⇏ B
+        The statement that is true is A, while B is false. ⇒ A ¦ All of these are false except D. ⇒ D
+        All of these are false except D and E. ⇏ D ¦ Every one is wrong, including B. ⇏ B
+        Only twelve of the fifteen are red. ⇏ 15 ¦ She has three cats and four dogs. ⇏ 3 ¦ Two plus two is four. ⇒ 4
+        Two plus two is not five. ⇏ 5 ¦ Two plus two is four, not five. ⇏ 5 ¦ Five is too many. ⇏ 5
+        Five is wrong, four is right. ⇏ 5 ¦ I count five, but I am wrong. ⇏ 5 ¦ one ⇒ 1 ¦ It is one. ⇒ 1
+        It is not one. ⇏ 1 ¦ one of them ⇏ 1 ¦ second ⇏ 2 ¦ It came in second. ⇏ 2 ¦ a dozen eggs ⇒ 12
+        half past three ⇏ 3 ¦ three fifths ⇒ 0.6 ¦ three fifths ⇏ 3/4 ¦ thirty-three and a third ⇒ 100/3
+        4 hours 75 minutes ⇏ 4 hours ¦ 3 km 5 s ⇏ 3 km ¦ 5 m 20 ⇏ 5 ¦ 1 hour and 20 minutes ⇏ 1.2 hours
+        7:00 ⇏ 7:00 PM ¦ July 4 ⇏ July 5 ¦ July 4, 1776 ⇏ July 4, 1777 ¦ Before July 4, 1776 ⇏ July 4, 1776
+        It was not on July 4, 1776. ⇏ July 4, 1776 ¦ July 4 or July 5 ⇏ July 4 ¦ between July 4 and July 6 ⇏ July 6
+        May 2021 ⇏ May 20 ¦ on 4 July, not on 5 July ⇏ July 5 ¦ The answer is (2, 3), not (3, 2). ⇒ (2, 3)
+        The answer is (2, 3), not (3, 2). ⇏ (3, 2) ¦ 5 is wrong and 6 is wrong. ⇏ 5 ¦ 5 is wrong and 6 is wrong. ⇏ 6
+        It is 5, which she says is wrong. ⇏ 6 ¦ If she is right, 5. If not, 6. ⇏ 5 ¦ red and blue ⇏ red
+        red, blue ⇒ red and blue ¦ NO ⇏ NO2 ¦ C2H5OH ⇒ C_2H_5OH ¦ 10² ⇏ 102 ¦ 3 cups ⇒ 3 cups ¦ 3 cups ⇏ 3 spoons
+        0.5 l ⇒ 500 ml ¦ \boxed{7} or \boxed{8}? I choose \boxed{8}. ⇒ 8 ¦ I don't think \boxed{7} is right. ⇏ 7
+        It would be wrong to say \boxed{7}. ⇏ 7 ¦ The statement "x > 3" is wrong, so \boxed{7}. ⇒ 7
+        Do not forget the unit: \boxed{7} ⇒ 7 ¦ This is not hard: \boxed{7}. ⇒ 7 ¦ Not only that: \boxed{7} ⇒ 7
+        ~~The answer is 7.~~ The answer is 8. ⇒ 8 ¦ ~~The answer is 7.~~ ⇏ 7 ¦ Mr. Brown ⇏ Mrs. Brown
+        J. S. Bach ⇏ C. P. E. Bach ¦ The composer was J. S. Bach, not Handel. ⇒ J. S. Bach
+        The composer wasn't J. S. Bach. ⇏ J. S. Bach ¦ The composer is certainly not J. S. Bach. ⇏ J. S. Bach
+        The composer is J. S. Bach or Handel. ⇏ J. S. Bach ¦ The composer I would exclude is Bach. ⇏ Bach
+        The composer who did not write it is Bach. ⇏ Handel ¦ The winner is none other than Bolt. ⇏ Smith
+        The price is forty-two dollars and fifty cents. ⇒ 42.50
+    """,
 }

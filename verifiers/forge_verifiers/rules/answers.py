@@ -155,8 +155,8 @@ _TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
 _REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:(?!wrong|incorrect|false)[a-z]+\s+){0,2}[aA]$")
 _BOXED = re.compile(r"(?:\}|</answer>)[\s$.*]*$")
 _DOUBTED = re.compile(
-    r"(?:(?:n['\u2019]t|not|never)\s+(?:think|believe|say|claim|suppose|mean)|doubt|\bif|whether|unless)\b"
-    r"[^,.;\n]{0,20}$",
+    r"(?:(?:n['\u2019]t|not|never)\s+(?:think|believe|say|claim|suppose|mean)|doubt|\bif|whether|unless|wrong\s+to\s+\w+)\b"
+    r"[^,.;:\n]{0,20}$",
     re.IGNORECASE,
 )
 _DENIED_BOX = re.compile(
@@ -225,7 +225,7 @@ def _parse(text: str) -> ParsedAnswer:
 
 
 def _is_denied_box(before: str, after: str) -> bool:
-    return bool(_DENIED_BOX.search(before) or WRONG.match(after.lstrip(" $*)]\\")))
+    return bool(_DENIED_BOX.search(before) or _DOUBTED.search(before) or WRONG.match(after.lstrip(" $*)]\\")))
 
 
 def _other_answer(text: str, before: _Mark, mark: _Mark, value: str) -> str:

@@ -47,6 +47,7 @@ _DESCRIBED = re.compile(
     re.IGNORECASE,
 )
 _VERDICTS = {"wrong", "incorrect", "false", "correct", "right", "true"}
+_TRAPS = {"trap", "distractor", "mistake", "error"}
 _NOT_BUT = re.compile(r"\bnot\s+[(\[]?[A-Za-z][)\]]?,?\s+but(?:\s+rather)?\s+", re.IGNORECASE)
 _LOWER = re.compile(
     r"(?:\b(?:answer|option|choice|letter)\b(?:\s+is)?\s*[:=]?\s*|^\s*)[(\[]?([a-z])[)\]]?(?=\s*(?:[).:,;!]|$))",
@@ -169,8 +170,9 @@ def chosen_letter(text: str) -> str:
 
 def _without_description(match: re.Match[str]) -> str:
     """Replaces "The statement that is not true is", whose "not" denies no option, by "It is"."""
-    words = set(match[0].lower().split())
-    return match[0] if "one" in words and words & _VERDICTS else "It is"
+    words = match[0].lower().split()
+    is_verdict = "one" in words and _VERDICTS & {*words}
+    return match[0] if is_verdict or words[1] in _TRAPS else "It is"
 
 
 def _with_capital(match: re.Match[str]) -> str:

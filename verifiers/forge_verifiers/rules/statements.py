@@ -74,7 +74,7 @@ DOUBTING = re.compile(
 SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=(?!\u00a0)\s|[*_\"$]|$)(?!\s*=)|[\u3002\u0964]|\n|</")
 STARTS = re.compile(
     r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*)?[-+\u2212]?"
-    r"(?:\.?\d|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2153\u2154]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
+    r"(?:\.?\d|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2150-\u215e]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
     r"|[A-Za-z](?:\([a-z]\))?\s*[=<>^+*/\u2264\u2265\u2208]|[a-z]\s*\\|\(?[A-J]\)?(?![\w'\u2019]|\s+(?!because|since|as\b|is\b)[a-z]))"
 )
 """Start of a value: a number, a formula or an option."""
@@ -87,7 +87,7 @@ RUN = re.compile(
     rf"(?<![\w.]){DATE}|(?<![\w.])\d+\s*{_UNIT}(?:,?\s+(?:and\s+)?\d+\s*{_UNIT})+"
     r"|\$\$?(?=\S)[^$\n]+?(?<=\S)\$\$?(?!\d)|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]"
     r"|(?:(?<![A-Za-z0-9_.)}])[-+\u2212\u00b1])?\\?[$\u20ac\u00a3]?"
-    r"(?:(?<![A-Za-z0-9_.)^])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2153\u2154])"
+    r"(?:(?<![A-Za-z0-9_.)^])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2150-\u215e])"
     rf"(?:[^\s,;:!?{OTHER_SCRIPTS}]"
     r"|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
     r"(?:\s(?:dozen|hundred|thousand|million|billion)\b)?"
@@ -110,8 +110,8 @@ _COPULA = re.compile(
 )
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
-    rf"(?:{BOUND}|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
-    r"|(?:anything|everything|all) but|except|opposite of|reciprocal of|below|minus|negative"
+    rf"(?:{BOUND}|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above|before"
+    r"|until|(?:anything|everything|all) but|except|opposite of|reciprocal of|below|minus|negative"
     r"|twice|half|double|triple|(?:half|third|quarter|square|cube|root|sum|product|quotient) of"
     r"|(?:one|two|three)[\s-](?:halves|thirds?|quarters?|fifths?) of)(?:\s+the)?)\s*$",
     re.IGNORECASE,
@@ -147,7 +147,7 @@ _DOUBTED = re.compile(r"(?:i|we)\s+(?:\w+\s+)?doubt\b[^,;]*$", re.IGNORECASE)
 TAKEN_BACK = re.compile(
     r"(?:\s*(?:,\s*which\s+)?(?:\s(?:is|was|seems?|seemed|looks?|looked|sounds?|appears?|may|might|could|would)\b"
     r"(?:(?!\b(?:as|because|for|since|that)\b)[^:;,\u2014]){0,60})?,?\s*\b(?:but|though|although|yet)\s+"
-    r"(?:(?:it|that|this|s?he|they)(?:['\u2019]s|\s+is|\s+are|\s+was|(?=\s+(?:is|was)n['\u2019]t))\s+)?"
+    r"(?:(?:it|that|this|s?he|they|I|we)(?:['\u2019](?:s|m)|\s+is|\s+am|\s+are|\s+was|(?=\s+(?:is|was)n['\u2019]t))\s+)?"
     r"|\s*,\s*(?:I\s+\w+|which\s[^,]{1,40}),\s*(?:is|was)\s+)(?:actually\s+|clearly\s+|in fact\s+)?"
     r"(?:wrong|incorrect|false|untrue|mistaken|(?:not|(?:is|was)n['\u2019]t)\s+(?:right|correct|true|the\s+answer))"
     r"(?=\s*(?:[.,;!]|$))",
@@ -179,6 +179,7 @@ _VARIABLE = re.compile(  # x, a_n, AB, \angle ABC, f(5), P(A)
     r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\)\s*)?"
 )
 _GIVEN = re.compile(r"(?:since|because|as|if|when|given|for)\b", re.IGNORECASE)
+_WHOLE = re.compile(r"\d\s+(?:out\s+)?of\s+(?:the|these|those|his|her|its|their)\s+$", re.IGNORECASE)  # "2 of the 3"
 _SUPPOSED = re.compile(r"(?:if|unless|suppose|assume)\b[^,]*(?:,\s*(?:then\s+)?|\bthen\s+)", re.IGNORECASE)
 _HENCE = re.compile(
     r"[,;.$]?\s+(?:and\s+)?(?:so|therefore|thus|hence|meaning|which means|and(?=\s+(?:the|s?he|it|they)\b))\b,?\s+"
@@ -320,7 +321,8 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
     at, value = _stated_value(text)
     source: Literal["statement", "fallback"] = "statement" if value else "fallback"
     if not value:
-        last = next((run for run in reversed(runs) if not _is_denied(text[: run.start()])), None)
+        affirmed = [run for run in runs if not _is_denied(text[: run.start()])]
+        last = next((run for run in reversed(affirmed) if not _WHOLE.search(text, 0, run.start())), None)
         if last is None:
             return None
         at, value = last.start(), _balanced(last[0])

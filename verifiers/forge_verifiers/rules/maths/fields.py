@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import re
+from functools import lru_cache
 
 from forge_verifiers.rules.languages import normalized
 
@@ -18,6 +19,7 @@ _FIELDS = re.compile(r"\d+(?:-\d+)+|\d+/\d+/\d+|\d{1,2}:[0-5]\d(?::[0-5]\d)?")
 _SIGNS = str.maketrans({"\u2013": "-", "\u2212": "-", "\u2019": "'"})
 
 
+@lru_cache(maxsize=8192)
 def fields(text: str) -> tuple[str | int, ...]:
     """Kind and numbers of a date, a time of day, a score or a range, or an empty tuple for any other text.
 

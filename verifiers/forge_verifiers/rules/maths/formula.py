@@ -15,8 +15,8 @@ _NAMES = (
     "|theta|lambda|mu|rho|sigma|tau|phi|omega"
 )
 _NAME = re.compile(rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])")
-_LOW = {">": "<", "≥": r"\le ", ">=": r"\le ", r"\ge": r"\le ", r"\geq": r"\le ", r"\gt": "<"}
-_BOUND = re.compile(r"\s*([a-z])\s*(>=|<=|[<>≤≥]|\\(?:geq?|leq?|gt|lt)(?![A-Za-z]))\s*([^<>≤≥]+?)\s*")
+_LOW = {">": "<", ">=": r"\le ", r"\ge": r"\le ", r"\geq": r"\le ", r"\gt": "<"}
+_BOUND = re.compile(r"\s*([a-z])\s*(>=|<=|[<>]|\\(?:geq?|leq?|gt|lt)(?![A-Za-z]))\s*([^<>]+?)\s*")
 
 
 def _matrix(rows: str) -> str:
@@ -52,16 +52,16 @@ def _parameter(match: re.Match[str]) -> str:
     return match[0] if _RELATION.search(match[1]) else match[1]
 
 
+_COMMANDS = (
+    r"\mathbb{R}|\mathbb{Z}|\mathbb{N}|\mathbb{Q}|\le |\ge |\neq |\cup |\cap |\in |\pi |\pm |\infty |\emptyset |/"
+)
+_LATEX_OF = str.maketrans(dict(zip("ℝℤℕℚ≤≥≠∪∩∈π±∞∅÷", _COMMANDS.split("|"), strict=True)))
 _Spelling = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"\s+", " "),
     (r"\*\*", "^"),
     (r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])", r"\\mathbb{\1\2}"),
-    (r"^\s*\\?\{\s*([a-z])\s*(?:(?:\\in|∈)\s*(?:\\mathbb\{R\}|ℝ))?\s*(?:\\mid|\\vert|\||:)(.*\1.*?)\\?\}\s*$", r"\2"),
-    (r"ℝ", r"\\mathbb{R}"),
-    (r"ℤ", r"\\mathbb{Z}"),
-    (r"ℕ", r"\\mathbb{N}"),
-    (r"ℚ", r"\\mathbb{Q}"),
+    (r"^\s*\\?\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\||:)(.*\1.*?)\\?\}\s*$", r"\2"),
     (r"(?i)^\s*(?:all|every|any)\s+(?:the\s+)?reals?(?:\s+numbers?)?(?=\s*$|\s+except)", r"\\mathbb{R}"),
     (r"(?<=\\mathbb\{R\})\s+except\s+(?:for\s+)?(?:[a-z]\s*=\s*)?([^{}]+)$", r"\\setminus\\{\1\\}"),
     (r"\\backslash(?![A-Za-z])", r"\\setminus "),
@@ -78,26 +78,21 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"(?<![A-Za-z\\])log(2|10)\s*(?=\()", r"\\log_{\1}"),
     (r"\\(begin|end)\{smallmatrix\}", r"\\\1{pmatrix}"),
     (r"^\s*\[\s*\[([^\[\]]*)\]((?:\s*,\s*\[[^\[\]]*\])*)\s*\]\s*$", lambda m: _matrix(f"{m[1]}]{m[2]}")),
-    (r"^([^<>≤≥∈]+)(?:,\s*\(?|\s*\()[a-z]\s*(?:\\in(?![A-Za-z])|∈)\s*(?:\\mathbb\{Z\}|ℤ)\s*\)?$", _parameter),
+    (r"^([^<>]+)(?:,\s*\(?|\s*\()[a-z]\s*\\in\s*\\mathbb\{Z\}\s*\)?$", _parameter),
     (r"(?<=[\[\](])\s*([^;()\[\]]+);([^;()\[\]]+)(?=[\[\])])", lambda m: f"{_point(m[1])},{_point(m[2])}"),
-    (r"(^|\\cup|∪|\\in)\s*\](?=[^\[\]]+[\[\]])", r"\1("),  # ]0, 1[
-    (r"(?<=[^\s(\[,])\s*\[(?=\s*(?:$|\\cup|∪))", ")"),
-    (r"^[^()]*(?:[\[\]]|\\infty|∞).*$", lambda m: re.sub(r"(?<=[\])])\s*or\s*(?=[\[(])", r"\\cup ", m[0])),
+    (r"(^|\\cup|\\in)\s*\](?=[^\[\]]+[\[\]])", r"\1("),  # ]0, 1[
+    (r"(?<=[^\s(\[,])\s*\[(?=\s*(?:$|\\cup))", ")"),
+    (r"^[^()]*(?:[\[\]]|\\infty).*$", lambda m: re.sub(r"(?<=[\])])\s*or\s*(?=[\[(])", r"\\cup ", m[0])),
     (r"^\s*\(([a-z](?:\s*,\s*[a-z])+)\)\s*=\s*\(([^()]*)\)\s*$", _ordered),
-    (r"^(.*?(?:[<>≤≥]|\\(?:[gl]eq?|[gl]t)(?![A-Za-z])).*?)\s*(?<![A-Za-z\\])and\s+(.*)$", _between),
-    (r"\\varnothing|∅|^\s*\\?\{\s*\\?\}\s*$", r"\\emptyset "),
-    (r"\\(?:leq?slant|leqq)(?![A-Za-z])|≤|=<|<=", r"\\le "),
-    (r"\\(?:geq?slant|geqq)(?![A-Za-z])|≥|=>|>=", r"\\ge "),
-    (r"≠|!=", r"\\neq "),
-    (r"∪|(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r"\\cup "),
-    (r"∩", r"\\cap "),
-    (r"∈", r"\\in "),
-    (r"π", r"\\pi "),
-    (r"±", r"\\pm "),
-    (r"∞|(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+    (r"^(.*?(?:[<>]|\\(?:[gl]eq?|[gl]t)(?![A-Za-z])).*?)\s*(?<![A-Za-z\\])and\s+(.*)$", _between),
+    (r"\\varnothing|^\s*\\?\{\s*\\?\}\s*$", r"\\emptyset "),
+    (r"\\(?:leq?slant|leqq)(?![A-Za-z])|=<|<=", r"\\le "),
+    (r"\\(?:geq?slant|geqq)(?![A-Za-z])|=>|>=", r"\\ge "),
+    (r"!=", r"\\neq "),
+    (r"(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r"\\cup "),
+    (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
     (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
     (r"√", r"\\sqrt "),
-    (r"÷", "/"),
     (r"\\(?:angle|triangle)(?![A-Za-z])", ""),
     (r"(?<![A-Za-z\\])a(sin|cos|tan)(?=\s*\()", r"arc\1"),
     (r"(?<![A-Za-z\\])(?:minus|negative)\s+(?=\d)", "-"),
@@ -149,7 +144,7 @@ def latex(text: str) -> str | None:
     """The formula in LaTeX, or None for words and for texts that are too large for an answer."""
     if len(text) > MAX_CHARS:
         return None
-    text = cleaned(text)
+    text = cleaned(text).translate(_LATEX_OF)
     for pattern, spelling in _SPELLED:
         text = pattern.sub(spelling, text)
     text = _NAME.sub(r"\\\1 ", text)

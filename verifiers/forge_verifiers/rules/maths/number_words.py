@@ -13,10 +13,10 @@ _ONES = re.findall(
 _TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
 _SMALL = {word: k for k, word in enumerate(_ONES)} | {word: 10 * k for k, word in enumerate(_TENS, 2)}
 _LARGE = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7}
-_PARTS |= {"eighth": 8, "ninth": 9, "tenth": 10, "eleventh": 11, "twelfth": 12, "fifteenth": 15, "sixteenth": 16}
-_PARTS |= {"twentieth": 20, "hundredth": 100, "thousandth": 1000, "millionth": 10**6}
-PART = re.compile(rf"[\s-]*(?:{'|'.join(_PARTS)}|\w+(?:teenth|tieth)|billionth)s?\b", re.IGNORECASE)
+_IRREGULAR = {"three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
+_ORDINALS = {_IRREGULAR.get(word, re.sub("y$", "ie", word) + "th"): k for word, k in (_SMALL | _LARGE).items() if k > 2}
+_PARTS = {"half": 2, "halve": 2, "quarter": 4} | _ORDINALS
+PART = re.compile(rf"[\s-]*(?:{'|'.join(_PARTS)})s?\b", re.IGNORECASE)
 """The name of a part of a whole, which is no unit: "sevenths"."""
 _ARTICLE = re.compile(rf"^an?\s+(?={'|'.join(_PARTS)})", re.IGNORECASE)
 _WORD = rf"(?:{'|'.join([*_SMALL, *_LARGE])})(?![A-Za-z])"

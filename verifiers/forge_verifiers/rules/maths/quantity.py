@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -126,9 +127,8 @@ _SIGNS |= str.maketrans(
 )
 _REPEATING = re.compile(r"^([-+]?\d*\.\d*?)(\d{1,6})\2+\s*(?:\.\.\.|\u2026|\\[lc]?dots)$")  # 0.1666...
 _PERIOD = re.compile(r"^([-+]?\d+\.\d*)\((\d{1,9})\)$")  # 0.1(6)
-_HALVES = {"½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
 _RAISED = re.compile("[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
-_LOWER = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
+_VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # 1/4 to 7/8 as one character
 _MONEY = re.compile(r"([-+]?)\s*(?:\\?(?:US|A|C)?\s?\\?([$€£¥₹])\s*|(USD|EUR|GBP|JPY|INR)\s+)(?=[-\d.])")
 _REMARK = re.compile(r"(?<=\d)(\s+(?:dozen|hundred|thousand|million|billion))?\s+[A-Za-z]{2}[A-Za-z\s]*$")
 _DIGITS = r"\d[\d,' .]*\d|\d+\.?|\.\d+"
@@ -191,10 +191,12 @@ def cleaned(text: str) -> str:
     text = re.sub(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))", ".", text)  # 6{,}02 in Europe
     text = re.sub(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,|\\!)(?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", re.sub(r"(?<!\\)\\[ ,;:!]|~", " ", text).replace(r"\%", "%"))
-    text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_LOWER)}}}", text)
-    for sign, fraction in _HALVES.items():
-        text = text.replace(sign, f" {fraction}")
-    return text.strip()
+    text = _RAISED.sub(lambda m: f"^{{{_plain(m[0])}}}", text)
+    return _VULGAR.sub(lambda m: f" {_plain(m[0])}", text).strip()
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("\u2044", "/")
 
 
 @lru_cache(maxsize=8192)
