@@ -200,6 +200,7 @@ def test_no_text_makes_the_parser_raise(text):
     [
         *(r"\boxed{", "<answer>", "answer is ", "Answer: ", "nswer", "1 or ", "it is 1. ", "no, ", "so ", "(", "$1$ "),
         *("**a ", "= 1 ", "the answer is not 1 but ", r"\boxed{1} or ", "I doubt the answer is 1. ", "1 + "),
+        *("\n- [", "- [ ] ", "~~a", "Mr. A. ", "Ann A. ", "the a ", "if ", "two ", "5 h 3 min ", "May 5 "),
         *("#### 1\n", "x" * 50 + " 1 ", "wait 1 ", "it is not 1 ", "42 is the answer ", "\\"),
     ],
 )

@@ -6,19 +6,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from forge_agents.types import Trajectory, Turn
 from forge_verifiers.rules.maths import equal, worker
 from forge_verifiers.rules.maths.equal import Numeric, equal_answers
 from forge_verifiers.rules.maths.formula import latex
 from forge_verifiers.rules.maths.quantity import read_quantity
 
-from .helpers import pairs  # noqa: TID252 (tests are no installed package)
+from .helpers import pairs, said  # noqa: TID252 (tests are no installed package)
 from .maths_pairs import PAIRS  # noqa: TID252
-
-
-def answered(text, gold):
-    turn = Turn(agent="a", index=0, observation="", action=text, reward=0.0)
-    return Trajectory(agent="a", policy="p", turns=(turn,), info={"answer": gold})
 
 
 def maths_equal(answer, gold):
@@ -194,10 +188,10 @@ def test_slow_formulas_cost_numeric_their_time_once_and_at_most_timeout_s(monkey
     monkeypatch.setattr(worker._Worker, "request", request)
     monkeypatch.setattr(equal, "WORKERS", worker.Workers())
     start = time.monotonic()
-    same = [answered("\\boxed{9^{9^{9}}}", "3")] * 50
+    same = [said("\\boxed{9^{9^{9}}}", "3")] * 50
     assert Numeric().score(same).tolist() == [0.0] * 50 and len(requests) == 1
-    many = [answered(f"\\boxed{{9^{{9^{{9}}}} + {k}^{{x}} or 9^{{9^{{9}}}} - {k}^{{x}}}}", "3") for k in range(100)]
+    many = [said(f"\\boxed{{9^{{9^{{9}}}} + {k}^{{x}} or 9^{{9^{{9}}}} - {k}^{{x}}}}", "3") for k in range(100)]
     scores = Numeric(timeout_s=1).score(many)
     assert scores[0] == 0 and np.isnan(scores[-1]) and len(requests) < 10
-    assert Numeric(timeout_s=1).score([*many, answered("3", "3")])[-1] == 1  # plain numbers need no time
+    assert Numeric(timeout_s=1).score([*many, said("3", "3")])[-1] == 1  # plain numbers need no time
     assert time.monotonic() - start < 20

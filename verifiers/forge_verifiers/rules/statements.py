@@ -41,7 +41,7 @@ _CLEANED = (
     ("<", re.compile(r"<\|\w+\|>|</?s>|<(?:bos|eos|pad|end_of_turn|br ?/?)>"), "\n"),  # <|im_end|>
     ("<", re.compile(r"</?(?:b|i|u|p|em|strong|span|div|mark)>", re.IGNORECASE), ""),
     ("~~", re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}~~(?!~)"), ""),
-    ("- [", re.compile(r"^\s*- \[(?: \].*|[xX]\])", re.MULTILINE), ""),
+    ("- [", re.compile(r"^[ \t]*- \[(?: \].*|[xX]\])", re.MULTILINE), ""),
     ("color", re.compile(r"\\(?:text)?color\s*\{\w+\}"), ""),
     (
         ". ",
@@ -110,8 +110,8 @@ _COPULA = re.compile(
 )
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
-    rf"(?:{BOUND}|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above|before"
-    r"|until|(?:anything|everything|all) but|except|opposite of|reciprocal of|below|minus|negative"
+    rf"(?:{BOUND}|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
+    r"|before|until|(?:anything|everything|all) but|except|opposite of|reciprocal of|below|minus|negative"
     r"|twice|half|double|triple|(?:half|third|quarter|square|cube|root|sum|product|quotient) of"
     r"|(?:one|two|three)[\s-](?:halves|thirds?|quarters?|fifths?) of)(?:\s+the)?)\s*$",
     re.IGNORECASE,
