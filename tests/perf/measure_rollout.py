@@ -20,7 +20,6 @@ def measure(options: Options) -> list[dict[str, Any]]:
     """The records ``rollout``, one for each length of answers."""
     from forge_agents.serving import _vllm
 
-    threads = {**OPENMP, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     eager = {"TORCHDYNAMO_DISABLE": "1"} if options.quick else {}
     quiet = {name: _vllm.ENVIRONMENT[name] for name in ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE")}
     result = {
@@ -30,10 +29,6 @@ def measure(options: Options) -> list[dict[str, Any]]:
         ),
         "vllm_llm": in_child(run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager}),
     }
-    if "llm-threads" in options.peers:  # our choice of threads, in the child processes of LLM
-        result["vllm_llm_our_threads"] = in_child(
-            run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager, **threads}
-        )
     records = []
     for most in _lengths(options):
         own = {name: of_length[str(most)] for name, of_length in result.items()}

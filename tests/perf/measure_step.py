@@ -1,4 +1,4 @@
-"""One GRPO step on the fixed work W, stage by stage, and (e) what each process then holds."""
+"""One GRPO step on the fixed work W, stage by stage."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import Any
 import measure_trl
 from perf_common import (
     POLICY,
-    STATE_BYTES,
     THREADS,
     Options,
     StageClock,
     goal,
     in_child,
     median,
-    num_parameters,
-    peak_rss,
     play_all,
     policy,
 )
@@ -29,7 +26,7 @@ GOAL_CPU_S = 16.0
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    """The records ``step`` and ``memory``."""
+    """The record ``step``."""
     result = in_child(run_steps, options, timeout_s=1500)
     numbers, facts = result["numbers"], result["facts"]
     cpu_s = numbers["cpu_s"]
@@ -42,7 +39,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "ratio": round(cpu_s / trl["cpu_s"], 4),
             "wall_ratio": round(numbers["wall_s"] / trl["wall_s"], 4),
         }
-    step = {
+    record = {
         "measure": "step",
         **facts,
         **numbers,
@@ -50,19 +47,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
         **ratios,
         "goals": {"cpu_s": goal(cpu_s, GOAL_CPU_S, at_most=True)},
     }
-    return [step, _memory(result["peaks"], num_parameters(options.model))]
-
-
-def _memory(peaks: dict[str, int], parameters: int) -> dict[str, Any]:
-    state = parameters * STATE_BYTES
-    return {
-        "measure": "memory",
-        "peak_rss_bytes": peaks,
-        "peer": "learner's weights, gradients and optimiser state, float32",
-        "peer_bytes": state,
-        "ratio": round(peaks["learner"] / state, 4),
-        "goals": {},
-    }
+    return [record]
 
 
 def run_steps(options: Options) -> dict[str, Any]:
@@ -91,7 +76,6 @@ async def _run_steps(options: Options) -> dict[str, Any]:
                 row = await _step(options, processes, pids)
                 if number >= options.warm_ups:
                     rows.append(row)
-            peaks = {who: peak_rss(pid) for who, pid in pids.items()}
             await processes.stop()
     facts = {
         "prompts": len(options.prompts),
@@ -101,7 +85,7 @@ async def _run_steps(options: Options) -> dict[str, Any]:
         "rounds": options.rounds,
         "cpu_s_of_rounds": [round(row["cpu_s"], 2) for row in rows],
     }
-    return {"numbers": median(rows), "facts": facts, "peaks": peaks}
+    return {"numbers": median(rows), "facts": facts}
 
 
 _NAMES = {"engine": POLICY, "learner": f"{POLICY}-learner", "store": "weights"}

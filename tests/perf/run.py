@@ -1,6 +1,6 @@
 """Measure every stage and its peer: one JSON line per measure.
 
-    python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl|llm-threads]
+    python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from perf_common import ChildFailedError, Options
 
 MODULES = {"step": "measure_step", "rollout": "measure_rollout", "learner": "measure_learner",
-           "weights": "measure_weights", "memory": "measure_step", "learner_memory": "measure_memory",
+           "weights": "measure_weights", "learner_memory": "measure_memory",
            "judging": "measure_judging", "replicas": "measure_replicas", "torn": "measure_torn",
            "queue": "measure_queue", "expected": "measure_expected", "start": "measure_start"}  # fmt: skip
 """Modules by measure."""
@@ -32,8 +32,9 @@ def main() -> int:
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MODULES)}; default: all")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
     parser.add_argument("--quick", action="store_true", help="small sizes, to test the scripts")
-    parser.add_argument("--peer", action="append", default=[], choices=["trl", "llm-threads"],
-                        help="also run a peer that takes minutes")  # fmt: skip
+    parser.add_argument(
+        "--peer", action="append", default=[], choices=["trl"], help="also run a peer that takes minutes"
+    )
     arguments = parser.parse_args()
     expected = arguments.measures or list(MODULES)
     if unknown := [name for name in expected if name not in MODULES]:
@@ -42,29 +43,25 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a measure's processes are ended as well
     options = Options(model=str(models.resolve(arguments.model)), quick=arguments.quick, peers=tuple(arguments.peer))
-    failed = False
-    for module in dict.fromkeys(MODULES[name] for name in expected):
-        names = [name for name in expected if MODULES[name] == module]
-        failed |= not _measure(module, names, options, arguments.model)
-    return 1 if failed else 0
+    measured = [_measure(name, options, arguments.model) for name in dict.fromkeys(expected)]
+    return 0 if all(measured) else 1
 
 
-def _measure(module: str, names: list[str], options: Options, model: str) -> bool:
-    """Print the records of one module. Returns whether they could be measured."""
+def _measure(name: str, options: Options, model: str) -> bool:
+    """Print the records of one measure. Returns whether they could be measured."""
     started = time.perf_counter()
     try:
-        records: list[dict[str, Any]] = importlib.import_module(module).measure(options)
+        records: list[dict[str, Any]] = importlib.import_module(MODULES[name]).measure(options)
     except ChildFailedError as error:
         sys.stderr.write(f"{error}\n")
         lines = [line for line in str(error).splitlines() if line.strip()]
-        _print({"measure": names, "error": f"{lines[0]} ... {lines[-1]}", "reached": False})
+        _print({"measure": name, "error": f"{lines[0]} ... {lines[-1]}", "reached": False})
         return False
     common = {"model": Path(model).name, "cpus": os.cpu_count(), "machine": platform.machine(), "quick": options.quick}
     for record in records:
-        if record["measure"] in names:
-            reached = all(item["reached"] for item in record["goals"].values()) if record["goals"] else None
-            spent = round(time.perf_counter() - started, 1)
-            _print({**record, "reached": reached, **common, "measured_in_s": spent})
+        reached = all(item["reached"] for item in record["goals"].values()) if record["goals"] else None
+        spent = round(time.perf_counter() - started, 1)
+        _print({**record, "reached": reached, **common, "measured_in_s": spent})
     return True
 
 
