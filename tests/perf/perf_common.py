@@ -60,7 +60,7 @@ class Options:
     quick: bool = False
     """Small sizes and an eager engine, only to test the script."""
     peers: tuple[str, ...] = ()
-    """Peers that take minutes: ``trl``, ``llm-threads``."""
+    """Peers that take minutes: ``trl``."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
