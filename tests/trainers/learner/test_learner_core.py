@@ -333,9 +333,7 @@ def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile
     assert fresh.train_step(random_batch(seed=1))["grad_norm"] == after["grad_norm"]
 
 
-def test_failed_checkpoint_is_reported_and_the_old_one_is_kept(
-    tiny_llama, random_batch, tmp_path, monkeypatch
-):
+def test_failed_checkpoint_is_reported_and_the_old_one_is_kept(tiny_llama, random_batch, tmp_path, monkeypatch):
     core = LearnerCore(config(tiny_llama))
     core.save(tmp_path / "newest")
     core.train_step(random_batch())
@@ -383,6 +381,21 @@ def test_an_export_is_a_model_for_transformers(tiny_models, random_batch, tmp_pa
     assert (core.logprobs(batch) - hf_logprobs(model, batch)).abs().max() > 1e-3
     assert AutoTokenizer.from_pretrained(folder).encode("hi") == AutoTokenizer.from_pretrained(model).encode("hi")
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+def test_export_has_all_chat_templates_and_no_weights_of_the_start_model(tiny_llama, tmp_path):
+    from transformers import AutoTokenizer
+
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    templates = {"default": tokenizer.chat_template, "tool_use": "{# with tools #}" + tokenizer.chat_template}
+    tokenizer.chat_template = templates
+    tokenizer.save_pretrained(model)
+    for name in ("flax_model.msgpack", "tf_model.h5", "model.onnx", "rust_model.ot", "pytorch_model.bin.index.json"):
+        (model / name).write_text("old")
+    folder = LearnerCore(config(model)).export(tmp_path / "export")
+    assert AutoTokenizer.from_pretrained(folder).chat_template == templates
+    assert not [path.name for path in folder.iterdir() if path.is_file() and path.read_bytes() == b"old"]
 
 
 def test_export_stops_at_the_token_that_ends_answers_in_its_template(tiny_llama, tmp_path):

@@ -45,7 +45,13 @@ _log = logging.getLogger(__name__)
 _MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, MemoryError, TypeError)
 """Errors that PyTorch and the unpickler raise for malformed metadata."""
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
+_WEIGHTS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".tflite",
+    *(f".{form}.index.json" for form in ("safetensors", "bin", "h5", "msgpack")),
+)  # fmt: skip
+"""Ends of the names of weight files, which an export must not take from the start model."""
+_TEMPLATES = "additional_chat_templates"
+"""Folder of a tokenizer with several chat templates."""
 
 
 # ---- writing
@@ -325,6 +331,8 @@ def export(
             for file in model_folder.iterdir():
                 if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHTS):
                     shutil.copyfile(file, unfinished / file.name)
+            if (model_folder / _TEMPLATES).is_dir():
+                shutil.copytree(model_folder / _TEMPLATES, unfinished / _TEMPLATES, copy_function=shutil.copyfile)
             config = json.loads((model_folder / "config.json").read_text())
             config.pop("torch_dtype", None)  # the name before transformers 5
             config["dtype"] = str(dtype).removeprefix("torch.")
