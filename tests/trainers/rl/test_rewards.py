@@ -220,9 +220,17 @@ def test_group_is_abstained_only_without_comparable_rewards():
 
 def test_metrics_leave_out_abstentions():
     items = scored([group((0, 0), (0, 0), (0, 0))], scores_of(None, None, 0.0, None, 1.0, None))
-    assert group_spread(items, 1)["groups/reward_std"] == pytest.approx(0.5)
+    assert group_spread(items, 1, {"hero"})["groups/reward_std"] == pytest.approx(0.5)
     result = summarize(items)
     assert result["reward/mean"] == result["reward/a"] == 0.5 and "reward/b" not in result
+
+
+def test_reward_spread_is_that_of_trained_policies():
+    items = scored([group((0, -1), (4, 5)), group((2, 0), (2, 10), seed=1)])  # standard deviations: 2 and 3, 0 and 5
+    assert group_spread(items, 2, {"hero"})["groups/reward_std"] == 1.0
+    assert group_spread(items, 2, {"hero", "rival"})["groups/reward_std"] == 2.5
+    failed = group((0, 1), error=EpisodeError(where="step", kind="ValueError", message="m", trace=""))
+    assert np.isnan(group_spread([failed], 1, {"hero"})["groups/reward_std"])
 
 
 @pytest.mark.parametrize(

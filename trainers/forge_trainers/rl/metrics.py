@@ -31,7 +31,7 @@ async def step_metrics(
     if not plan.uses_env_reward:
         scored = await score_groups(groups, env_reward, timeout_s=plan.config.stage_timeout_s)
         metrics["env_reward/mean"] = summarize(measured(scored), learners)["reward/mean"]
-    metrics |= group_spread(groups, plan.config.groups_per_step) | samples.metrics(learners)
+    metrics |= group_spread(groups, plan.config.groups_per_step, learners) | samples.metrics(learners)
     metrics |= await processes.engines_memory()
     return metrics | dict(times) | rates(groups, times["time/step_s"])
 
@@ -76,17 +76,17 @@ def rewards_by(
     return rewards
 
 
-def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int) -> dict[str, float]:
+def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int, trained: Collection[str]) -> dict[str, float]:
     """Return ``groups/resampled``, the number of groups added by dynamic sampling, and ``groups/reward_std``.
 
-    The latter is the mean over groups and agents of the standard deviation of rewards, NaN if all failed or abstained.
+    The latter is the mean over groups and agents of `trained` policies of the standard deviation of rewards, NaN if all
+    failed or abstained.
     """
-    spreads = [
-        float(np.nanstd(rewards))
-        for group in groups
-        for rewards in group.rewards.values()
-        if not group.failed and not np.isnan(rewards).all()
-    ]
+    spreads = []
+    for group in groups:
+        learning = {trajectory.agent for trajectory in group.trajectories if trajectory.policy in trained}
+        rewards = [group.rewards[agent] for agent in sorted(learning)] if not group.failed else []
+        spreads += [float(np.nanstd(values)) for values in rewards if not np.isnan(values).all()]
     spread = float(np.mean(spreads)) if spreads else float("nan")
     return {"groups/reward_std": spread, "groups/resampled": float(len(groups) - groups_per_step)}
 
