@@ -36,6 +36,8 @@ OTHER_WEIGHT_FORMATS = (
     "onnx/*", "original/*",
 )  # fmt: skip
 """Files of hub repositories with the weights in other formats. They are never downloaded."""
+_READ_WHOLE, _MAX_BYTES = (".json", ".jinja", ".model", ".txt"), 1 << 28
+"""Suffixes of a model's files that are read as a whole, and their maximum size. A sparse file may have any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +163,13 @@ def check_complete(folder: Path) -> None:
     """Check that `folder` holds a complete model: config, tokenizer and every byte of every safetensors file.
 
     Raises:
-        ModelNotFoundError: A file is missing, unreadable, incomplete or in another folder. The message names it.
+        ModelNotFoundError: A file is missing, unreadable, incomplete, far too large or in another folder. The message
+            names it.
     """
     check_contained_files(folder)
+    for file in folder.glob("*"):  # the folder may be missing
+        if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > _MAX_BYTES:
+            raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
     read_json(folder / "config.json")
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     if not any((folder / name).is_file() for name in tokenizers):

@@ -146,6 +146,14 @@ def test_sizes_that_no_model_has_are_refused_at_once(change, folder):
         ModelSize.of(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_sparse_file_of_a_model_is_refused(name, folder):
+    (folder / name).touch()
+    os.truncate(folder / name, 1 << 40)
+    with pytest.raises(ModelNotFoundError, match=f"{name} has 1099511627776 bytes"):
+        models.resolve(folder)
+
+
 def test_a_missing_shard_is_named(folder):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
