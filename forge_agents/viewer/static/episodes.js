@@ -75,7 +75,7 @@ export function episodesView(page) {
       click: (event) => { event.preventDefault(); page.go({ n: String(row.n) }); },
     },
     h("span", { class: "name" }, row.env), h("span", { class: row.reward < 0 ? "reward low" : "reward" }, number(row.reward, 3)),
-    h("span", { class: row.error ? "more bad" : "more" }, row.error || [row.step !== null ? `step ${row.step}` : null, `seed ${row.seed}`, plural(row.turns, "turn"), trainedOn(row)].filter(Boolean).join(" · "))))));
+    h("span", { class: row.error ? "more bad" : "more" }, row.error || [trainedOn(row), row.step !== null ? `step ${row.step}` : null, `seed ${row.seed}`, plural(row.turns, "turn")].filter(Boolean).join(" · "))))));
     const last = Math.max(0, Math.ceil(total / PER_PAGE) - 1);
     const current = Math.floor(offset() / PER_PAGE);
     const to = (place) => () => turnPage(place);

@@ -258,8 +258,8 @@ def test_episodes_are_listed_and_ordered_by_trained_reward(serve, open_page, tmp
     page.get_by_role("link", name="Episodes").click()
     page.get_by_label("order").select_option("highest trained reward")
     shows(page, "3", "2", "1", "4")
-    notes = [line.split(" · ")[3:] for line in page.locator(".episodes .more").all_inner_texts()]
-    assert notes == [[], ["trained on 0.5"], ["trained on 0.125"], []]
+    beginnings = [line.partition(" · ")[0] for line in page.locator(".episodes .more").all_inner_texts()]
+    assert beginnings == ["step 0", "trained on 0.5", "trained on 0.125", "step 0"]
 
 
 def test_two_runs_are_compared_by_settings_and_texts(serve, open_page, run_folder, tmp_path):
