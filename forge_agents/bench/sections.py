@@ -295,7 +295,10 @@ def _meetings(report: Results, brief: bool) -> Iterator[Section]:
         title, heads = f"Cross-play in {env.id}", tuple(f"with {name}" for name in names)
         rewards = {(m.player, m.other): interval(m.reward) for m in meetings.values()}
         rows = [(a, *(rewards.get((a, b), "") for b in names)) for a in names]
-        note = "Mean reward of the row's player with the column's player, on the diagonal with itself."
+        note = (
+            "Mean reward of the row's player per agent, with itself on the diagonal. In the other line-ups, the row's "
+            "or the column's player has one side, and the other player has the rest."
+        )
         yield Section(title, ("reward of", *heads), rows, names=1, note=note)
         if brief:
             continue
