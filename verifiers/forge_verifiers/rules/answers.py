@@ -149,7 +149,6 @@ _LINK = re.compile(
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
 _DECIMAL_COMMA = re.compile(r"[-+]?\d,\d")
-_ALPHABETIC = re.compile(r"[^\W\d_\u0600-\U0010ffff]")
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
 _TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
 _REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:(?!wrong|incorrect|false)[a-z]+\s+){0,2}[aA]$")
@@ -264,7 +263,7 @@ def _marks(text: str) -> list[_Mark]:
             else:
                 outer.append(mark)
     phrases: list[_Mark] = []
-    foreign = [_Mark(each.start, each.content, each.end, "foreign", False) for each in foreign_statements(text)]
+    foreign = [_Mark(*places, "foreign", False) for places in foreign_statements(text)]
     for phrase in [*_phrases(text), *foreign]:
         line_end = text.find("\n", phrase.content)
         line_end = len(text) if line_end < 0 else line_end
@@ -367,7 +366,7 @@ def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
 def _foreign_phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
     value, is_wrong = foreign_sentence(text[mark.content : mark.end])
     value = bare_value(value)
-    if _DECIMAL_COMMA.fullmatch(value) and _ALPHABETIC.match(text[mark.start]):
+    if _DECIMAL_COMMA.fullmatch(value) and text[mark.start] < "\u0600":
         value = value.replace(",", ".")
     if not STARTS.match(value) and (read := sentence_value(value)):  # "Antwort: Er hat 42"
         value = read[0]

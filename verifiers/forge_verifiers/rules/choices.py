@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 from forge_verifiers.rules.languages import (
     ALTERNATIVE,
@@ -124,15 +123,6 @@ _RETRACTED = re.compile(
 )
 
 
-class _Statement(NamedTuple):
-    letters: frozenset[str]
-    """Letters that the sentence affirms."""
-    strength: int
-    """2 if the sentence calls them the answer, 1 if it concludes with or consists of them, 0 if it mentions them."""
-    is_correction: bool
-    """True if it corrects earlier statements."""
-
-
 def choice_letter(gold: str) -> str:
     """The letter of a gold answer such as ``A``, ``(A)`` or ``A.``, or empty for other answers."""
     match = _GOLD.fullmatch(_MARKUP.sub("", normalized(gold)).strip())
@@ -180,7 +170,11 @@ def _with_capital(match: re.Match[str]) -> str:
     return match[0][:start] + match[1].upper() + match[0][end:]
 
 
-def _statements(text: str) -> Iterator[_Statement]:
+def _statements(text: str) -> Iterator[tuple[frozenset[str], int, bool]]:
+    """By sentence: letters that it affirms, their strength, and whether it corrects earlier statements.
+
+    The strength is 2 if the sentence calls them the answer, 1 if it concludes with them or consists of them, else 0.
+    """
     for whole in _SENTENCE.split(text):
         if _JOINED.fullmatch(whole) or _NUMBERING.fullmatch(whole) or whole.rstrip().endswith(("?", "\u061f")):
             continue
@@ -193,7 +187,7 @@ def _statements(text: str) -> Iterator[_Statement]:
             continue
         if not letters and not _RETRACTED.search(sentence) and not (corrections and _LETTER.search(sentence)):
             is_correction = False
-        yield _Statement(letters, strength, is_correction)
+        yield letters, strength, is_correction
 
 
 def _affirmed(sentence: str) -> tuple[frozenset[str], int]:

@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 ANSWER = (
     r"(?:答案|答え|答|正解|解答|回答|정답|답변|답|उत्तर|जवाब|উত্তর|సమాధానం|(?:คำ)?ตอบ|(?:ال)?[إا]جاب[ةه]|(?:ال)?جواب|پاسخ|(?:ה)?תשובה"
@@ -127,15 +126,6 @@ _KEPT = frozenset("ℂℝℤℕℚ…")
 """Characters whose compatibility form has another meaning."""
 
 
-class ForeignStatement(NamedTuple):
-    """A statement of the answer in another language than English."""
-
-    start: int
-    content: int
-    """Start of what it states."""
-    end: int
-
-
 def normalized(text: str) -> str:
     """The text in NFC, with characters of ordinary width, digits 0 to 9 and Unix line ends."""
     if "\r" in text:
@@ -165,8 +155,8 @@ def latin_choices(text: str) -> str:
     return text if text.isascii() else _LOCAL_LETTER.sub(lambda match: _LETTERS[match[1]], text)
 
 
-def foreign_statements(text: str) -> Iterator[ForeignStatement]:
-    """Statements such as "答えは42です" and "La respuesta es 42" in the last 4,000 characters of a text."""
+def foreign_statements(text: str) -> Iterator[tuple[int, int, int]]:
+    """Start, start of the content, and end of each "答えは42です" or "La respuesta es 42" in the last characters."""
     if text.isascii():
         lower = text.lower()
         if not any(word in lower for word in _WORDS):
@@ -175,7 +165,7 @@ def foreign_statements(text: str) -> Iterator[ForeignStatement]:
         end = _END.search(text, match.end())
         negation = _NEGATION.search(text, match.end(1), match.end())  # "答案不是42"
         content = negation.start() if negation else match.end()
-        yield ForeignStatement(match.start(), content, end.start() if end else len(text))
+        yield match.start(), content, end.start() if end else len(text)
 
 
 def is_denied(text: str) -> bool:

@@ -224,18 +224,14 @@ class Length(TrajectoryRule):
 
 _SCRIPTS = ("latin", "cyrillic", "greek", "han", "kana", "hangul", "arabic", "hebrew", "devanagari", "bengali", "thai")
 """Scripts of Unicode. Kana is hiragana, katakana and their long vowel mark."""
-_LANGUAGES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("en", "de", "fr", "es", "it", "pt", "nl", "pl", "tr", "vi", "id", "sv", "cs"), ("latin",)),
-    **dict.fromkeys(("ru", "uk", "bg"), ("cyrillic",)),
-    **dict.fromkeys(("ar", "fa", "ur"), ("arabic",)),
-    **dict.fromkeys(("hi", "mr", "ne"), ("devanagari",)),
-    "el": ("greek",),
-    "zh": ("han",),
-    "ja": ("han", "kana"),
-    "ko": ("hangul", "han"),
-    "he": ("hebrew",),
-    "bn": ("bengali",),
-    "th": ("thai",),
+_LANGUAGES = {
+    code: tuple(scripts.split())
+    for scripts, codes in (
+        *(("latin", "en de fr es it pt nl pl tr vi id sv cs"), ("cyrillic", "ru uk bg"), ("arabic", "ar fa ur")),
+        *(("devanagari", "hi mr ne"), ("greek", "el"), ("han", "zh"), ("han kana", "ja"), ("hangul han", "ko")),
+        *(("hebrew", "he"), ("bengali", "bn"), ("thai", "th")),
+    )
+    for code in codes.split()
 }
 
 

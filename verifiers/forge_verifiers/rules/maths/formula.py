@@ -24,11 +24,6 @@ def _matrix(rows: str) -> str:
     return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
 
 
-def _point(text: str) -> str:
-    """An end of an interval after a semicolon or before it, so that its comma is decimal."""
-    return text.replace(",", ".")
-
-
 def _ordered(match: re.Match[str]) -> str:
     """``(y, x) = (2, 1)`` as the tuple of the values in the order of the names."""
     names, values = match[1].split(","), match[2].split(",")
@@ -45,11 +40,6 @@ def _between(match: re.Match[str]) -> str:
     low, high = sorted(sides, key=lambda side: side[2] in _LOW, reverse=True)
     is_range = low[2] in _LOW and high[2] not in _LOW
     return f"{low[3]}{_LOW[low[2]]}{low[1]}{high[2]}{high[3]}" if is_range else "$"
-
-
-def _parameter(match: re.Match[str]) -> str:
-    r"""``k\pi`` of ``k\pi, k \in \mathbb{Z}``. Integers that meet an inequality stay as they are."""
-    return match[0] if _RELATION.search(match[1]) else match[1]
 
 
 _COMMANDS = (
@@ -78,8 +68,11 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"(?<![A-Za-z\\])log(2|10)\s*(?=\()", r"\\log_{\1}"),
     (r"\\(begin|end)\{smallmatrix\}", r"\\\1{pmatrix}"),
     (r"^\s*\[\s*\[([^\[\]]*)\]((?:\s*,\s*\[[^\[\]]*\])*)\s*\]\s*$", lambda m: _matrix(f"{m[1]}]{m[2]}")),
-    (r"^([^<>]+)(?:,\s*\(?|\s*\()[a-z]\s*\\in\s*\\mathbb\{Z\}\s*\)?$", _parameter),
-    (r"(?<=[\[\](])\s*([^;()\[\]]+);([^;()\[\]]+)(?=[\[\])])", lambda m: f"{_point(m[1])},{_point(m[2])}"),
+    (  # k of "k, k \in Z"; integers that meet an inequality stay as they are
+        r"^([^<>]+)(?:,\s*\(?|\s*\()[a-z]\s*\\in\s*\\mathbb\{Z\}\s*\)?$",
+        lambda m: m[0] if _RELATION.search(m[1]) else m[1],
+    ),
+    (r"(?<=[\[\](])\s*([^;()\[\]]+);([^;()\[\]]+)(?=[\[\])])", lambda m: m[0].replace(",", ".").replace(";", ",")),
     (r"(^|\\cup|\\in)\s*\](?=[^\[\]]+[\[\]])", r"\1("),  # ]0, 1[
     (r"(?<=[^\s(\[,])\s*\[(?=\s*(?:$|\\cup))", ")"),
     (r"^[^()]*(?:[\[\]]|\\infty).*$", lambda m: re.sub(r"(?<=[\])])\s*or\s*(?=[\[(])", r"\\cup ", m[0])),
@@ -120,8 +113,8 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
 _SPELLED = tuple((re.compile(pattern), spelling) for pattern, spelling in _RULES)
 _MAX_DEPTH = 30
 _LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)")
-_CALL = re.compile(r"(\\sqrt|\^)\s*\(")
-_ABS = re.compile(r"(?<![A-Za-z\\])(abs|exp)\s*\(")
+_CALL = re.compile(r"(\\sqrt|\^|(?<![A-Za-z\\])(?:abs|exp))\s*\(")
+_BRACES = {"abs": (r"\left|", r"\right|"), "exp": ("e^{", "}")}
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5,}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\}|\\(?:mathbb|overline|operatorname)\{\w+\}")
 _NOT_READ = re.compile(r"\d\s+[\d.]|\d\s*_|(?<![\w.])0[xXbo]\w")
@@ -150,8 +143,7 @@ def latex(text: str) -> str | None:
     text = _NAME.sub(r"\\\1 ", text)
     text = _LOG.sub(r"\\ln ", re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10} ", text))
     text = re.sub(r"\\log\s*_\s*(\d+)", r"\\log_{\1}", text)
-    text = _braced(text, _ABS, {"abs": ("\\left|", "\\right|"), "exp": ("e^{", "}")})
-    text = _braced(text, _CALL, {})
+    text = _braced(text)
     if text.startswith("{") and text.endswith("}"):
         text = f"\\{{{text[1:-1]}\\}}"
     plain = _ENVIRONMENT.sub(" ", text)
@@ -169,14 +161,14 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _braced(text: str, call: re.Pattern[str], around: dict[str, tuple[str, str]]) -> str:
-    r"""``sqrt(...)`` and ``^(...)`` with braces instead of parentheses."""
+def _braced(text: str) -> str:
+    r"""``sqrt(...)`` and ``^(...)`` with braces instead of parentheses, ``abs(...)`` and ``exp(...)`` in LaTeX."""
     for _ in range(20):
-        match = call.search(text)
+        match = _CALL.search(text)
         end = _closing(text, match.end()) if match else -1
         if match is None or end < 0:
             break
-        opening, closing = around.get(match[1], (match[1] + "{", "}"))
+        opening, closing = _BRACES.get(match[1], (match[1] + "{", "}"))
         text = text[: match.start()] + opening + text[match.end() : end] + closing + text[end + 1 :]
     return text
 

@@ -133,18 +133,8 @@ _MONEY = re.compile(r"([-+]?)\s*(?:\\?(?:US|A|C)?\s?\\?([$€£¥₹])\s*|(USD|E
 _REMARK = re.compile(r"(?<=\d)(\s+(?:dozen|hundred|thousand|million|billion))?\s+[A-Za-z]{2}[A-Za-z\s]*$")
 _DIGITS = r"\d[\d,' .]*\d|\d+\.?|\.\d+"
 _FRACTION = re.compile(r"\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))")
-_NUMBER = re.compile(
-    r"(?P<sign>(?:[-+]\s*|(?:minus|negative)\s+)*)(?:"
-    rf"(?:(?P<whole>\d+)\s+(?=\d+\s*/\s*\d))?(?P<top>-?(?:{_DIGITS}))\s*(?:/|\s+out\s+of\s+|\s+in\s+|:)"
-    rf"\s*(?P<bottom>-?(?:{_DIGITS}))(?![\d.,]*\s*[:/])"
-    rf"|(?P<mantissa>{_DIGITS})\s*(?:\*|\\times|\\cdot|x)\s*10\s*\^\s*\{{?\s*(?P<ten>[-+]?\d+)\s*\}}?"
-    r"|(?P<once>\d*)\.(?P<then>\d*)\\(?:overline|bar|dot)\s*\{?(?P<again>\d+)\}?"
-    r"|(?P<digits>[0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(?P<base>\d{1,2})\}?"
-    r"|(?P<root>\d+(?:\.\d+)?)\s*\^\s*\{?\s*(?P<power>[-+]?\d+)\s*\}?"
-    r"|(?P<factorial>\d+)!"
-    rf"|(?P<plain>(?:{_DIGITS})(?:[eE][-+]?\d{{1,3}}(?![A-Za-z\d]))?)"
-    r")(?P<scale>\s+(?:dozen|hundred|thousand|million|billion)s?(?![A-Za-z]))?"
-)
+_SIGN = re.compile(r"(?:[-+]\s*|(?:minus|negative)\s+)*")
+_SCALE = re.compile(r"\s+(dozen|hundred|thousand|million|billion)s?(?![A-Za-z])")
 
 
 def literal(text: str) -> str | None:
@@ -217,15 +207,14 @@ def read_quantity(text: str) -> Quantity | None:
         return _amount(money[1] + text[money.end() :], money[2] or money[3])
     text = _COMMA_BEFORE_UNIT.sub(lambda m: f"{m[1] or m[3]}.{m[2] or m[4]}", text)
     text = _FRACTION.sub(r" \1\2/\3\4", text).lstrip() if "\\frac" in text else text
-    match = _NUMBER.match(text)
-    number = _value(match) if match else None
-    if match is None or number is None:
+    if (read := _number(text)) is None:
         return None
-    rest = text[match.end() :]
+    number, end = read
+    rest = text[end:]
     if not rest.strip():
         return number
     rest = rest.replace("\\$", "$")
-    is_spaced = text[match.end() - 1].isspace() or rest[0].isspace() or not rest[0].isalpha()
+    is_spaced = text[end - 1].isspace() or rest[0].isspace() or not rest[0].isalpha()
     unit = None if "\\" in rest else read_unit(rest, spaced=is_spaced)
     return Quantity(number.value, unit, number.is_decimal) if unit else _sum(text)
 
@@ -268,60 +257,68 @@ def _quantity(digits: str) -> Quantity | None:
     return Quantity(Fraction(digits), None, not mantissa.lstrip("+-").isdigit())
 
 
-def _value(match: re.Match[str]) -> Quantity | None:
-    """The number of a match of `_NUMBER`, or None if it is too large or has no value."""
-    part = match.groupdict()
-    if any(text is not None and len(text) > _MAX_DIGITS for text in part.values()):
+def _exact(text: str) -> Quantity:
+    number = _quantity(literal(text.rstrip()) or "")
+    if number is None:
+        raise ValueError(text)
+    return number
+
+
+def _limited(text: str, limit: int) -> int:
+    if abs(int(text)) > limit:
+        raise ValueError(text)
+    return int(text)
+
+
+def _fraction(whole: str | None, top: str, bottom: str) -> Quantity | None:
+    value = _exact(top).value / _exact(bottom).value
+    return None if whole and not 0 < value < 1 else Quantity(int(whole or 0) + value)  # 2 3/2 is no mixed number
+
+
+def _scientific(mantissa: str, ten: str) -> Quantity:
+    number = _exact(mantissa)
+    return Quantity(number.value * Fraction(10) ** _limited(ten, _MAX_EXPONENT), None, number.is_decimal)
+
+
+def _repeating(whole: str, once: str, again: str) -> Quantity:
+    rest = int(once or 0) + Fraction(int(again), 10 ** len(again) - 1)
+    return Quantity(int(whole or 0) + rest / 10 ** len(once))
+
+
+_FORMS: tuple[tuple[str, Callable[..., Quantity | None]], ...] = (
+    (
+        rf"(?:(\d+)\s+(?=\d+\s*/\s*\d))?(-?(?:{_DIGITS}))\s*(?:/|\s(?:out\s+of|in)\s|:)\s*(-?(?:{_DIGITS}))(?![\d., ]*[:/])",
+        _fraction,
+    ),
+    (rf"({_DIGITS})\s*(?:\*|\\times|\\cdot|x)\s*10\s*\^\s*\{{?\s*([-+]?\d+)\s*\}}?", _scientific),
+    (r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?", _repeating),
+    (r"([0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(\d{1,2})\}?", lambda digits, base: Quantity(Fraction(int(digits, int(base))))),
+    (
+        r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*([-+]?\d+)\s*\}?",
+        lambda root, power: Quantity(Fraction(root) ** _limited(power, 4 * _MAX_EXPONENT // len(root))),
+    ),
+    (r"(\d+)!", lambda number: Quantity(Fraction(math.factorial(_limited(number, _MAX_FACTORIAL))))),
+    (rf"((?:{_DIGITS})(?:[eE][-+]?\d{{1,3}}(?![A-Za-z\d]))?)", _exact),
+)
+_READERS = tuple((re.compile(pattern), read) for pattern, read in _FORMS)
+
+
+def _number(text: str) -> tuple[Quantity, int] | None:
+    """The number that a text begins with and its end, or None if it is too large or has no value."""
+    sign = _SIGN.match(text)
+    start = sign.end() if sign else 0
+    match, read = next(((m, read) for form, read in _READERS if (m := form.match(text, start))), (None, _exact))
+    if match is None or any(len(part or "") > _MAX_DIGITS for part in match.groups()):
         return None
     try:
-        number = _fraction(part) or _power(part) or _digits(part)
+        number = read(*match.groups())
     except (ValueError, ZeroDivisionError):
         return None
     if number is None:
         return None
-    sign = (-1) ** len(re.findall(r"-|minus|negative", part["sign"]))
-    scale = _SCALES[part["scale"].strip().removesuffix("s")] if part["scale"] else 1
-    return Quantity(sign * number.value * scale, None, number.is_decimal)
-
-
-def _fraction(part: dict[str, str | None]) -> Quantity | None:
-    """``2 3/4``, ``3 out of 4``, ``7.5/2``."""
-    if not (part["top"] and part["bottom"]):
-        return None
-    top, bottom = (_quantity(literal(text) or "") for text in (part["top"], part["bottom"]))
-    if top is None or bottom is None:
-        return None
-    value = top.value / bottom.value
-    if part["whole"] and not 0 < value < 1:
-        return None  # 2 3/2 is not a mixed number
-    return Quantity(int(part["whole"] or 0) + value)
-
-
-def _power(part: dict[str, str | None]) -> Quantity | None:
-    r"""``2.5 \times 10^3``, ``2^{10}``, ``5!``."""
-    if part["mantissa"] and part["ten"]:
-        number = _quantity(literal(part["mantissa"]) or "")
-        if number is None or abs(int(part["ten"])) > _MAX_EXPONENT:
-            return None
-        return Quantity(number.value * Fraction(10) ** int(part["ten"]), None, number.is_decimal)
-    if part["root"] and part["power"]:
-        is_small = abs(int(part["power"])) * len(part["root"]) <= 4 * _MAX_EXPONENT
-        return Quantity(Fraction(part["root"]) ** int(part["power"])) if is_small else None
-    if part["factorial"]:
-        n = int(part["factorial"])
-        return Quantity(Fraction(math.factorial(n))) if n <= _MAX_FACTORIAL else None
-    return None
-
-
-def _digits(part: dict[str, str | None]) -> Quantity | None:
-    r"""``0.\overline{27}``, ``1011_2``, ``1,234.5``."""
-    if again := part["again"]:
-        then = part["then"] or ""
-        rest = int(then or 0) + Fraction(int(again), 10 ** len(again) - 1)
-        return Quantity(int(part["once"] or 0) + rest / 10 ** len(then))
-    if part["digits"] and part["base"]:
-        return Quantity(Fraction(int(part["digits"], int(part["base"]))))
-    return _quantity(literal(part["plain"].rstrip()) or "") if part["plain"] else None
+    scale = _SCALE.match(text, match.end())
+    factor = (-1) ** len(re.findall(r"-|minus|negative", text[:start])) * (_SCALES[scale[1]] if scale else 1)
+    return Quantity(factor * number.value, None, number.is_decimal), (scale or match).end()
 
 
 def read_unit(text: str, *, spaced: bool) -> Unit | None:
