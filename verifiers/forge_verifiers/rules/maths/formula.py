@@ -46,6 +46,7 @@ _COMMANDS = (
     r"\mathbb{R}|\mathbb{Z}|\mathbb{N}|\mathbb{Q}|\le |\ge |\neq |\cup |\cap |\in |\pi |\pm |\infty |\emptyset |/"
 )
 _LATEX_OF = str.maketrans(dict(zip("ℝℤℕℚ≤≥≠∪∩∈π±∞∅÷", _COMMANDS.split("|"), strict=True)))
+_RELATION = re.compile(r"[<>\u2264\u2265\u2248]|!=|\\(?:le|ge|lt|gt|ne|neq|leq|geq|approx|in)(?![A-Za-z])")
 _Spelling = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"\s+", " "),
@@ -125,7 +126,6 @@ _EXPENSIVE = re.compile(
 _COUNTED = re.compile(r"((?:[^A-Za-z\\%$€£¢°]|\\(?:frac|sqrt|pi|binom)(?![A-Za-z]))+)\s+([A-Za-z$€£¢°%][^\\=]*)")
 _LETTERS_ONLY = re.compile(r"(?:[^\W\d_]|[\s,.()'\u2019-])*")
 _FOREIGN = re.compile(f"[{OTHER_SCRIPTS}]")
-_RELATION = re.compile(r"[<>\u2264\u2265\u2248]|!=|\\(?:le|ge|lt|gt|ne|neq|leq|geq|approx|in)(?![A-Za-z])")
 _VARIABLE = re.compile(
     r"(?:m?\\(?:angle|triangle)\s*)?\\?[A-Za-z]+(?:_\{?\w+\}?)?'?"
     r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\))?|\|\s*[A-Z]{2}\s*\||\\overline\s*\{\s*[A-Z]{2}\s*\}"

@@ -133,6 +133,7 @@ _MONEY = re.compile(r"([-+]?)\s*(?:\\?(?:US|A|C)?\s?\\?([$€£¥₹])\s*|(USD|E
 _REMARK = re.compile(r"(?<=\d)(\s+(?:dozen|hundred|thousand|million|billion))?\s+[A-Za-z]{2}[A-Za-z\s]*$")
 _DIGITS = r"\d[\d,' .]*\d|\d+\.?|\.\d+"
 _FRACTION = re.compile(r"\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))")
+_OVER = r"(?:/|\s(?:out\s+of|in)\s|:)"
 _SIGN = re.compile(r"(?:[-+]\s*|(?:minus|negative)\s+)*")
 _SCALE = re.compile(r"\s+(dozen|hundred|thousand|million|billion)s?(?![A-Za-z])")
 
@@ -286,10 +287,7 @@ def _repeating(whole: str, once: str, again: str) -> Quantity:
 
 
 _FORMS: tuple[tuple[str, Callable[..., Quantity | None]], ...] = (
-    (
-        rf"(?:(\d+)\s+(?=\d+\s*/\s*\d))?(-?(?:{_DIGITS}))\s*(?:/|\s(?:out\s+of|in)\s|:)\s*(-?(?:{_DIGITS}))(?![\d., ]*[:/])",
-        _fraction,
-    ),
+    (rf"(?:(\d+)\s+(?=\d+\s*/\s*\d))?(-?(?:{_DIGITS}))\s*{_OVER}\s*(-?(?:{_DIGITS}))(?![\d., ]*[:/])", _fraction),
     (rf"({_DIGITS})\s*(?:\*|\\times|\\cdot|x)\s*10\s*\^\s*\{{?\s*([-+]?\d+)\s*\}}?", _scientific),
     (r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?", _repeating),
     (r"([0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(\d{1,2})\}?", lambda digits, base: Quantity(Fraction(int(digits, int(base))))),
