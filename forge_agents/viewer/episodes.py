@@ -16,6 +16,8 @@ from forge_agents.models.resolve import is_builtin, resolve
 from forge_agents.tools import parse_tool_calls
 
 _MAX_TOKENIZER_BYTES = 1 << 26
+_NOT_DECODED = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
+"""Parts of a tokenizer that only encode texts. Loading one that lengthens texts may take all memory."""
 _MAX_DECODERS = 8
 _MAX_PENDING = 16
 """Maximum number of tokens that form one character."""
@@ -175,11 +177,13 @@ class Pieces:
         if file is None or file.stat().st_size > _MAX_TOKENIZER_BYTES:
             return None
         try:
-            tokenizer = Tokenizer.from_file(str(file))
+            settings = {**json.loads(file.read_bytes()), **_NOT_DECODED}
+            decoders = list(_decoders(settings["decoder"])) if settings.get("decoder") else []
+            if len(decoders) > _MAX_DECODERS or any(map(_lengthens, decoders)):
+                return None
+            return Tokenizer.from_str(json.dumps(settings))
         except Exception:  # noqa: BLE001  # the library raises this for invalid files
             return None
-        decoders = [] if tokenizer.decoder is None else list(_decoders(json.loads(tokenizer.decoder.__getstate__())))
-        return tokenizer if len(decoders) <= _MAX_DECODERS and not any(map(_lengthens, decoders)) else None
 
     def _candidates(self, policy: str) -> Iterator[Path]:
         from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,5 @@
 import functools
+import json
 import math
 import os
 
@@ -179,6 +180,17 @@ def test_a_tokenizer_of_a_stranger_cannot_stall_the_viewer(model, tmp_path, deco
         tokenizer.decoder = each
         tokenizer.save(str(model / "tokenizer.json"))
         assert Pieces(tmp_path, {"hero": str(model)}).of("hero", [a, a]) == texts
+
+
+def test_a_normalizer_of_a_stranger_is_not_loaded(model, tmp_path):
+    """Loading normalizes added tokens: this one would become 10^18 letters."""
+    settings = json.loads((model / "tokenizer.json").read_text())
+    replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    settings["normalizer"] = {"type": "Sequence", "normalizers": [replace] * 6}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+    settings["added_tokens"] = [{"id": 256, "content": "aa", "normalized": True, **flags}]
+    (model / "tokenizer.json").write_text(json.dumps(settings))
+    assert Pieces(tmp_path, {"hero": str(model)}).of("hero", [256]) == ["aa"]
 
 
 def test_a_damaged_or_huge_tokenizer_shows_ids(model, tmp_path):
