@@ -281,7 +281,7 @@ def test_the_report_says_on_how_many_verifiers_the_direction_rests():
     (text,) = said(1, 1, 1, -1, 0)
     assert "rests on 3 verifiers (worth 1.5 independent ones) better than chance against 1 verifier (worth 0.5" in text
     assert text.endswith("for 1 the data do not tell which")
-    assert "none of 2 verifiers is known to be better" in said(0, 0)[0]
+    assert "no verifier is known to be better" in said(0, 0)[0]
     assert said(1, -1, num_labels=32) == ["which responses count as correct follows 32 labels"]
     assert "the anchor tests" in said(1, -1, num_labels=1, anchors=["tests"])[0]
     assert direction([row(tpr=math.nan, fpr=math.nan)], noise_of(300, 1), num_labels=0, anchors=[]) == []

@@ -107,7 +107,7 @@ def direction(
     better, worse, unknown = ([k for k in estimated if rows[k].side == side] for side in (1, -1, 0))
     if not better and not worse:
         missing = "no labels or anchors say which responses are correct, and the scores do not tell either"
-        return [f"{missing}: none of {len(unknown)} verifiers is known to be better or worse than chance"]
+        return [f"{missing}: no verifier is known to be better or worse than chance"]
     text = (
         "no labels or anchors say which responses are correct: the direction rests on "
         f"{_counted(rows, evidence, better)} better than chance against {_counted(rows, evidence, worse)} worse than "
