@@ -164,7 +164,13 @@ class Renderer:
                     "Remove it, or write it with a space in between"
                 )
         pieces = self._without_control_tokens(continuation(self._sample_prompt, text.strip()).strip())
-        return (*(token for piece in pieces for token in self._encode(piece)), *(() if cut else self.end_ids))
+        ids = tuple(token for piece in pieces for token in self._encode(piece))
+        for token in filter(None, map(self._lookalikes.get, ids)):
+            if not (_is_call_mark(token) or is_tag(token)):
+                raise ControlTokenError(
+                    f"an answer contains a text that the tokenizer reads as the control token {token!r}. Remove it"
+                )
+        return ids if cut else (*ids, *self.end_ids)
 
     def _without_control_tokens(self, text: str) -> list[str]:
         """`text`, split inside each control token of reasoning and answer, so that the pieces are tokenized as text."""
