@@ -261,3 +261,14 @@ def test_measure_of_held_out_rewards_has_what_they_depend_on(change, matters):
     }
     plan = SimpleNamespace(trained=["team"], config=fa.GRPOConfig())
     assert (RunPlan.measure(plan, settings) != RunPlan.measure(plan, settings | change)) == matters
+
+
+def test_checkpoints_of_earlier_versions_keep_their_measure():
+    """A resumed run without a league still compares its best checkpoint with those before the update."""
+    settings = {
+        "environments": {"t": {"weight": 1.0, "class": "m:T"}},
+        "policies": {"team": {"model": "m", "learner": None}},
+        "weights": {"team": "1"},
+    }
+    plan = SimpleNamespace(trained=["team"], config=fa.GRPOConfig())
+    assert RunPlan.measure(plan, settings) == "02aab47b520dcb5f"

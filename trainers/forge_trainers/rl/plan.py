@@ -158,9 +158,9 @@ class RunPlan:
         }
         frozen = {name: weights for name, weights in settings["weights"].items() if name not in self.trained}
         facts = {name: settings.get(name) for name in names} | {"frozen": frozen, "policies": policies}
-        league = settings.get("league", {})
         facts |= {"environments": environments, "episodes": self.config.eval_episodes}
-        facts |= {"opponents": league.get("held_out") or league.get("anchors")}
+        if league := settings.get("league"):
+            facts["opponents"] = league.get("held_out") or league.get("anchors")
         return digest(yaml.safe_dump(facts))
 
 
