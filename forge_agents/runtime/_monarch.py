@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,6 @@ os.environ.setdefault("MONARCH_FILE_LOG", "error")  # with its default, "info", 
 _CERTIFICATE, _KEY = "tls.crt", "tls.key"
 for _part, _file in (("CA", _CERTIFICATE), ("CERT", _CERTIFICATE), ("KEY", _KEY)):
     os.environ[f"HYPERACTOR_TLS_{_part}"] = str(private_folder() / _file)
-# Monarch reads these variables once, when it is first imported. With its default, it notices a death after 8 to 10 s.
-os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
 # The defaults of PyTorch and vLLM lie in a folder that other users can write to.
 os.environ[CODE_VARIABLE] = str(code_folder())
 os.environ[SOCKET_VARIABLE] = str(socket_folder())
@@ -99,6 +97,8 @@ if TYPE_CHECKING:
     enable_transport: Any
     invoke_main: Any
     """Main program of a process that Monarch starts. It ends with SystemExit."""
+    reload_config_from_env: Any
+    """Read Monarch's settings again from the environment variables."""
     run_worker_loop_forever: Any
     send: Any
     """Call an endpoint and have the answer sent to a given port."""
@@ -109,6 +109,7 @@ if TYPE_CHECKING:
 else:
     with _without_notice():
         from monarch import _rust_bindings
+        from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
         from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
         from monarch._src.actor import config as _monarch_config
         from monarch._src.actor.bootstrap_main import invoke_main
@@ -176,6 +177,28 @@ def start_runtime() -> Any:
         warn_of_other_users()
     with _without_notice():
         return this_host()
+
+
+def poll_processes(every_s: int) -> None:
+    """Have Monarch look for ended processes every `every_s` seconds, unless the user has set its variable.
+
+    Monarch 0.7 keeps about 2.5 KB in this process each time, for every actor of every mesh, and each mesh has two
+    actors of Monarch's own.
+    """
+    variable = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
+    if variable not in os.environ:
+        os.environ[variable] = f"{every_s}s"
+        reload_config_from_env()
+        del os.environ[variable]  # it is not for other programs that this process starts
+
+
+def end_calls(actors: Iterable[Any]) -> None:
+    """End all calls of actors whose processes have ended. In each calling process they raise SupervisionError.
+
+    Monarch itself does so when it next looks for ended processes. See `poll_processes`.
+    """
+    for actor in actors:
+        actor.stop()  # begins at once, and takes 30 s to end
 
 
 def on_unhandled_fault(hook: Callable[[Any], None]) -> None:

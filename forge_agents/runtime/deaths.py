@@ -52,6 +52,9 @@ class Death:
     meaning: str = ""
     """Usual cause of such an end and its remedy. Empty if not known."""
 
+    def __str__(self) -> str:
+        return f"{self.how} ({self.meaning})" if self.meaning else self.how
+
 
 def death(status: int | None, log: Path | None) -> Death:
     """Describe the end of a process.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import select
-import threading
+import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, ForgeError, StallError
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, processes
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_POLL_S = 0.2
+_POLL_S = 0.05
 """Time between two searches for newly started processes."""
 _HOLD_S = 2.0
 """Time that a process holds a heartbeat call before it answers."""
@@ -28,8 +26,6 @@ _BEAT_S = 1.0
 """Time between two checks whether the controller's own thread was blocked."""
 _HOST_S = 0.3
 """The loss of a host is noticed within this time after the end of a process on it."""
-_SIGNAL_S = 1.5
-"""Monarch reports the signal that ended a process within this time."""
 _NOTICE_S = 3.0
 """The end of a process is noticed within this time."""
 
@@ -127,13 +123,12 @@ class Heartbeat:
         if self._lost.done():
             return
         end = mesh.death(self._procs, pid, status)
-        meaning = f" ({end.meaning})" if end.meaning else ""
-        message = f"{self._name} died: process {pid} {end.how}{meaning}. Look at {mesh.log_hint(self._name)}"
+        message = f"{self._name} died: process {pid} {end}. Look at {mesh.log_hint(self._name)}"
         if end.last_lines:
             message += f". Last lines of its log:\n{end.last_lines}"
         # A remote process's host may have ended as well, and then nothing must be started there. If the signal is not
         # known, Monarch has reaped the process first and is about to report it.
-        delay_s = _HOST_S if self._is_remote else 0 if end.known else _SIGNAL_S
+        delay_s = _HOST_S if self._is_remote else 0 if end.known else mesh.REPORT_S
         asyncio.get_running_loop().call_later(delay_s, self._tell, ActorDiedError(message, self._name, end.place))
 
     def _tell(self, error: ActorDiedError | StallError) -> None:
@@ -198,28 +193,13 @@ class Heartbeat:
             for pid in set(mesh.pids(self._procs)) - watched:
                 watched.add(pid)
                 with contextlib.suppress(ProcessLookupError):  # then it is among the ended ones
-                    fd = os.pidfd_open(pid)
-                    threading.Thread(target=self._wait_for_end, args=(pid, fd, loop), daemon=True).start()
+                    processes.on_end(pid, functools.partial(_call_in, loop, self._ended, pid))
             if ended := mesh.ended(self._procs):  # before it could be watched
                 self._ended(ended[0])
                 return
             if len(watched) == self._size or self._timeout_applies:  # the others are remote
                 return
             await asyncio.sleep(_POLL_S)
-
-    def _wait_for_end(self, pid: int, fd: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for a process's end, on a thread: only a waiter that is already there sees the signal before Monarch."""
-        status = None
-        try:
-            if (seen := os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)) is not None:
-                status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-        except ChildProcessError:  # it is a child of another process, or reaped already
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll()
-        finally:
-            os.close(fd)
-        _call_in(loop, self._ended, pid, status)
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:

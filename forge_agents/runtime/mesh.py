@@ -38,6 +38,10 @@ T = TypeVar("T")
 
 ENDED = "its process ended"
 """Reason for the loss of a process. Monarch may report later how it ended."""
+REPORT_S = 11.0
+"""Monarch reports how a local process ended within this time."""
+_POLL_S, _REMOTE_POLL_S = 10, 1
+"""Seconds between Monarch's looks for ended processes. The kernel reports the end of a local process at once."""
 _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -168,6 +172,7 @@ async def launch_hosts(
         )
     _clusters.clear()
     _monarch.on_unhandled_fault(_note_fault)
+    _monarch.poll_processes(_POLL_S if config.kind == "local" else _REMOTE_POLL_S)
     cluster = Cluster(config, _host, meshes)
     await cluster.launch(meshes)
     _clusters.append(cluster)
@@ -436,6 +441,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0, at_once: bool = False
         _processes.kill_mesh(entry.logs.name)
         await _sweep(entry, logs="", timeout_s=timeout_s)
         timeout_s = min(timeout_s, _GRACE_S)
+    actors = [*entry.mesh._pending_actor_spawns]
     killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), tuple(_pids(entry)), entry.logs))
     try:
         if not entry.allocation.lost:  # Monarch would wait for a host that does not answer
@@ -444,6 +450,10 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0, at_once: bool = False
         _log.info("stopping %s: %s", entry.name, error)
     await killer
     succeeded = entry.name not in _in_trouble
+    if at_once or not succeeded:  # other processes may wait for answers
+        from forge_agents.runtime import _monarch
+
+        _monarch.end_calls(actors)
     await _sweep(entry, logs=str(entry.logs) if succeeded else "", timeout_s=timeout_s)
     with _placing:
         entry.allocation.release()

@@ -6,15 +6,19 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import fcntl
 import functools
 import os
 import re
 import secrets
+import select
 import signal
+import struct
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +75,45 @@ def kill_mesh(mark: str) -> None:
     for process in with_variable(MESH_VARIABLE, mark):
         with contextlib.suppress(psutil.Error):  # it ended; psutil does not kill a process that has reused the id
             process.kill()
+
+
+def on_end(pid: int, tell: Callable[[int | None], None]) -> None:
+    """Call `tell` on another thread when a process ends, with its exit status, or None if that is not known.
+
+    Raises ProcessLookupError if the process has ended.
+    """
+    threading.Thread(target=_wait_for_end, args=(os.pidfd_open(pid), tell), daemon=True).start()
+
+
+def _wait_for_end(fd: int, tell: Callable[[int | None], None]) -> None:
+    """Wait for a process's end: only a waiter that is already there sees the status before Monarch."""
+    status = None
+    try:
+        if (seen := os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)) is not None:
+            status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+    except ChildProcessError:  # it is a child of another process, or Monarch was faster, as on a busy machine
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll()
+        status = _exit_status(fd)
+    finally:
+        os.close(fd)
+    tell(status)
+
+
+_GET_INFO, _INFO_EXIT = 0xC040FF0B, 8
+"""Linux's ``PIDFD_GET_INFO`` for a ``struct pidfd_info`` of 64 bytes, and ``PIDFD_INFO_EXIT``."""
+
+
+def _exit_status(fd: int) -> int | None:
+    """Return the exit status of an ended process by its pidfd, which Linux keeps since version 6.15."""
+    info = bytearray(struct.pack("=Q56x", _INFO_EXIT))
+    try:
+        fcntl.ioctl(fd, _GET_INFO, info)
+    except OSError:
+        return None
+    known, wait_status = struct.unpack("=Q52xi", info)
+    return os.waitstatus_to_exitcode(wait_status) if known & _INFO_EXIT else None
 
 
 async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:

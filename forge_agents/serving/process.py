@@ -252,14 +252,14 @@ class EngineProcess:
             ValueError: The engine has no store or no such adapter, or the tensors do not fit the model.
             StallError, ActorDiedError: As in `generate`.
         """
-        timings: dict[str, float] = await self._on_all_ranks(
+        timings: dict[str, float] = await self._guarded_call(
             "load_weights", version, adapter, timeout_s=timeout_s, what="weight update"
         )
         return timings
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 30.0) -> None:
         """Look for new weights in `store` from now on, which replaces one that died."""
-        await self._call("use_store", store, timeout_s=timeout_s, what="change of the store")
+        await self._guarded_call("use_store", store, timeout_s=timeout_s, what="change of the store")
 
     async def sleep(self) -> None:
         """Offload weights to host memory. No request may come until `wake`. Calling it twice is safe.
@@ -268,15 +268,15 @@ class EngineProcess:
             ValueError: Requests are under way.
             StallError, ActorDiedError: As in `generate`.
         """
-        await self._on_all_ranks("sleep", timeout_s=_OFFLOAD_S, what="sleep")
+        await self._guarded_call("sleep", timeout_s=_OFFLOAD_S, what="sleep")
 
     async def wake(self) -> None:
         """Load the weights back to the GPUs after `sleep`."""
-        await self._on_all_ranks("wake", timeout_s=_OFFLOAD_S, what="wake")
+        await self._guarded_call("wake", timeout_s=_OFFLOAD_S, what="wake")
 
     async def info(self) -> EngineInfo:
         """Current state of the engine."""
-        info: EngineInfo = await self._call("info", timeout_s=_INFO_S, what="info")
+        info: EngineInfo = await self._guarded_call("info", timeout_s=_INFO_S, what="info")
         return info
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
@@ -299,8 +299,11 @@ class EngineProcess:
         call = method.choose(*args) if port is None else port.call(method, *args)
         return await mesh.with_deadline(call, timeout_s, who=self.name, what=what)
 
-    async def _on_all_ranks(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
-        """As `_call`, for collective work. If a rank dies, the others fail a moment earlier: report the death."""
+    async def _guarded_call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
+        """As `_call`, but ends when a rank dies.
+
+        In collective work, the other ranks fail a moment earlier. The error reports the death.
+        """
         try:
             return await self._heartbeat.guard(self._call(endpoint, *args, timeout_s=timeout_s, what=what))
         except (ActorDiedError, StallError) as error:

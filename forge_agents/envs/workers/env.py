@@ -7,6 +7,7 @@ code in the sandbox.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import itertools
@@ -29,7 +30,7 @@ from forge_agents.envs.env import HOOKS, Observation
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.envs.workers.process import NOT_SHARED, STATE
 from forge_agents.errors import ActorDiedError, ForgeError, StallError
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.deaths import describe_exit
 from forge_agents.runtime.hosts import ENVS
 from forge_agents.runtime.threads import in_thread
@@ -44,10 +45,8 @@ PATIENCE_S = 600.0
 THREAD_PATIENCE_S = 60.0
 """The same for a plain PettingZoo loop, which may hold all workers itself."""
 
-_POLL_S = 0.5
-"""Seconds between checks whether the worker's process or host has ended."""
-_REASON_S = 1.5
-"""Seconds to wait for Monarch's report of how an ended process has ended."""
+_POLL_S, _START_POLL_S = 0.5, 0.05
+"""Seconds between checks whether the worker's process or host has ended, and the same during its first call."""
 _numbers = itertools.count()
 _MAX_CALLS = 20_000
 """Number of calls after which a worker process is replaced at the end of its episode. Monarch 0.7 keeps 350 bytes of
@@ -288,6 +287,9 @@ class Worker:
         self.holders = 0
         """Number of environments in the process: one and its forks."""
         self._calls = 0
+        self._watched = False
+        self._status: int | None = None
+        """Exit status of the process, once the kernel has reported it."""
 
     @property
     def pid(self) -> int | None:
@@ -360,17 +362,33 @@ class Worker:
         if self._ended:  # the episode was cancelled during the start
             mesh.kill(procs)
 
+    def _watch(self) -> None:
+        """Have the kernel report how the process ends, from its start on."""
+
+        def tell(status: int | None) -> None:
+            self._status = status
+
+        if not self._watched and (pid := self.pid) is not None:
+            self._watched = True
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                processes.on_end(pid, tell)
+
     def _wait(self, answer: Any, what: str, timeout_s: float) -> bytes:
         """Wait for a Monarch future, or raise the error of a process or host that ended in the meantime."""
         start, end_noticed = time.monotonic(), math.inf
+        poll_s = _START_POLL_S if self._calls == 1 else _POLL_S
         while True:
             waited = time.monotonic() - start
             try:
-                packed: bytes = answer.get(min(_POLL_S, max(0.05, timeout_s - waited)))
+                packed: bytes = answer.get(min(poll_s, max(0.05, timeout_s - waited)))
             except TimeoutError:
+                self._watch()
                 if reason := mesh.failure_of(self._procs):
                     end_noticed = min(end_noticed, waited)
-                    if waited >= end_noticed + _REASON_S * (reason == mesh.ENDED):
+                    for pid in mesh.ended(self._procs):
+                        if (end := mesh.death(self._procs, pid, self._status)).known:
+                            reason = f"process {pid} {end}. Look at {mesh.log_hint(self.name)}"
+                    if waited >= end_noticed + mesh.REPORT_S * (reason == mesh.ENDED):
                         raise ActorDiedError(f"{self.name} died during {what}: {reason}", self.name) from None
                 elif waited >= timeout_s:
                     raise WorkerHungError(

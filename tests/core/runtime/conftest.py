@@ -37,6 +37,11 @@ class Probe(Actor):
         return "rested"
 
     @concurrent_endpoint
+    async def nap_of(self, other, seconds):
+        print("waits for another process", flush=True)
+        return await other.nap.choose(seconds)
+
+    @concurrent_endpoint
     async def fail_on(self, rank):
         if self.rank == rank:
             raise LookupError(f"rank {rank} has no such thing")

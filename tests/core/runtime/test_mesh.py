@@ -19,7 +19,7 @@ import pytest
 from process_checks import allocated_bytes, runs
 
 from forge_agents.errors import ActorDiedError, StallError
-from forge_agents.runtime import mesh, processes
+from forge_agents.runtime import _monarch, mesh, processes
 from forge_agents.runtime._monarch import ReplyPort
 from forge_agents.runtime.heartbeat import Heartbeat
 
@@ -148,6 +148,15 @@ async def test_calls_of_all_ranks_do_not_leak_memory(pair: Any) -> None:
     assert min(growth) < 2 * 400 * NUM_CALLS  # `call_one` of a new mesh leaks 1,100 bytes per call and rank
 
 
+async def test_idle_processes_leave_no_memory_in_the_controller(pair: Any) -> None:
+    growth = []
+    for _ in range(5):
+        before = allocated_bytes()
+        await asyncio.sleep(1.2)
+        growth.append(allocated_bytes() - before)
+    assert min(growth) < 2000, growth  # with a poll of all actors each second, every round adds 7,000 bytes or more
+
+
 async def test_reply_port_serves_the_next_call_after_an_error(pair: Any) -> None:
     port, first = ReplyPort(), pair.slice(rank=0)
     with pytest.raises(LookupError, match="rank 0 has no such thing"):
@@ -176,6 +185,27 @@ async def test_killed_process_is_named_and_others_continue(pair: Any, probe_acto
         assert await mesh.call_all(pair, 2, "nap", 0, timeout_s=10, who="pair") == ["rested"] * 2
         folder = mesh.log_folder("victim")
     assert folder is not None and (folder / "0.log").exists()
+
+
+async def test_calls_of_another_process_end_when_a_dead_mesh_is_stopped(pair: Any, probe_actors: ModuleType) -> None:
+    _monarch.poll_processes(300)  # so that Monarch itself does not notice the death
+    log = mesh.log_folder("pair") / "0.log"  # type: ignore[operator]
+    try:
+        async with spawned("victim") as procs:
+            heartbeat = Heartbeat(procs, 1, name="victim", heartbeat_timeout_s=60)
+            victim = procs.spawn("probe", probe_actors.Probe)
+            pid = await mesh.with_deadline(victim.pid.choose(), 30, who="victim", what="pid")
+            call = pair.slice(rank=0).nap_of.choose(victim, 120)
+            waiting = asyncio.ensure_future(mesh.with_deadline(call, 120, who="pair", what="nap of victim"))
+            await wait_for(lambda: "waits for another process" in log.read_text())
+            os.kill(pid, signal.SIGKILL)
+            error = await asyncio.wait_for(heartbeat.lost(), 30)
+            assert f"victim died: process {pid} was ended by SIGKILL (by another program" in str(error)
+            assert not waiting.done()
+        with pytest.raises(ActorDiedError):
+            await asyncio.wait_for(waiting, 30)
+    finally:
+        _monarch.poll_processes(10)
 
 
 async def test_crash_error_names_signal_place_and_last_lines(probe_actors: ModuleType) -> None:

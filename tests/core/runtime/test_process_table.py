@@ -1,6 +1,8 @@
 """Queries of processes that end at the same moment, as on a busy machine."""
 
 import os
+import queue
+import re
 import signal
 import subprocess
 import sys
@@ -63,3 +65,26 @@ def test_free_ports_are_outside_the_ephemeral_range():
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = {process_checks.free_port() for _ in range(5)}
     assert len(ports) > 1 and all(port < max(first, 32_000) for port in ports)
+
+
+def test_exit_status_is_known_after_another_waiter_was_faster(monkeypatch):
+    statuses, kernel = [], tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+    for _ in range(2):
+        child = subprocess.Popen(SLEEPS)
+        fd = os.pidfd_open(child.pid)
+        child.kill()
+        child.wait()
+        processes._wait_for_end(fd, statuses.append)
+        monkeypatch.setattr(processes, "_GET_INFO", 0xC040FFFF)  # a kernel without this request
+    assert statuses == [-signal.SIGKILL if kernel >= (6, 15) else None, None]
+
+
+def test_end_of_a_child_is_reported_with_its_exit_status():
+    reported = queue.SimpleQueue()
+    program = "import sys; sys.exit(sys.stdin.read() or 3)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    processes.on_end(child.pid, reported.put)
+    child.stdin.close()
+    assert reported.get(timeout=30) == 3 and child.wait() == 3
+    with pytest.raises(ProcessLookupError):
+        processes.on_end(child.pid, reported.put)
