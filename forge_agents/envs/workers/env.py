@@ -338,6 +338,8 @@ class Worker:
                     raise ActorDiedError(f"{self.name} died before {what}: it was ended", self.name)
                 self._calls += 1
                 packed = self._wait(self._actor.do.choose(what, args), what, timeout_s)
+                if self._calls == 1:
+                    self._watch()  # it may have answered before the first look
                 ok, answer = pickle.loads(packed)  # noqa: S301  # written by our own process
             except ActorDiedError as error:
                 self.end()

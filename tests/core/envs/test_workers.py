@@ -24,7 +24,7 @@ from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ForgeError, StallError
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.rollout import Rollout
-from forge_agents.runtime import mesh, processes
+from forge_agents.runtime import _monarch, mesh, processes
 
 MODULE = '''
 import os
@@ -230,6 +230,23 @@ def test_a_worker_that_dies_is_replaced(text, how):
     env.reset(seed=1)
     assert pid_of(env) != pid
     env.close()
+
+
+KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+
+
+@pytest.mark.skipif(KERNEL < (6, 15), reason="an older kernel may forget the exit status before this process asks")
+def test_death_of_a_worker_is_explained_before_monarch_notices_it():
+    _monarch.poll_processes(300)
+    try:
+        worker = workers.Worker()
+        pid = call(worker)
+        worker.call("build", 1, workers._packed(registry.spec("t/Moody-v0")), timeout_s=30)
+        worker.call("reset", 1, 1, None, timeout_s=30)
+        with pytest.raises(workers.WorkerDiedError, match=rf"died during step: process {pid} was ended by SIGKILL \("):
+            worker.call("step", 1, "die", timeout_s=60)
+    finally:
+        _monarch.poll_processes(10)
 
 
 def test_worker_is_replaced_after_its_call_limit_between_episodes(monkeypatch):
