@@ -270,5 +270,5 @@ def test_checkpoints_of_earlier_versions_keep_their_measure():
         "policies": {"team": {"model": "m", "learner": None}},
         "weights": {"team": "1"},
     }
-    plan = SimpleNamespace(trained=["team"], config=fa.GRPOConfig())
+    plan = SimpleNamespace(trained=["team"], config=fa.GRPOConfig(eval_episodes=64))
     assert RunPlan.measure(plan, settings) == "02aab47b520dcb5f"
