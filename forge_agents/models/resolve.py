@@ -19,6 +19,7 @@ from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
 from forge_agents.files import CACHE_VARIABLE, cache_folder, foreign_entry, user_path
+from forge_agents.models.tokenizer_file import check_growth
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's names of safetensors dtypes."""
@@ -174,6 +175,8 @@ def check_complete(folder: Path) -> None:
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     if not any((folder / name).is_file() for name in tokenizers):
         raise ModelNotFoundError(f"model folder {folder} has no tokenizer: none of {', '.join(tokenizers)} is there")
+    if (tokenizer := folder / tokenizers[0]).is_file():
+        check_growth(tokenizer, read_json(tokenizer))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")

@@ -13,6 +13,7 @@ from typing import Any
 
 from forge_agents.episodes.stored import digest, finite, number, total_reward
 from forge_agents.models.resolve import is_builtin, resolve
+from forge_agents.models.tokenizer_file import parts
 from forge_agents.tools import parse_tool_calls
 
 _MAX_TOKENIZER_BYTES = 1 << 26
@@ -178,7 +179,7 @@ class Pieces:
             return None
         try:
             settings = {**json.loads(file.read_bytes()), **_NOT_DECODED}
-            decoders = list(_decoders(settings["decoder"])) if settings.get("decoder") else []
+            decoders = list(parts(settings.get("decoder")))
             if len(decoders) > _MAX_DECODERS or any(map(_lengthens, decoders)):
                 return None
             return Tokenizer.from_str(json.dumps(settings))
@@ -204,14 +205,6 @@ class Pieces:
                 return
             if isinstance(cached, str):
                 yield Path(cached)
-
-
-def _decoders(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the decoders of a sequence."""
-    for part in decoder.get("decoders") or ():
-        yield from _decoders(part)
-    if decoder["type"] != "Sequence":
-        yield decoder
 
 
 def _lengthens(decoder: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,28 @@ def test_a_sparse_file_of_a_model_is_refused(name, folder):
     (folder / name).touch()
     os.truncate(folder / name, 1 << 40)
     with pytest.raises(ModelNotFoundError, match=f"{name} has 1099511627776 bytes"):
+        models.resolve(folder)
+
+
+def replace(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("part", "is_refused"),
+    [
+        ({"decoder": replace({"String": "\u2581"}, " ")}, False),
+        ({"normalizer": replace({"String": "``"}, '"" ')}, False),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, replace({"Regex": " +"}, " ")]}}, False),
+        ({"normalizer": {"type": "Sequence", "normalizers": [replace({"String": "a"}, "a" * 9)] * 2}}, True),
+        ({"decoder": {"type": "Sequence", "decoders": [replace({"Regex": ""}, "aa")] * 4}}, True),
+        ({"normalizer": replace({"String": "a"}, "a" * 65)}, True),
+    ],
+)
+def test_a_tokenizer_that_multiplies_texts_is_refused(part, is_refused, folder):
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**settings, **part}))
+    with pytest.raises(ModelNotFoundError, match="letters of one") if is_refused else nullcontext():
         models.resolve(folder)
 
 
