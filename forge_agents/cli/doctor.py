@@ -187,9 +187,7 @@ def _run(probe: Probe) -> Check:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     fix = next((fix for text, fix in KNOWN_FAILURES if text in detail), probe.fix)
-    return Check(
-        name=probe.name, ok=ok, seconds=time.perf_counter() - started, detail=detail, fix="" if ok else fix
-    )
+    return Check(name=probe.name, ok=ok, seconds=time.perf_counter() - started, detail=detail, fix="" if ok else fix)
 
 
 def _result(status: int, output: str, errors: str) -> tuple[bool, str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import forge_agents as fa
     from forge_agents.cli.config import Parser
 
+
 @command(
     "simulate",
     "forge-agents simulate train.yaml --measured runs/measured",

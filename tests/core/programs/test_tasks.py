@@ -85,6 +85,16 @@ def test_training_plays_all_tasks_before_repeating_any():
     assert plain == [task.seed for task in TaskSampler("forge/KuhnPoker-v0").tasks(0, 0, 8)], "as in other environments"
 
 
+def test_evaluations_of_several_lists_leave_out_no_task():
+    for name in ("my/First-v0", "my/Second-v0"):
+        fa.register(name, entry_point=fa.Program, program=lambda task, client: 0, tasks=ROWS)
+    held_out = TaskSampler({"my/First-v0": 1.0, "my/Second-v0": 3.0}).held_out(80)
+    for name in ("my/First-v0", "my/Second-v0"):
+        seeds = [task.seed for task in held_out if task.env_id == name]
+        assert set(drawn(Tasks(ROWS), seeds).values()) == {1} and len(seeds) == 40
+    assert [task.number for task in held_out] == list(range(80))
+
+
 def test_split_is_independent_of_process_and_order():
     held_out = drawn(Tasks(ROWS), EVALUATED).keys()
     assert drawn(Tasks(ROWS[::-1]), EVALUATED).keys() == held_out

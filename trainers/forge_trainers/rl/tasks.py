@@ -162,12 +162,17 @@ class TaskSampler:
         return {} if self.curriculum is None else self._progress.record(self.curriculum, groups, trained, max_rewards)
 
     def held_out(self, count: int) -> list[Task]:
-        """Return `count` tasks that training never uses, the same for every run."""
-        ids = [self.env_ids[number % len(self.env_ids)] for number in range(count)]
-        return [
-            Task(env_id=env_id, seed=HELD_OUT_FROM + number, agents=self.agents[env_id], number=number)
-            for number, env_id in enumerate(ids)
-        ]
+        """Return `count` tasks that training never uses, the same for every run.
+
+        Environments take turns. One with a list of tasks has consecutive seeds, so that no task is left out.
+        """
+        result = []
+        for number in range(count):
+            round_number, place = divmod(number, len(self.env_ids))
+            env_id = self.env_ids[place]
+            seed = HELD_OUT_FROM + (round_number if env_id in self._num_tasks else number)
+            result.append(Task(env_id=env_id, seed=seed, agents=self.agents[env_id], number=number))
+        return result
 
     def _probe(self, name: str) -> AECEnv[str, Any, Any]:
         """Make an environment, and record what it declares."""
