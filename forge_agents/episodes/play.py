@@ -140,7 +140,7 @@ def play(
     seed = _check_seed(seed)
     if not isinstance(engines, Engines | None):
         raise TypeError(
-            f"engines={engines!r:.80} is no fa.Engines. Use `with fa.Engines(policy) as engines:`, or leave it out"
+            f"engines={engines!r:.80} is not an fa.Engines. Use `with fa.Engines(policy) as engines:`, or leave it out"
         )
     if max_turns is not None and max_turns < 1:
         raise ValueError(f"max_turns={max_turns} plays nothing. Set at least 1, or None")
@@ -176,8 +176,8 @@ def play(
             rollout.close(game, env_id)
     if (error := episode.error) is not None and error.kind != PlayerLeftError.__name__:
         warnings.warn(
-            f"{env_id} failed in {error.where}, {error.kind}: {printable(error.message)}. Its rewards are those before "
-            "that. Episode.error has the trace",
+            f"{env_id} failed in {error.where}, {error.kind}: {printable(error.message)}. Its rewards are those "
+            "that were paid before the failure. Episode.error has the traceback",
             RuntimeWarning,
             stacklevel=3,  # the caller, behind the frame of named_arguments
         )

@@ -10,7 +10,7 @@ from typing import Any
 from forge_agents.errors import ModelNotFoundError
 
 _MAX_GROWTH = 64
-"""Maximum number of letters for one. Unicode's compatibility forms have up to 18."""
+"""Maximum number of letters that may replace one letter. Unicode's compatibility forms have up to 18."""
 
 
 def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
@@ -27,8 +27,8 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
         growth = math.prod(_growth(part) for part in parts(settings.get(name)))
         if growth > _MAX_GROWTH:
             raise ModelNotFoundError(
-                f"{file}: its {name} can make {growth:g} letters of one. Expected at most {_MAX_GROWTH}. Download the "
-                "model again, from a source that you trust"
+                f"{file}: its {name} can turn one letter into {growth:g}. Expected at most {_MAX_GROWTH} letters. "
+                "Download the model again, from a source that you trust"
             )
 
 

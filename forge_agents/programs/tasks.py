@@ -63,7 +63,7 @@ number is probably the task itself, such as an index into a data set that the pr
 _FREE_BYTES, _MAX_EXPANSION = 1 << 28, 100
 """Rows of a Parquet file or a data set may have 256 MiB, or 100 times the size on disk if that is more."""
 _VALUE_BYTES = 32
-"""Size that a value counts at least. Nulls and equal values take no space in a file."""
+"""Minimum size that counts for a value. Nulls and equal values take no space in a file."""
 _JSON, _TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".parquet")
 
 

@@ -273,7 +273,7 @@ def _read_usage(usage: Mapping[str, Any]) -> Usage | None:
     if not (read or written):
         read = int(usage.get("total_tokens") or 0)
     if not (0 <= read <= _MAX_TOKENS and 0 <= written <= _MAX_TOKENS):
-        raise ValueError("no server reads or writes so many tokens")
+        raise ValueError("a number of tokens is negative or too large")
     return Usage(prompt_tokens=read, completion_tokens=written) if read or written else None
 
 
@@ -285,7 +285,7 @@ def _check_logprobs(tokens: Any) -> None:
     for token in tokens:
         for entry in (token, *(token.get("top_logprobs") or ())):
             if not isinstance(entry["token"], str):
-                raise TypeError("a token is no text")
+                raise TypeError("a token is not text")
         if not all(entry["logprob"] <= 1.0 for entry in token.get("top_logprobs") or ()):  # also false for NaN
             raise TypeError("a log-probability is above 0")
 

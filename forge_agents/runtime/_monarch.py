@@ -195,7 +195,7 @@ def poll_processes(every_s: int) -> None:
 def end_calls(actors: Iterable[Any]) -> None:
     """End all calls of actors whose processes have ended. In each calling process they raise SupervisionError.
 
-    Monarch itself does so when it next looks for ended processes. See `poll_processes`.
+    Monarch itself does this at its next check for ended processes. See `poll_processes`.
     """
     for actor in actors:
         actor.stop()  # begins at once, and takes 30 s to end

@@ -41,7 +41,7 @@ ENDED = "its process ended"
 REPORT_S = 11.0
 """Monarch reports how a local process ended within this time."""
 _POLL_S, _REMOTE_POLL_S = 10, 1
-"""Seconds between Monarch's looks for ended processes. The kernel reports the end of a local process at once."""
+"""Seconds between Monarch's checks for ended processes. The kernel reports the end of a local process at once."""
 _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

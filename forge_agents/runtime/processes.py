@@ -86,7 +86,7 @@ def on_end(pid: int, tell: Callable[[int | None], None]) -> None:
 
 
 def _wait_for_end(fd: int, tell: Callable[[int | None], None]) -> None:
-    """Wait for a process's end: only a waiter that is already there sees the status before Monarch."""
+    """Wait for a process's end. Only a thread that already waits gets the exit status before Monarch does."""
     status = None
     try:
         if (seen := os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)) is not None:

@@ -339,7 +339,7 @@ class Worker:
                 self._calls += 1
                 packed = self._wait(self._actor.do.choose(what, args), what, timeout_s)
                 if self._calls == 1:
-                    self._watch()  # it may have answered before the first look
+                    self._watch()  # the worker may have answered before the first check
                 ok, answer = pickle.loads(packed)  # noqa: S301  # written by our own process
             except ActorDiedError as error:
                 self.end()

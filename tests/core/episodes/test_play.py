@@ -230,8 +230,8 @@ def test_running_engines_play_many_episodes(fleets):
         ),
         (lambda: fa.play(KUHN, fa.Random(), max_turns=0), ValueError, "max_turns=0 plays nothing"),
         (lambda: fa.play(KUHN, fa.Random(), seed=-1), ValueError, "seed=-1 is no seed"),
-        (lambda: fa.play(KUHN, fa.Random(), engines=0), TypeError, r"engines=0 is no fa\.Engines"),
-        (lambda: fa.play(KUHN, TEAM, engines=fa.Engines), TypeError, r"engines=<class .* is no fa\.Engines"),
+        (lambda: fa.play(KUHN, fa.Random(), engines=0), TypeError, r"engines=0 is not an fa\.Engines"),
+        (lambda: fa.play(KUHN, TEAM, engines=fa.Engines), TypeError, r"engines=<class .* is not an fa\.Engines"),
         (lambda: fa.play(KUHN, fa.Random(), seed=None), TypeError, "seed=None must be a whole number"),
     ],
 )

@@ -148,7 +148,7 @@ def _check_alike(runs: Sequence[Measurement]) -> None:
         ("values of engine.tp", {str(run.plan.engine_ranks) for run in runs}),
     ):
         if len(values) > 1:
-            raise ValueError(f"measured runs have different {name}: {'; '.join(sorted(values))}. Measure them apart")
+            raise ValueError(f"measured runs have different {name}: {'; '.join(sorted(values))}. Simulate each alone")
 
 
 def planned(run: RunConfig, measured: Measurement, hardware: Hardware) -> Plan:
