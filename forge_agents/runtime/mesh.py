@@ -150,9 +150,7 @@ def mesh_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: 
 # ---- hosts
 
 
-async def launch_hosts(
-    config: Hosts, *, paths: Sequence[str | Path] = (), meshes: Sequence[MeshRequest] = ()
-) -> None:
+async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = (), meshes: Sequence[MeshRequest] = ()) -> None:
     """Start the hosts on which meshes are placed from now on.
 
     Args:

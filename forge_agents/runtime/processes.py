@@ -106,14 +106,21 @@ _GET_INFO, _INFO_EXIT = 0xC040FF0B, 8
 
 
 def _exit_status(fd: int) -> int | None:
-    """Return the exit status of an ended process by its pidfd, which Linux keeps since version 6.15."""
-    info = bytearray(struct.pack("=Q56x", _INFO_EXIT))
-    try:
-        fcntl.ioctl(fd, _GET_INFO, info)
-    except OSError:
-        return None
-    known, wait_status = struct.unpack("=Q52xi", info)
-    return os.waitstatus_to_exitcode(wait_status) if known & _INFO_EXIT else None
+    """Return the exit status of an ended process by its pidfd, which Linux keeps since version 6.15.
+
+    The status is there once the parent has fetched it, which may be a moment after the end.
+    """
+    for _ in range(100):
+        info = bytearray(struct.pack("=Q56x", _INFO_EXIT))
+        try:
+            fcntl.ioctl(fd, _GET_INFO, info)
+        except OSError:
+            return None
+        known, wait_status = struct.unpack("=Q52xi", info)
+        if known & _INFO_EXIT:
+            return os.waitstatus_to_exitcode(wait_status)
+        time.sleep(0.01)
+    return None
 
 
 async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:

@@ -86,9 +86,7 @@ def test_native_thread_crash_uses_stacks_of_all_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [None, -signal.SIGSEGV])
-def test_first_signal_counts_if_a_dump_broke_off(
-    status: int | None, tmp_path: Path
-) -> None:
+def test_first_signal_counts_if_a_dump_broke_off(status: int | None, tmp_path: Path) -> None:
     log = tmp_path / "0.log"
     ours = 'Current thread 0x2 (most recent call first):\n  File "/a/ops.py", line 7 in attention\n\n'
     others = 'Thread 0x1 (most recent call first):\n  File "<frozen importlib._bootstrap>", line 846 in spec\n  File '
@@ -111,9 +109,7 @@ def test_unknown_exit_status_is_not_guessed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended_its_work", [True, False])
-def test_stopped_process_gets_grace_until_its_exit_handlers_ran(
-    ended_its_work: bool, tmp_path: Path
-) -> None:
+def test_stopped_process_gets_grace_until_its_exit_handlers_ran(ended_its_work: bool, tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, env={**os.environ, **variables("")}) as process:
         while not is_ours(process.pid):  # it is still this process's image

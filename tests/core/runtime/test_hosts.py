@@ -110,9 +110,7 @@ def test_hosts_are_read_from_yaml(tmp_path: Path) -> None:
         ("GPU-8932f937,MIG-c7384736-a75d", ("GPU-8932f937", "MIG-c7384736-a75d")),
     ],
 )  # fmt: skip
-def test_visible_gpus_match_cuda(
-    monkeypatch: pytest.MonkeyPatch, variable: str, observed: tuple[str, ...]
-) -> None:
+def test_visible_gpus_match_cuda(monkeypatch: pytest.MonkeyPatch, variable: str, observed: tuple[str, ...]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert visible_gpus() == observed
 
@@ -168,9 +166,7 @@ class Machines:
 def laid_out(has: int = 8, wants: dict[str, int] | None = None, **settings: Any) -> Cluster:
     config = fa.Hosts(**{"kind": "process", **settings})
     layout = Cluster(config, lambda: "here", [("", role, procs) for role, procs in (wants or {}).items()])
-    facts = HostFacts(
-        hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), memory_domain="head"
-    )
+    facts = HostFacts(hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), memory_domain="head")
     layout._here.facts = facts
     if config.kind != "local":
         layout.machines = {role: Machines(role, range(count)) for role, count in config.counts.items()}

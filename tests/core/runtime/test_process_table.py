@@ -79,6 +79,22 @@ def test_exit_status_is_known_after_another_waiter_was_faster(monkeypatch):
     assert statuses == [-signal.SIGKILL if kernel >= (6, 15) else None, None]
 
 
+def test_exit_status_is_known_if_the_parent_fetches_it_late():
+    kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+    program = (
+        "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True)\n"
+        "input(); child.kill(); time.sleep(0.3); child.wait(); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as parent:
+        reported = queue.SimpleQueue()
+        processes.on_end(int(parent.stdout.readline()), reported.put)
+        parent.stdin.write("end\n")
+        parent.stdin.flush()
+        assert reported.get(timeout=30) == (-signal.SIGKILL if kernel >= (6, 15) else None)
+        parent.stdin.write("end\n")
+
+
 def test_end_of_a_child_is_reported_with_its_exit_status():
     reported = queue.SimpleQueue()
     program = "import sys; sys.exit(sys.stdin.read() or 3)"

@@ -283,9 +283,7 @@ def test_logs_of_killed_runs_are_removed_a_week_after_their_last_line(tmp_path: 
     assert precious.exists() and (of_another_host / "engine" / "0.log").exists()
 
 
-def test_link_in_place_of_the_private_folder_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_in_place_of_the_private_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, folder = tmp_path / "home", tmp_path / f"{private_folder._PREFIX}x"
     (home / "work").mkdir(parents=True)
     home.chmod(0o700)
