@@ -192,9 +192,9 @@ async def test_calls_of_another_process_end_when_a_dead_mesh_is_stopped(pair: An
     log = mesh.log_folder("pair") / "0.log"  # type: ignore[operator]
     try:
         async with spawned("victim") as procs:
-            heartbeat = Heartbeat(procs, 1, name="victim", heartbeat_timeout_s=60)
             victim = procs.spawn("probe", probe_actors.Probe)
             pid = await mesh.with_deadline(victim.pid.choose(), 30, who="victim", what="pid")
+            heartbeat = Heartbeat(procs, 1, name="victim", heartbeat_timeout_s=60)  # watches the process at once
             call = pair.slice(rank=0).nap_of.choose(victim, 120)
             waiting = asyncio.ensure_future(mesh.with_deadline(call, 120, who="pair", what="nap of victim"))
             await wait_for(lambda: "waits for another process" in log.read_text())
@@ -210,9 +210,9 @@ async def test_calls_of_another_process_end_when_a_dead_mesh_is_stopped(pair: An
 
 async def test_crash_error_names_signal_place_and_last_lines(probe_actors: ModuleType) -> None:
     async with spawned("crasher") as procs:
-        heartbeat = Heartbeat(procs, 1, name="crasher", heartbeat_timeout_s=60)
         probe = procs.spawn("probe", probe_actors.Probe)
         await mesh.with_deadline(probe.pid.call_one(), 30, who="crasher", what="pid")
+        heartbeat = Heartbeat(procs, 1, name="crasher", heartbeat_timeout_s=60)
         with pytest.raises(ActorDiedError) as caught:
             await asyncio.wait_for(heartbeat.guard(probe.crash.call_one(signal.SIGILL)), 30)
     message = str(caught.value)
