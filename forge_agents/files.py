@@ -18,8 +18,8 @@ from forge_agents.errors import RunFolderError
 _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256", ".id")
 """Suffixes of the files that runs and benchmarks read and write."""
 _READ_WHOLE = (".yaml", ".json", ".draft", ".lock", ".sha256", ".id")
-_MAX_BYTES = 1 << 28
-"""Maximum size of the files that are read as a whole. A sparse file may have any size."""
+MAX_BYTES = 1 << 28
+"""Maximum size of a file, or of a line of a log, that is read as a whole. A sparse file may have any size."""
 _OUR_FOLDERS = re.compile(
     r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
 )
@@ -88,7 +88,7 @@ def check_plain_files(folder: str | os.PathLike[str]) -> None:
             raise RunFolderError(
                 f"{entry.path} is {what}. A run folder must hold plain files: remove it, or put a copy there"
             )
-        if entry.name.endswith(_READ_WHOLE) and not entry.is_dir() and (size := entry.stat().st_size) > _MAX_BYTES:
+        if entry.name.endswith(_READ_WHOLE) and not entry.is_dir() and (size := entry.stat().st_size) > MAX_BYTES:
             raise RunFolderError(f"{entry.path} has {size} bytes. Files of a run with such a name are small: remove it")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
-from forge_agents.files import CACHE_VARIABLE, cache_folder, foreign_entry, user_path
+from forge_agents.files import CACHE_VARIABLE, MAX_BYTES, cache_folder, foreign_entry, user_path
 from forge_agents.models.tokenizer_file import check_growth
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -37,8 +37,8 @@ OTHER_WEIGHT_FORMATS = (
     "onnx/*", "original/*",
 )  # fmt: skip
 """Files of hub repositories with the weights in other formats. They are never downloaded."""
-_READ_WHOLE, _MAX_BYTES = (".json", ".jinja", ".model", ".txt"), 1 << 28
-"""Suffixes of a model's files that are read as a whole, and their maximum size. A sparse file may have any size."""
+_READ_WHOLE = (".json", ".jinja", ".model", ".txt")
+"""Suffixes of a model's files that are read as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ def check_complete(folder: Path) -> None:
     """
     check_contained_files(folder)
     for file in folder.glob("*"):  # the folder may be missing
-        if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > _MAX_BYTES:
+        if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > MAX_BYTES:
             raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
     read_json(folder / "config.json")
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")

@@ -222,7 +222,7 @@ async def test_crash_error_names_signal_place_and_last_lines(probe_actors: Modul
     assert caught.value.place.startswith("was ended by SIGILL in [(")
 
 
-async def test_process_that_ends_early_is_noticed_at_once() -> None:
+async def test_process_that_ends_before_it_is_watched_is_noticed() -> None:
     async with spawned("brief") as procs:
         await wait_for(lambda: mesh.pids(procs))
         (pid,) = mesh.pids(procs)

@@ -331,3 +331,19 @@ def test_evaluations_leave_out_and_count_abstentions(tmp_path):
         result = run.evaluate(Unpaid, episodes=5)
     silent = sum(int(one.trajectories["a"].turns[0].action) < 5 for one in result.episodes)
     assert 0 < silent < 5 and result.abstained == row["eval/abstained"] == silent and result.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda ensemble: 0.8 * ensemble + 0.2 * fa.Rule(high.grade, name="other"),
+        lambda ensemble: fa.MultiReward({"ensemble": ensemble, "first": weak("other", 0)}),
+    ],
+    ids=["sum", "columns"],
+)
+def test_rewards_that_contain_an_ensemble_are_evaluated_during_training(tmp_path, around):
+    settings = {"eval_every": 1, "max_resamples": 0, "max_empty_steps": STEPS + 1}
+    for steps in (2, STEPS):  # the second session resumes
+        with trainer(tmp_path, reward=around(REWARDS["ensemble"]()), preflight=False, **settings) as run:
+            rows = run.fit(Unpaid, steps=steps).metrics
+    assert len(rows) == steps and all(0 < row["eval/reward"] <= 2 for row in rows)

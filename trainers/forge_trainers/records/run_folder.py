@@ -213,10 +213,7 @@ class RunFolder:
             file = self.path / name
             if file.exists():
                 draft = file.with_name(f".{name}.draft")
-                with (
-                    _reported(file),
-                    draft.open("w") as kept,
-                ):  # line by line, because episodes may be larger than memory
+                with _reported(file), draft.open("w") as kept:  # by line, because episodes may be larger than memory
                     kept.writelines(f"{line.rstrip()}\n" for line, row in _rows(file) if row["step"] <= steps)
                 draft.replace(file)  # outside of the block, which closes and so completes the draft
         (self.path / "ending.json").unlink(missing_ok=True)

@@ -90,7 +90,7 @@ class Evaluator:
         env_scored = scored = await score(groups)
         if not self._plan.uses_env_reward:
             async with self._lifecycle.reward_lock:
-                with unchanged(reward, {} if self._state is None else self._state.state_dict()):
+                with unchanged(reward, {} if self._state is None else self._state.trained()):
                     scored = await score(groups, reward, timeout_s=self._config.stage_timeout_s)
         valid = [episode for group in groups for episode in group.episodes if episode.error is None]
         if idle := idle_policies(valid, trained):

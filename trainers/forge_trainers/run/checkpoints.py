@@ -177,9 +177,13 @@ class RewardState:
         self._ahead.discard(step)
         self._learned = self._scored.pop(step, self._learned)
 
+    def trained(self) -> dict[str, np.ndarray]:
+        """Return the reward's own state after the last training step. Empty if the reward has none."""
+        return self._state() if self._learned is None or not self._ahead else self._learned
+
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the state after the last training step."""
-        state = self._state() if self._learned is None or not self._ahead else self._learned
+        """Return the state after the last training step, with the hashes of the ensembles' verifiers."""
+        state = self.trained()
         return {**state, _HASHES: np.array(list(self._hashes.items()), np.str_)} if self._hashes else state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
