@@ -95,6 +95,20 @@ def test_evaluations_of_several_lists_leave_out_no_task():
     assert [task.number for task in held_out] == list(range(80))
 
 
+def test_training_on_several_lists_plays_all_tasks_of_each_before_repeating_any():
+    for name in ("my/Third-v0", "my/Fourth-v0"):
+        fa.register(name, entry_point=fa.Program, program=lambda task, client: 0, tasks=ROWS)
+    shares = {"my/Third-v0": 1.0, "forge/KuhnPoker-v0": 0.5, "my/Fourth-v0": 3.0}
+    sampler, steps = TaskSampler(shares), [120, *range(119), *range(121, 240)]  # in any order
+    steps.insert(120, 119)
+    by_step = {step: sampler.tasks(0, step, 8) for step in steps}
+    for name in ("my/Third-v0", "my/Fourth-v0"):
+        seeds = [task.seed for step in sorted(by_step) for task in by_step[step] if task.env_id == name]
+        count = Counter(drawn(Tasks(ROWS), seeds).values())
+        assert len(count) <= 2 and max(count) - min(count) <= 1 and min(count) >= 2, count
+    assert by_step[200] == TaskSampler(shares).tasks(0, 200, 8), "as after a resume"
+
+
 def test_split_is_independent_of_process_and_order():
     held_out = drawn(Tasks(ROWS), EVALUATED).keys()
     assert drawn(Tasks(ROWS[::-1]), EVALUATED).keys() == held_out

@@ -23,6 +23,23 @@ TABLES = {
         The trip takes 2 hours and 20 minutes. ⇏ 150 minutes ¦ The trip takes 2 hours and 30 minutes. ⇏ 2
         It takes 90 seconds. ⇒ 1.5 minutes ¦ It takes 90 seconds. ⇏ 90 minutes
     """,
+    "chemistry and prefixes of units": r"""
+        The ion is Ca2+. ⇒ Ca2+ ¦ The answer is Ca+. ⇏ Ca2+ ¦ \boxed{Fe^{3+}} ⇒ Fe3+ ¦ \boxed{Fe^{2+}} ⇏ Fe3+
+        Answer: SO4^{2-} ⇒ SO4^2- ¦ Answer: Ca²⁺ ⇒ Ca2+ ¦ Answer: [Cu(NH3)4]^{2+} ⇒ [Cu(NH3)4]2+ ¦ Answer: Na- ⇏ Na+
+        The answer is CO2. ⇒ CO2 ¦ The dose is 5 Mg. ⇏ 5 mg ¦ The dose is 5 mg. ⇒ 5 mg ¦ The power is 5 mW. ⇏ 5 MW
+        It is 5 KM away. ⇒ 5 km ¦ The clock runs at 5 mhz. ⇒ 5 MHz ¦ Answer: 5 mA ⇒ 0.005 A ¦ Answer: 5 Ms ⇏ 5 ms
+    """,
+    "words after units": r"""
+        It is 300 cm long. ⇒ 300 cm long ¦ It is 300 cm. ⇒ 300 cm long ¦ He is 12 years old. ⇒ 12 years
+        He is twelve years old. ⇒ 12 ¦ He is 13 years old. ⇏ 12 years ¦ The lake is 50km away. ⇒ 50 km
+        The lake is 50 km away. ⇏ 50 miles ¦ It is 3 mm thick. ⇒ 3 mm ¦ The plane is 2 hours late. ⇒ 120 minutes
+        The plane is 2 hours late. ⇏ 2 hours early ¦ She walked 5 km north. ⇒ 5 km ¦ She walked 5 km north. ⇒ 5 km north
+        She walked 5 km south. ⇏ 5 km north ¦ The speed is 30 m/s upward. ⇒ 30 m/s ¦ It is 20% faster. ⇒ 0.2
+        It is 20% slower. ⇏ 20% faster ¦ It costs 5 dollars less. ⇒ 5 dollars
+        It costs 5 dollars less. ⇏ 5 dollars more ¦ Answer: 5 more apples ⇒ 5 apples
+        Answer: 5 more ⇒ 5 ¦ Answer: 5 more ⇏ 5 less ¦ 12 eggs total ⇒ 12 eggs
+        Answer: 45 minutes later ⇒ 45 minutes ¦ Answer: 180 cm tall ⇒ 1.8 m ¦ It is 6 feet, 2 inches tall. ⇒ 74 inches
+    """,
     "currencies": r"""
         She earns eighteen dollars. ⇒ 18 ¦ She earns eighteen dollars per day. ⇒ 18 ¦ She earns nineteen dollars. ⇏ 18
         She doesn't earn eighteen dollars. ⇏ 18 ¦ She earns eighteen or nineteen dollars. ⇏ 18

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,6 +101,8 @@ class TaskSampler:
         """Spec of each environment. None if it has none."""
         self._num_tasks: dict[str, int] = {}
         """Number of training tasks of environments that have a list of tasks."""
+        self._counted: dict[tuple[int, int], tuple[int, Counter[str]]] = {}
+        """By seed and number of groups per step: the last step of `_earlier_groups`, and its result."""
         self.isolated: set[str] = set()
         """Environments that run in worker processes."""
         self.agents = {name: agents_of(partial(self._probe, name), name) for name in self.env_ids}
@@ -131,23 +134,40 @@ class TaskSampler:
         The result depends only on the arguments, and in a curriculum on the progress that a checkpoint keeps, so a
         resumed run collects the same groups.
         """
-        rng = np.random.default_rng([seed, step, resample])
-        shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
-        picks = rng.choice(len(self.env_ids), size=count, p=shares)
+        rng, picks = self._picks(seed, step, count, resample)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
-        ids = [self.env_ids[pick] for pick in picks]
-        pairs = [(env_id, int(env_seed)) for env_id, env_seed in zip(ids, seeds, strict=True)]
-        if not resample:
-            pairs = [
-                (env_id, self._listed_seed(env_id, seed, step * count + i) if env_id in self._num_tasks else env_seed)
-                for i, (env_id, env_seed) in enumerate(pairs)
-            ]
+        pairs = [(self.env_ids[pick], int(env_seed)) for pick, env_seed in zip(picks, seeds, strict=True)]
+        if not resample and self._num_tasks:
+            earlier = self._earlier_groups(seed, step, count)
+            for i, (env_id, _) in enumerate(pairs):
+                if env_id in self._num_tasks:  # a curriculum's shares of earlier steps are unknown
+                    number = earlier[env_id] if self.curriculum is None else step * count + i
+                    pairs[i] = env_id, self._listed_seed(env_id, seed, number)
+                earlier[env_id] += 1
         if self.curriculum is not None:
             pairs = [self._progress.replayed(self.curriculum, rng) or pair for pair in pairs]
         return [
             Task(env_id=env_id, seed=env_seed, agents=self.agents[env_id], number=number)
             for number, (env_id, env_seed) in enumerate(pairs)
         ]
+
+    def _picks(self, seed: int, step: int, count: int, resample: int = 0) -> tuple[np.random.Generator, np.ndarray]:
+        """Return the indices of the environments of a step's groups, and the generator that made them."""
+        rng = np.random.default_rng([seed, step, resample])
+        shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
+        return rng, rng.choice(len(self.env_ids), size=count, p=shares)
+
+    def _earlier_groups(self, seed: int, step: int, count: int) -> Counter[str]:
+        """Return the number of groups of each environment in all earlier steps, empty for a curriculum."""
+        if self.curriculum is not None:
+            return Counter()
+        until, counted = self._counted.get((seed, count), (0, Counter()))
+        if until > step:
+            until, counted = 0, Counter()
+        for earlier in range(until, step):
+            counted.update(self.env_ids[pick] for pick in self._picks(seed, earlier, count)[1])
+        self._counted = {(seed, count): (step, counted)}
+        return counted.copy()
 
     def _listed_seed(self, env_id: str, seed: int, number: int) -> int:
         """Return the seed of a group in an environment with a list of tasks: consecutive groups follow the list."""

@@ -26,6 +26,7 @@ from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
 from forge_verifiers.rules.languages import foreign_sentence, foreign_statements, normalized
+from forge_verifiers.rules.maths.quantity import read_quantity
 from forge_verifiers.rules.statements import (
     BOUND_SPACE,
     CORRECTED,
@@ -134,7 +135,16 @@ def same_text(answer: ParsedAnswer, gold: str) -> bool:
             polar = _POLAR_LAST.search(answer.raw)
         if polar:
             return polar[1].lower() == target
-    return (answer.source != "fallback" and fold(answer.value) == target) or fold(answer.raw) == target
+    texts = (answer.raw, answer.value) if answer.source != "fallback" else (answer.raw,)
+    return any(fold(text) == target and not units_differ(text, gold) for text in texts)
+
+
+def units_differ(answer: str, gold: str) -> bool:
+    """True for numbers with different units: 5 mg is not 5 Mg, although only the case differs."""
+    if answer == gold or answer.lower() != gold.lower():
+        return False
+    number, other = read_quantity(answer), read_quantity(gold)
+    return bool(number and other and number.unit and other.unit and number.unit != other.unit)
 
 
 # Marks.

@@ -18,7 +18,7 @@ from forge_verifiers.rules.languages import (
     normalized,
 )
 from forge_verifiers.rules.maths.fields import DATE
-from forge_verifiers.rules.maths.number_words import number_in_words, with_digits
+from forge_verifiers.rules.maths.number_words import MEASURE, number_in_words, with_digits
 
 
 class ParsedAnswer(NamedTuple):
@@ -91,7 +91,7 @@ RUN = re.compile(
     rf"(?:[^\s,;:!?{OTHER_SCRIPTS}]"
     r"|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
     r"(?:\s(?:dozen|hundred|thousand|million|billion)\b)?"
-    rf"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s?o['\u2019]clock\b|\s+{_UNIT})?"
+    rf"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s?o['\u2019]clock\b|\s+{_UNIT}(?:\s{MEASURE}\b)?)?"
 )
 """A value in a sentence: a formula, or a number with its unit."""
 _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively|could|might)\b", re.IGNORECASE)

@@ -19,7 +19,7 @@ import numpy as np
 from forge_agents.types import Trajectory
 from forge_verifiers.core.functions import grade_each
 from forge_verifiers.core.verifier import Assessment, Scores
-from forge_verifiers.rules.answers import AnswerRule, fold, same_text
+from forge_verifiers.rules.answers import AnswerRule, fold, same_text, units_differ
 from forge_verifiers.rules.choices import choice_letter
 from forge_verifiers.rules.maths.fields import fields
 from forge_verifiers.rules.maths.formula import assigned, is_words, latex, split_unit
@@ -37,6 +37,7 @@ from forge_verifiers.rules.maths.worker import WORKERS, Pair
 
 _LOG = logging.getLogger(__name__)
 _INDEX = re.compile(r"(?<=[A-Za-z)\]])_\s*(?:(\d+)|\{(\d+)\})(?!\d)|(?<=\^)\{(\d*[-+])\}$")
+_ION = re.compile(r"([(\[]?[A-Z][A-Za-z\d()\[\]_{}]{0,40}?)\s?\^?\{?(\d?[-+])\}?")  # Fe3+
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _ROUNDING = 1e-6  # up to here, a tolerance is for rounding only and does not apply to whole numbers
 
@@ -227,7 +228,7 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
     if not answer.strip():
         return False
     if fold(answer) == fold(gold) or (plain_text(answer) and plain_text(answer) == plain_text(gold)):
-        return True
+        return not units_differ(answer, gold)
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
     gold_fields, answer_fields = fields(gold), fields(answer)
@@ -257,6 +258,8 @@ def _formulas(answer: str, gold: str, parts: list[Pair]) -> bool | list[Pair] | 
     """The formulas to compare. False if the answer is not a formula, None if the gold answer is not."""
     if is_words(gold) and (is_words(answer) or not gold.isascii()):
         return False
+    if _ION.fullmatch(plain_text(gold, casefold=False)):
+        return False
     (left, unit), (right, gold_unit) = split_unit(answer), split_unit(gold)
     if unit and gold_unit and unit.dimension != gold_unit.dimension:
         return False
@@ -271,11 +274,14 @@ def _formulas(answer: str, gold: str, parts: list[Pair]) -> bool | list[Pair] | 
     return [*parts, (formula, gold_formula)]
 
 
-def plain_text(text: str) -> str:
+def plain_text(text: str, *, casefold: bool = True) -> str:
     r"""The text without ``\text{}``, dollar signs, quotation marks, case, a final period, spaces outside numbers.
 
-    "Red, green, and blue" is "red,green,blue", and the indices of H_2O and H₂O are those of H2O.
+    "Red, green, and blue" is "red,green,blue", the indices of H_2O and H₂O are those of H2O, and Fe^{3+} is
+    Fe3+.
     """
     text = _INDEX.sub(r"\1\2\3", cleaned(text.replace("$", "")).translate(_LOWERED)).removesuffix(" only")
     text = re.sub(r"(?<=[A-Za-z]),?\s+and\s+(?=[A-Za-z])", ",", text)
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text).strip("\"'").rstrip(".").casefold()
+    text = "".join(ion.groups()) if (ion := _ION.fullmatch(text)) else text
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text).strip("\"'").rstrip(".")
+    return text.casefold() if casefold else text

@@ -16,6 +16,12 @@ _LARGE = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "bil
 _IRREGULAR = {"three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
 _ORDINALS = {_IRREGULAR.get(word, re.sub("y$", "ie", word) + "th"): k for word, k in (_SMALL | _LARGE).items() if k > 2}
 _PARTS = {"half": 2, "halve": 2, "quarter": 4} | _ORDINALS
+MEASURE = (
+    r"(?:long|wide|tall|high|deep|thick|heavy|old|away|apart|total|extra|additional|more|less|fewer|ahead|behind|early|late|earlier|later"
+    r"|longer|shorter|taller|older|younger|faster|slower|heavier|lighter|higher|lower|north|south|east|west|up|down"
+    r"|(?:up|down|back|for)wards?)"
+)
+"""Words after a unit: 5 km long, 5 km north."""
 PART = re.compile(rf"[\s-]*(?:{'|'.join(_PARTS)})s?\b", re.IGNORECASE)
 """The name of a part of a whole, which is no unit: "sevenths"."""
 _ARTICLE = re.compile(rf"^an?\s+(?={'|'.join(_PARTS)})", re.IGNORECASE)

@@ -9,13 +9,13 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
 from forge_verifiers.rules.languages import ALTERNATIVE, BOUND, COUNTER, NEGATION, normalized
 from forge_verifiers.rules.maths.fields import fields
-from forge_verifiers.rules.maths.number_words import PART, number_in_words
+from forge_verifiers.rules.maths.number_words import MEASURE, PART, number_in_words
 
 MAX_CHARS = 1_000
 """Longer texts are not read as answers."""
@@ -32,6 +32,8 @@ class Unit:
     """Base units and their powers, sorted. An unknown word is a base unit by itself."""
     factor: Fraction = Fraction(1)
     """Size in base units."""
+    remark: str = ""
+    """Word after the unit: "north" in "5 km north"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ _NO_UNITS = frozenset(
     )
 )
 """Words after a number that are operations, functions or variables."""
+_MORE = re.compile(r"^(more|less|fewer|extra|additional)\s+(?!than\b)([^\W\d].*)$")  # 5 more apples
 _FOREIGN_WORD = re.compile(r"[^\W\d_]{3,}")
 _COUNTED_WORD = re.compile(rf"{COUNTER}[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]{{1,6}}")
 _NO_WORD = re.compile(
@@ -127,7 +130,7 @@ _SIGNS |= str.maketrans(
 )
 _REPEATING = re.compile(r"^([-+]?\d*\.\d*?)(\d{1,6})\2+\s*(?:\.\.\.|\u2026|\\[lc]?dots)$")  # 0.1666...
 _PERIOD = re.compile(r"^([-+]?\d+\.\d*)\((\d{1,9})\)$")  # 0.1(6)
-_RAISED = re.compile("[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_RAISED = re.compile("[\u207a\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # 1/4 to 7/8 as one character
 _MONEY = re.compile(r"([-+]?)\s*(?:\\?(?:US|A|C)?\s?\\?([$€£¥₹])\s*|(USD|EUR|GBP|JPY|INR)\s+)(?=[-\d.])")
 _REMARK = re.compile(r"(?<=\d)(\s+(?:dozen|hundred|thousand|million|billion))?\s+[A-Za-z]{2}[A-Za-z\s]*$")
@@ -238,7 +241,7 @@ def _spelled(value: Fraction, rest: str) -> Quantity | None:
     """A number in words with at most one word after it, because "one of them is left" is not a quantity."""
     rest = rest.strip()
     unit = read_unit(rest, spaced=True) if rest else None
-    is_quantity = not rest or (unit is not None and " " not in rest)
+    is_quantity = not rest or (unit is not None and (" " not in rest or unit.remark != ""))
     return Quantity(value, unit) if is_quantity else None
 
 
@@ -324,6 +327,11 @@ def read_unit(text: str, *, spaced: bool) -> Unit | None:
     text = text.strip().removesuffix(".").strip()
     if PART.match(text):
         return None
+    text = _MORE.sub(r"\2 \1", text)
+    words, _, last = text.rpartition(" ")
+    if re.fullmatch(MEASURE, last.lower()) and (words or spaced):
+        unit = read_unit(words, spaced=spaced) if words else Unit(())
+        return replace(unit, remark=last.lower()) if unit else None
     if re.fullmatch(COUNTER, text) or _is_foreign_unit(text, spaced):
         return Unit(((text, 1),))
     if text.lower() in {"%", "percent", "per cent", "pct", "percentage"}:
@@ -353,7 +361,8 @@ def _is_foreign_unit(text: str, spaced: bool) -> bool:
 
 
 def _base_unit(word: str) -> tuple[str, Fraction] | None:
-    return _UNITS.get(word) or _UNITS.get(word.lower().removesuffix("s") if len(word) > 2 else word)
+    lower = word.lower() if len(word) > 1 else word
+    return _UNITS.get(word) or _UNITS.get(lower) or _UNITS.get(lower.removesuffix("s") if len(word) > 2 else word)
 
 
 def _counted(text: str) -> Unit | None:
@@ -369,12 +378,13 @@ def _counted(text: str) -> Unit | None:
 
 
 def same_quantity(answer: Quantity, gold: Quantity, is_close: Callable[[Fraction, Fraction], bool]) -> bool:
-    """True if two quantities are close by `is_close`. A missing unit is assumed to be that of the other."""
+    """True if two quantities are close by `is_close`. A missing unit or remark is assumed to be that of the other."""
     if answer.unit is not None and gold.unit is not None:
         factor, gold_factor = answer.unit.factor, gold.unit.factor
-        same_kind = answer.unit.dimension == gold.unit.dimension
+        same_kind = answer.unit.dimension in ((), gold.unit.dimension) or not gold.unit.dimension
+        same_kind &= answer.unit.remark in ("", gold.unit.remark) or not gold.unit.remark
         return same_kind and is_close(answer.value * factor, gold.value * gold_factor)
-    if PERCENT in {answer.unit, gold.unit} and is_close(_hundredth(answer), _hundredth(gold)):
+    if (_is_percent(answer) or _is_percent(gold)) and is_close(_hundredth(answer), _hundredth(gold)):
         return True
     return is_close(answer.value, gold.value)
 
@@ -387,4 +397,8 @@ def same_decimal(answer: Quantity, gold: Quantity, tolerance: float) -> bool:
 
 
 def _hundredth(quantity: Quantity) -> Fraction:
-    return quantity.value / 100 if quantity.unit == PERCENT else quantity.value
+    return quantity.value / 100 if _is_percent(quantity) else quantity.value
+
+
+def _is_percent(quantity: Quantity) -> bool:
+    return quantity.unit is not None and quantity.unit.dimension == PERCENT.dimension
