@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -127,8 +128,12 @@ def test_resume_tells_which_settings_have_changed(trainer, capsys):
     with trainer("run", checkpoint_every=1) as run:
         run.fit(ragged(20), steps=1)
     with trainer("run", lr=3e-4) as run:
-        run.fit(ragged(20), steps=2)
-    assert "settings have changed: steps: 1 -> 2; trainer.learner.lr:" in capsys.readouterr().out
+        run.fit(ragged(20), eval_dataset=chats(4), steps=2)
+    with trainer("run") as run:
+        run.fit(ragged(20), eval_dataset=chats(5), steps=3)
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "settings have changed" in line)
+    assert "steps: 1 -> 2; trainer.learner.lr:" in first and "eval_dataset: None -> " in first
+    assert re.search("eval_dataset: [0-9a-f]{64} -> [0-9a-f]{64}", second)
 
 
 def test_a_resumed_run_is_bit_equal_to_one_without_a_break(trainer):

@@ -125,8 +125,10 @@ class OfflineTrainer(ABC, Generic[T]):
             raise ValueError(f"both eval_dataset and eval_share={self.config.eval_share} are set. Give one of them")
         data = self._read(dataset, reward)
         learned, held_out = split(data.items, self.config)
+        held_out_digest = None
         if eval_dataset is not None:
-            held_out = list(self._read(eval_dataset, reward).items)
+            held_out_data = self._read(eval_dataset, reward)
+            held_out, held_out_digest = list(held_out_data.items), held_out_data.digest
         counts = {"learned": len(learned), "held out": len(held_out)}
         contents = {item.content for item in learned}
         if held_out and (copies := sum(item.content in contents for item in held_out)):
@@ -144,7 +146,7 @@ class OfflineTrainer(ABC, Generic[T]):
                 "eval_dataset or set eval_share"
             )
         total = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
-        described = self._settings(data, total, reward)
+        described = {**self._settings(data, total, reward), "eval_dataset": held_out_digest}
         return self._loop.run(self._fit(described, data, (learned, held_out), total))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
