@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 _POLL_S = 0.05
 """Time between two searches for newly started processes."""
-_HOLD_S = 2.0
-"""Time that a process holds a heartbeat call before it answers."""
+_MAX_HOLD_S = 10.0
+"""Maximum time that a process holds a heartbeat call before it answers. Monarch keeps some KB of each call."""
 _BEAT_S = 1.0
 """Time between two checks whether the controller's own thread was blocked."""
 _HOST_S = 0.3
@@ -54,6 +54,7 @@ class Heartbeat:
 
     def __init__(self, procs: ProcMesh, size: int, *, name: str, heartbeat_timeout_s: float) -> None:
         self._name, self._heartbeat_timeout_s = name, heartbeat_timeout_s
+        self._hold_s = min(_MAX_HOLD_S, heartbeat_timeout_s / 6)
         self._procs, self._size = procs, size
         self._timeout_applies = False
         self._blocks = 0
@@ -138,10 +139,10 @@ class Heartbeat:
 
     async def _call(self, actors: Any) -> None:
         """Call all ranks again and again. Each holds the call, so that a death ends it and few messages are needed."""
-        timeout_s = self._heartbeat_timeout_s + _HOLD_S
+        timeout_s = self._heartbeat_timeout_s + self._hold_s
         while True:
             try:
-                await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=timeout_s, who=self._name)
+                await mesh.call_all(actors, self._size, "hold", self._hold_s, timeout_s=timeout_s, who=self._name)
             except ActorDiedError as error:
                 self._tell(error)
                 return
@@ -167,7 +168,7 @@ class Heartbeat:
                 message = f"{self._name} gives no {what}: {type(error).__name__}: {error}"
                 self._tell(ActorDiedError(message, self._name))
                 return
-            await asyncio.sleep(_HOLD_S)
+            await asyncio.sleep(self._hold_s)
 
     async def _count_blocks(self) -> None:
         """Count how often this thread was blocked: answers that arrived meanwhile are not late."""

@@ -24,7 +24,7 @@ def heartbeat(monkeypatch):
     for name, answer in {"on_lost_host": False, "pids": (), "ended": ()}.items():
         monkeypatch.setattr(mesh, name, lambda *args, answer=answer: answer)
     monkeypatch.setattr(mesh, "call_all", call_all)
-    monkeypatch.setattr(heartbeat_module, "_HOLD_S", 0.01)
+    monkeypatch.setattr(heartbeat_module, "_MAX_HOLD_S", 0.01)
     monkeypatch.setattr(heartbeat_module, "_BEAT_S", 0.01)
     procs = types.SimpleNamespace(spawn=lambda *args: None)
     return lambda name, timeout_s: Heartbeat(procs, 1, name=name, heartbeat_timeout_s=timeout_s)
