@@ -337,4 +337,34 @@ TABLES = {
         The composer who did not write it is Bach. ⇏ Handel ¦ The winner is none other than Bolt. ⇏ Smith
         The price is forty-two dollars and fifty cents. ⇒ 42.50
     """,
+    "first contact, fourth": r"""
+        Therefore, Weng earned $\$10$ for 50 minutes of babysitting. ⇒ 10
+        He spent $5 on apples, so he has $3 left. ⇏ 5 ¦ The line has equation $y = -\frac{2}{3}x + 4$. ⇒ 2x + 3y = 12
+        The line has equation $y = \frac{2}{3}x + 4$. ⇏ 2x + 3y = 12 ¦ <final_answer>Paris</final_answer> ⇒ Paris
+        <final_answer>Lyon</final_answer> ⇏ Paris ¦ The longest field goal was 48 yards. ⇒ 48-yard
+        The longest field goal was 48 feet. ⇏ 48-yard ¦ 7-Eleven ⇏ 7 ¦ The answer is "the Eiffel Tower". ⇒ Eiffel Tower
+        The currency of Japan is the yen. ⇒ yen ¦ It is a telescope. ⇒ telescope ¦ a x ⇏ x
+        The painting was made by Leonardo da Vinci. ⇒ Leonardo da Vinci
+        The painting was not made by Leonardo da Vinci. ⇏ Leonardo da Vinci
+        The sorted list is: apple, banana, cherry. ⇒ apple, banana, cherry
+        Sorted words: apple banana cherry ⇒ apple banana cherry
+        The wrong order is: apple, banana, cherry. ⇏ apple, banana, cherry ¦ The missing brackets are: ] } > ⇒ ] } >
+        So the answer is ] ) } ⇒ ] ) } ¦ So the answer is ] } ) ⇏ ] ) } ¦ The answer is: > ] ⇒ > ]
+        The speed of the block is $v = \sqrt{2gh} \approx 4.4$ m/s. ⇒ 4.4 m/s
+        The speed of the block is $v = \sqrt{2gh} \approx 4.5$ m/s. ⇏ 4.4 m/s
+        The acceleration is $9.8\ \mathrm{m\,s^{-2}}$. ⇒ 9.8 m/s^2
+        The acceleration is $9.8\ \mathrm{m\,s^{-1}}$. ⇏ 9.8 m/s^2 ¦ R is 8.314 J mol^{-1} K^{-1}. ⇒ 8.314 J/(mol·K)
+        The charge is $-1.6 \times 10^{-19}$ C. ⇏ 1.6 \times 10^{-19} C ¦ The mass is 9.1e-31 kg. ⇏ 1.6e-31
+        The balanced equation is 2H2 + O2 → 2H2O. ⇒ 2H2 + O2 -> 2H2O
+        The total is $3.75, i.e. three dollars and seventy-five cents. ⇒ 3.75 ¦ He gets 75 cents back. ⇒ $0.75
+        He gets 75 cents back. ⇏ $75 ¦ The train arrives at 6:15 in the evening. ⇒ 6:15 PM
+        The train arrives at 6:15 in the morning. ⇏ 6:15 PM ¦ z = 3 + 4i ⇒ 4i + 3 ¦ z = 3 - 4i ⇏ 4i + 3
+        The vector is $\langle 1, -2, 3 \rangle$. ⇒ \begin{pmatrix} 1 \\ -2 \\ 3 \end{pmatrix}
+        The vector is $\langle 1, 2, 3 \rangle$. ⇏ \begin{pmatrix} 1 \\ -2 \\ 3 \end{pmatrix}
+        The domain is all real numbers except 2. ⇒ (-\infty,2)\cup(2,\infty) ¦ The ratio is 3 to 4. ⇒ 3:4
+        The ratio is 4 to 3. ⇏ 3:4 ¦ It is 3 to 4. ⇏ 0.75 ¦ You need 2 1/2 cups of flour. ⇒ 2.5
+        You need 2 1/2 cups of flour. ⇏ 1/2 ¦ Q12) What is 5 + 6?⏎A12) 11 ⇒ 11
+        Initially I thought it was 24, but after rechecking it is 28. ⇒ 28
+        Initially I thought it was 24, but after rechecking it is 28. ⇏ 24
+    """,
 }

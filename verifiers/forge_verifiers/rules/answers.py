@@ -92,7 +92,12 @@ class AnswerRule(TrajectoryRule):
     def read(self, trajectory: Trajectory) -> tuple[ParsedAnswer, tuple[str, ...]] | None:
         """The final answer and the accepted answers, or None if either is missing."""
         text, golds = last_action(trajectory), gold_answers(trajectory, self.answer_key)
-        return None if text is None or golds is None else (parse_answer(text), golds)
+        if text is None or golds is None:
+            return None
+        answer = parse_answer(text)
+        if any(map(_RATIO.fullmatch, golds)):  # otherwise, "3 to 4" is a range
+            answer = answer._replace(value=_TO.sub(":", answer.value))
+        return answer, golds
 
     def extracted(self, trajectory: Trajectory) -> str | None:
         """The answer that is compared, or None without turns."""
@@ -147,10 +152,13 @@ def units_differ(answer: str, gold: str) -> bool:
     return bool(number and other and number.unit and other.unit and number.unit != other.unit)
 
 
+_RATIO = re.compile(r"\$?\d+(?:\s*:\s*\d+)+\$?")
+_TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
+
 # Marks.
 
 _BOX = re.compile(r"(?<!\\)\\+f?(?:rame)?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
-_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)(?:final[_-]?)?answer>", re.IGNORECASE)
 _HASHES = re.compile(r"(?:^|(?<=\s))####[ \t]*([^\s#](?:(?!\s####)[^\n])*)", re.MULTILINE)
 _LINK = re.compile(
     r"s?\b[*_`\"')\]]*[^\n.:=?!;\uff1a]{0,60}?"

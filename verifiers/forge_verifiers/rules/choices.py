@@ -30,7 +30,7 @@ _MARKUP = re.compile(
     r"|[*_`$\"“”«»{}\u2190-\u21ff\u2700-\u27bf\ufe0f\U0001f300-\U0001faff]"
 )
 _BOX = re.compile(
-    r"(?<!\\)\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|(?<!\\)\\+boxed\s+(\w)\b|<answer>(.*?)</answer>",
+    r"(?<!\\)\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|(?<!\\)\\+boxed\s+(\w)\b|<(?:final[_-]?)?answer>(.*?)</(?:final[_-]?)?answer>",
     re.DOTALL | re.IGNORECASE,
 )
 _QUOTED = re.compile(r"['\u2018]([(\[]?[A-Za-z][)\]]?)['\u2019]")

@@ -43,6 +43,8 @@ _CLEANED = (
     ("~~", re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}~~(?!~)"), ""),
     ("- [", re.compile(r"^[ \t]*- \[(?: \].*|[xX]\])", re.MULTILINE), ""),
     ("color", re.compile(r"\\(?:text)?color\s*\{\w+\}"), ""),
+    (" in the morning", re.compile(r"(?<=:\d\d) in the morning\b"), " AM"),
+    (" in the ", re.compile(r"(?<=:\d\d) in the (?:afternoon|evening)\b"), " PM"),
     (
         ". ",
         re.compile(
@@ -73,8 +75,8 @@ DOUBTING = re.compile(
 """Text after a value that offers an alternative."""
 SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=(?!\u00a0)\s|[*_\"$]|$)(?!\s*=)|[\u3002\u0964]|\n|</")
 STARTS = re.compile(
-    r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*)?[-+\u2212]?"
-    r"(?:\.?\d|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2150-\u215e]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
+    r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*){0,2}[-+\u2212]?"
+    r"(?:\.?\d|(?:all|any)\s+real\b|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2150-\u215e]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
     r"|[A-Za-z](?:\([a-z]\))?\s*[=<>^+*/\u2264\u2265\u2208]|[a-z]\s*\\|\(?[A-J]\)?(?![\w'\u2019]|\s+(?!because|since|as\b|is\b)[a-z]))"
 )
 """Start of a value: a number, a formula or an option."""
@@ -89,7 +91,7 @@ RUN = re.compile(
     r"|(?:(?<![A-Za-z0-9_.)}])[-+\u2212\u00b1])?\\?[$\u20ac\u00a3]?"
     r"(?:(?<![A-Za-z0-9_.)^])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2150-\u215e])"
     rf"(?:[^\s,;:!?{OTHER_SCRIPTS}]"
-    r"|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
+    r"|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\])|(?<=\d)\s(?=\d{1,2}/\d{1,3}(?![\d/])))*"
     r"(?:\s(?:dozen|hundred|thousand|million|billion)\b)?"
     rf"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s?o['\u2019]clock\b|\s+{_UNIT}(?:\s{MEASURE}\b)?)?"
 )
@@ -104,10 +106,12 @@ JOINED = re.compile(
 """Text between two values of a list or a range."""
 _COPULA = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals?|equal to|gives?|makes?|leaves?|gets?|got|ha(?:s|ve)|totals?|yields?|becomes?"
-    rf"|adds? up to|(?:sums?|amounts?) to|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
+    rf"|adds? up to|(?:sums?|amounts?) to|comes? to|obtain|find|earn(?:s|ed)?|costs?"
+    rf"|pa(?:ys|id)|spen(?:ds|t)|weighs?)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
     r"|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
     r"[\s*_]*(?:(?:exactly|about|now|only|just|the number)\s+)?"
 )
+_THOUGHT = re.compile(r"\b(?:I|we)\s+(?:\w+\s+)?(?:thought|assumed|guessed|believed)\b")
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
     rf"(?:{BOUND}|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
@@ -119,7 +123,7 @@ _BOUND = re.compile(  # "more than 5" is not 5
 _REMARK = re.compile(
     r"[,;:]?\s*(?:\u2014|,\s+of\s|\s+to\s+the\b|,\s+and\s+(?:the|s?he|it|they|we|you|this|that)\b|\s+of\s+(?:(?:the|them|all|his|her|its|their"
     r"|our|my|your|each|these|those)\b|[a-z]+\s+and\s+[a-z])|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})"
-    r"|(?<![\\A-Za-z])(?:because|since|which|who|only|so|as|after|given|is|are|was|were|but|no|instead|rather|hence|therefore"
+    r"|(?<![\\A-Za-z])(?:because|since|i\.e|meaning|which|who|only|so|as|after|given|is|are|was|were|but|no|instead|rather|hence|therefore"
     r"|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining|correct|right|I|we|you|it|this|that|there"
     r"|they|he|she|not|the|with|than|each|assuming|provided|while|for|long|wide|tall|high|deep)\b|(?<=%)\s+of\b"
     r"|\s[(\[](?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
@@ -137,10 +141,10 @@ WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
 )
 REASON = re.compile(r",?\s+(?:because|since|who)\b|,\s+not\s|\s+\(not\s|,\s+I\s+(?:think|believe|guess|suppose)\b")
 """Start of a remark after words."""
-_NAMED = re.compile(  # "The capital of France is Paris"
-    r"the\s+(?:(?!(?:not|cannot|never|wrong|incorrect|false|is|opposite|exclude\w*|reject\w*|doubt\w*)\b|\w+n['\u2019]t)"
-    r"[\w'\u2019-]+\s+){1,8}(?:is|was)\s+(?:(?:called|named|known\s+as)\s+)?"
-    r"(?!(?:not|either|neither|probably|perhaps|maybe)\b)([^\s,;:!?]+(?:\s+[^\s,;:!?]+){0,5})",
+_NAMED = re.compile(  # "The capital of France is Paris", "Sorted words: red, tan"
+    r"(?:the\s+)?(?:(?!(?:not|cannot|never|wrong|incorrect|false|is|opposite|exclude\w*|reject\w*|doubt\w*)\b|\w+n['\u2019]t)"
+    r"[\w'\u2019-]+(?:\s+|(?=:))){1,8}(?:(?<=\s)(?:is|are|was|were)\b(?::|\s+(?:called|named|known\s+as|\w+\s+by)\b)?|:)\s+"
+    r"(?!(?:not|either|neither|probably|perhaps|maybe)\b)([^\s,;:!?]+(?:\s+[^\s,;:!?]+){0,5}|(?<=:\s)[^\s;:!?]+(?:\s+[^\s;:!?]+){0,20})",
     re.IGNORECASE,
 )
 _DOUBTED = re.compile(r"(?:i|we)\s+(?:\w+\s+)?doubt\b[^,;]*$", re.IGNORECASE)
@@ -190,7 +194,8 @@ _EITHER = re.compile(r",?\s+\(?or\s+([^()]+)\)?$")  # "1/2 (or 0.5)"
 _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|then|well|ok|okay|sure|hmm+|and|or|finally|oh|ah|overall|in (?:conclusion|short)"
     r"|actually|clearly|probably|maybe|perhaps|definitely|certainly|indeed|just|simply|exactly|precisely|about|around|approximately"
-    r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]|a:|ans\s*[.:=]"
+    r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]|a\d*:|a\d+[.)]"
+    r"|ans\s*[.:=]"
     r"|i(?:['\u2019](?:m|d|ve))?\s+(?:[a-z]+\s+)?(?:think|believe|guess|say|get|got|found|find|reckon|sure|have|see"
     r"|calculated)\b(?:\s+that)?,?:?|(?:we|you)\s+(?:can\s+)?(?:get|have|find|obtain|see)\b(?:\s+that)?,?:?"
     r"|(?:it|that|this|there|they|which|here)(?:['\u2019](?:s|re)|\s+(?:is|are|was|equals|gives|makes|leaves"
@@ -352,8 +357,10 @@ def _stated_value(text: str) -> tuple[int, str]:
     """Position and text of the value after a verb or "=", else at the start of the sentence."""
     at, value = 0, ""
     is_given = _GIVEN.match(text)  # "Since x is 2, y is 4"
+    formulas = [run.span() for run in RUN.finditer(text) if run[0].startswith(("$", "\\(", "\\["))]
     for copula in _COPULA.finditer(text):
-        end = copula.end()
+        formula = next((start for start, stop in formulas if start < copula.start() < stop), None)
+        end = copula.end() if formula is None else formula  # $y = 2x$
         is_value = STARTS.match(text, end) and not _is_denied(text[: copula.start()])
         if is_value and (statement := without_remark(text[end:])):
             at, value = end, statement
@@ -366,7 +373,8 @@ def _stated_value(text: str) -> tuple[int, str]:
 
 
 def _is_denied(before: str) -> bool:
-    return NOT.search(_CLAUSE.split(before)[-1]) is not None
+    clause = _CLAUSE.split(before)[-1]
+    return (NOT.search(clause) or _THOUGHT.search(clause)) is not None
 
 
 def _is_expression(text: str) -> bool:
@@ -380,7 +388,7 @@ def without_remark(text: str) -> str:
 
 
 def _balanced(text: str) -> str:
-    if not text.endswith((")", "]", "}")):
+    if not text.endswith((")", "]", "}")) or not any(map(str.isalnum, text)):
         return text
     opened, closed = (sum(map(text.count, signs)) for signs in ("([{", ")]}"))
     return text[:-1] if opened < closed else text
@@ -435,7 +443,9 @@ def bare_value(text: str) -> str:
     if STARTS.match(text):
         text = _ROUNDED.sub("", text)
     if ("=" in text or "\u2248" in text or "\\approx" in text) and not re.search("[<>]|!=", text):
-        left, _, _ = text.replace("\\approx", "\u2248").partition("\u2248")
+        left, _, rounded = text.replace("\\approx", "\u2248").partition("\u2248")
+        if "=" in left and rounded and _LETTER.search(left.rpartition("=")[2]):  # v = \sqrt{2gh} = 4.4
+            text = left = f"{left.partition('=')[0]}={rounded}"
         sum_, _, result = (left or text).rpartition("=")
         sum_ = sum_ or result
         if _LETTER.search(result):  # 3 m = 300 cm; in 3m = 300, m may be the unknown

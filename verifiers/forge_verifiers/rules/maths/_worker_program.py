@@ -71,7 +71,10 @@ def _read(text: str) -> Any:
     value = parsed[0]
     unit = next((s for s in getattr(value, "free_symbols", ()) if s.name == "i"), None)
     if unit is not None and not value.has(sympy.Sum, sympy.Product):
-        value = value.subs(unit, sympy.I)
+        if isinstance(value, sympy.Eq):  # z = 3 + 4i, where sympy assumes that z is real
+            value = value.func(*(side.subs(unit, sympy.I) for side in value.args), evaluate=False)
+        else:
+            value = value.subs(unit, sympy.I)
     return value.replace(_is_odd_root, lambda root: -((-root.base) ** root.exp)) if hasattr(value, "replace") else value
 
 
@@ -127,7 +130,9 @@ def _in_form_of(value: Any, other: Any) -> Any:
         if all(isinstance(part, Relational) and not isinstance(part, sympy.Eq) for part in value.args):
             sets = [part.as_set() for part in value.args]
             return sympy.Union(*sets) if len(value.free_symbols) == 1 else value
-    if isinstance(value, sympy.Interval) and isinstance(other, sympy.Tuple | sympy.FiniteSet):
+    if isinstance(value, sympy.MatrixBase) and 1 in value.shape and _pair(other) is not None:
+        return sympy.Tuple(*value)
+    if isinstance(value, sympy.Interval) and isinstance(other, sympy.Tuple | sympy.FiniteSet | sympy.MatrixBase):
         return _pair(value) or value
     if _is_inequality(value):
         functions = value.atoms(AppliedUndef)

@@ -38,6 +38,8 @@ from forge_verifiers.rules.maths.worker import WORKERS, Pair
 _LOG = logging.getLogger(__name__)
 _INDEX = re.compile(r"(?<=[A-Za-z)\]])_\s*(?:(\d+)|\{(\d+)\})(?!\d)|(?<=\^)\{(\d*[-+])\}$")
 _ION = re.compile(r"([(\[]?[A-Z][A-Za-z\d()\[\]_{}]{0,40}?)\s?\^?\{?(\d?[-+])\}?")  # Fe3+
+_ARROW = re.compile(r"[\u2192\u27f6\u21d2]|\\(?:long)?rightarrow(?![A-Za-z])|\\to(?![A-Za-z])|-{2,}>")
+_ARTICLE = re.compile(r"(?i:the)\s+|[Aa]n?\s+(?=[A-Za-z]{4})")
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _ROUNDING = 1e-6  # up to here, a tolerance is for rounding only and does not apply to whole numbers
 
@@ -87,7 +89,8 @@ class Numeric(_FormulaRule):
 
     name: str = "numeric"
     tolerance: float = 1e-6
-    """Maximum difference, relative to the gold number, and absolute below 1. Up to 1e-6 it is for rounding only, so
+    """Maximum difference, relative to the gold number. Below 1 it is absolute, up to ten times as
+    large relative to the gold number. Up to 1e-6 it is for rounding only, so
     that whole numbers must be equal."""
 
     def __post_init__(self) -> None:
@@ -126,7 +129,8 @@ class Numeric(_FormulaRule):
     def _is_close(self, a: Fraction, b: Fraction) -> bool:
         if self.tolerance <= _ROUNDING and a.denominator == b.denominator == 1:
             return a == b
-        return abs(a - b) <= Fraction(self.tolerance) * max(Fraction(1), abs(b))
+        scale = min(max(abs(b), Fraction(1)), 10 * abs(b)) or Fraction(1)
+        return abs(a - b) <= Fraction(self.tolerance) * scale
 
 
 def _number(text: str, end: float) -> Quantity | None:
@@ -281,7 +285,8 @@ def plain_text(text: str, *, casefold: bool = True) -> str:
     Fe3+.
     """
     text = _INDEX.sub(r"\1\2\3", cleaned(text.replace("$", "")).translate(_LOWERED)).removesuffix(" only")
-    text = re.sub(r"(?<=[A-Za-z]),?\s+and\s+(?=[A-Za-z])", ",", text)
+    text = re.sub(r"(?<=[A-Za-z]),?\s+and\s+(?=[A-Za-z])", ",", _ARROW.sub("->", text))
+    text = _ARTICLE.sub("", text) if is_words(text) else text
     text = "".join(ion.groups()) if (ion := _ION.fullmatch(text)) else text
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text).strip("\"'").rstrip(".")
     return text.casefold() if casefold else text

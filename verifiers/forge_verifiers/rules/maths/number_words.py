@@ -17,7 +17,7 @@ _IRREGULAR = {"three": "third", "five": "fifth", "eight": "eighth", "nine": "nin
 _ORDINALS = {_IRREGULAR.get(word, re.sub("y$", "ie", word) + "th"): k for word, k in (_SMALL | _LARGE).items() if k > 2}
 _PARTS = {"half": 2, "halve": 2, "quarter": 4} | _ORDINALS
 MEASURE = (
-    r"(?:long|wide|tall|high|deep|thick|heavy|old|away|apart|total|extra|additional|more|less|fewer|ahead|behind|early|late|earlier|later"
+    r"(?:long|wide|tall|high|deep|thick|heavy|old|away|back|apart|total|extra|additional|more|less|fewer|ahead|behind|early|late|earlier|later"
     r"|longer|shorter|taller|older|younger|faster|slower|heavier|lighter|higher|lower|north|south|east|west|up|down"
     r"|(?:up|down|back|for)wards?)"
 )

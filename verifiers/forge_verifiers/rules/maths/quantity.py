@@ -50,7 +50,7 @@ PERCENT = Unit((("%", 1),), Fraction(1, 100))
 
 _SI = (  # base units, their symbols and other names, which all take prefixes
     "metre m meter; gram g; second s; litre l L liter; newton N; joule J; watt W; volt V; ampere A amp; coulomb C; "
-    "ohm \u03a9; hertz Hz; pascal Pa; mole mol; byte B"
+    "ohm \u03a9; kelvin K; hertz Hz; pascal Pa; mole mol; byte B"
 )
 _PREFIXES = {"nano n": -9, "micro \u03bc": -6, "milli m": -3, "centi c": -2, "kilo k": 3, "mega M": 6, "giga G": 9}
 _OTHERS = {  # base unit -> names and sizes
@@ -103,10 +103,16 @@ _COUNTED_WORD = re.compile(rf"{COUNTER}[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]
 _NO_WORD = re.compile(
     rf"{ALTERNATIVE}|{NEGATION}|{BOUND}|以|未|左右|不|和|与|と|多|余|超|이상|이하|미만|정도", re.IGNORECASE
 )
+_HYPHEN = re.compile(
+    r"^-(?=(?:inch|foot|yard|mile|meter|pound|gram|second|minute|hour|day|week|month|year|dollar|degree)\b)"
+)
 _PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+")
+_TIMES = re.compile(
+    r"\s*\*\s*|\s+(?!squared|cubed|\^)(?<!square\s)(?<!cubic\s)(?<!sq\s)(?<!sq\.\s)(?<!cu\s)(?<!cu\.\s)"
+)
 _PART = re.compile(
-    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¥₹¢°Ωμ]+)\s*(?:(squared|cubed)|\^\s*\{?\s*([1-9])\s*\}?)?"
+    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¥₹¢°Ωμ]+)\s*(?:(squared|cubed)|\^\s*\{?\s*(-?[1-9])\s*\}?)?"
 )
 _TEMPERATURE = re.compile(r"(?:degrees?|°)\s*([CcFfKk])(?:elsius|ahrenheit|elvin)?")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
@@ -122,7 +128,9 @@ _COMMA_BEFORE_UNIT = re.compile(
     r"^([-+]?\d+),(\d{1,2}|\d{4,})(?=\s?(?:%|[€£]|(?:[ckm]?m|[km]?g|[hls]|percent|euros?)\b))|^([-+]?[€£]\s?\d+),(\d\d)$"
 )
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_WRAPPED = re.compile(r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}")
+_WRAPPED = re.compile(
+    r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+)
 _DEGREES = re.compile(r"(?<=\d)\^\s*\{?\s*o\s*\}?(?![A-Za-z])|\^\s*\{?\s*\\circ\s*\}?|\\degree\b")
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
 _SIGNS |= str.maketrans(
@@ -324,7 +332,7 @@ def _number(text: str) -> tuple[Quantity, int] | None:
 
 def read_unit(text: str, *, spaced: bool) -> Unit | None:
     """The unit in the words after a number, such as ``km/h``. If not `spaced`, a single letter is a variable."""
-    text = text.strip().removesuffix(".").strip()
+    text = _HYPHEN.sub("", text.strip().removesuffix(".")).strip()
     if PART.match(text):
         return None
     text = _MORE.sub(r"\2 \1", text)
@@ -338,11 +346,12 @@ def read_unit(text: str, *, spaced: bool) -> Unit | None:
         return PERCENT
     text = _PHRASES.get(text.lower(), text)
     temperature = _TEMPERATURE.fullmatch(text)
-    if temperature:
+    if temperature and temperature[1] not in "Kk":
         return Unit((("°" + temperature[1].upper(), 1),))
     powers: dict[str, int] = {}
     factor = Fraction(1)
-    for k, part in enumerate(_PER.split(text)):
+    factors = [(part, k) for k, side in enumerate(_PER.split(text)) for part in _TIMES.split(side.strip("()"))]
+    for part, k in factors:
         match = _PART.fullmatch(part)
         base = _base_unit(match[2]) if match else None
         if match is None or base is None or (len(text) == 1 and text.isalpha() and not spaced):
