@@ -1,4 +1,8 @@
-"""Bodies of HTTP responses with a maximum size, because a server may send data without end, also compressed."""
+"""Bodies of HTTP responses with a maximum size, because a server may send data without end, also compressed.
+
+Their texts are UTF-8, as JSON and event streams are by their standards, whatever encoding a server names: some of
+Python's encodings, such as punycode, take quadratic time.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,12 @@ async def read_bounded(response: Any) -> None:
     elif encoding != "identity":
         raise BodyError("the response has another compression than gzip")
     response._content = body  # as `aread` sets it
+    read_as_utf8(response)
+
+
+def read_as_utf8(response: Any) -> None:
+    """Make a response of httpx decode its texts as UTF-8. Invalid bytes are replaced."""
+    response.encoding = "utf-8"
 
 
 def _check(size: int) -> None:

@@ -50,6 +50,7 @@ _BRACKETED = re.compile(r"<\S+>|\[\S+\]")
 """Matches texts of control tokens. Some tokenizers also add runs of blanks."""
 _MAX_LAYOUTS = 4096
 """Number of role sequences whose layout is cached."""
+_LAYOUT_MARK = re.compile(r"zq\d+qz")
 _PROBE = [{"role": "user", "content": "-"}]
 _ANSWERED = [*_PROBE, {"role": "assistant", "content": _MARK}]
 Layout: TypeAlias = Callable[[list[dict[str, str]]], list[dict[str, str]]]
@@ -331,7 +332,8 @@ class Renderer:
             except TemplateRefusalError as error:  # Gemma and Mistral, if one role has two messages in a row
                 refusal = refusal or error
                 continue
-            lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in rendered]
+            shown = set(_LAYOUT_MARK.findall(rendered))  # one search: a program may send 200,000 messages
+            lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in shown]
             if not lost:
                 return layout
             refusal = refusal or ValueError(
@@ -432,14 +434,14 @@ def _is_call_mark(token: str) -> bool:
 
 def _alternating(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Merge neighbors of one role. Later system messages become user messages."""
-    merged: list[dict[str, str]] = []
+    merged: list[tuple[str, list[str]]] = []
     for message in messages:
-        role = "user" if merged and message["role"] == "system" and merged[-1]["role"] != "system" else message["role"]
-        if merged and merged[-1]["role"] == role:
-            merged[-1] = {"role": role, "content": f"{merged[-1]['content']}\n\n{message['content']}"}
+        role = "user" if merged and message["role"] == "system" and merged[-1][0] != "system" else message["role"]
+        if merged and merged[-1][0] == role:
+            merged[-1][1].append(message["content"])
         else:
-            merged.append({"role": role, "content": message["content"]})
-    return merged
+            merged.append((role, [message["content"]]))
+    return [{"role": role, "content": "\n\n".join(texts)} for role, texts in merged]
 
 
 def _as_user(*roles: str) -> Layout:

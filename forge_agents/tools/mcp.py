@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from forge_agents.errors import ForgeError, MissingExtraError
-from forge_agents.http_body import ENCODINGS, read_bounded
+from forge_agents.http_body import ENCODINGS, read_as_utf8, read_bounded
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.tools import Tool
 from forge_agents.tools.definition import repeated_name
@@ -101,6 +101,7 @@ async def _client(
 
 async def _read_answer(response: Any) -> None:
     """Read a response with a limit. The library limits the events of streams, but not other responses."""
+    read_as_utf8(response)
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         await read_bounded(response)
 

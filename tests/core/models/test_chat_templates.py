@@ -29,6 +29,7 @@ NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% e
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TEXT_LOOPS = "{% set t = messages[0].content %}" + "{% for x in t %}" * 4 + "{% endfor %}" * 4
 NAMESPACES = "".join(f"{{% set {b} = namespace(x={a}, y={a}) %}}" for a, b in itertools.pairwise(LETTERS))
+LETTER_LOOP = "{% for c in messages[0].content %}" + "{{ messages }}" * 300 + "{% endfor %}"
 LIMIT = "processor time|memory"
 HOSTILE = {
     "nested ranges": (NESTED, "processor time"),
@@ -42,6 +43,8 @@ HOSTILE = {
     "nested lists": (DOUBLING.replace("ns.s ~ ns.s", "[ns.s, ns.s]") + "{{ ns.s }}", LIMIT),
     "long output": ("{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}", "wrote"),
     "loops over a text": (TEXT_LOOPS, "processor time"),
+    "text for each letter": (LETTER_LOOP, "wrote|memory"),
+    "backslashes": ("{{ messages" + " | tojson" * 40 + " }}", LIMIT),
     "namespaces": (NAMESPACES + "{{ z }}", LIMIT),
 }
 """Templates that take too long or too much, and a word of the error."""
@@ -134,6 +137,16 @@ def test_common_templates_are_plain():
         "{{ 'x'.center(99) }}", "{{ 'x' | tojson(indent=9) }}", "{{ 'x'.split(*messages) }}", "{{ lipsum(9) }}",
         "{% macro f() %}{% endmacro %}", "{{ [1] }}", "{{ {1: 2} }}", "{% for m in", "x" * 20_000,
         "{% for m in 'a' %}{% endfor %}", "{% block b %}{% endblock %}", "{% include 'x' %}",
+        # each letter of a message writes the whole conversation
+        "{% for m in messages %}{% for c in m.content %}{{ m }}{{ m }}{{ m }}{% endfor %}{% endfor %}",
+        "{% set t = messages[0].content %}{% for c in t %}{{ t }}{{ messages }}{{ t }}{% endfor %}",
+        "{% for m in messages %}{% set x = messages %}" + "{{ x }}" * 40 + "{% endfor %}",
+        "{% for m in messages %}{% for messages in m.role %}{% endfor %}" + "{{ messages }}" * 40 + "{% endfor %}",
+        # each step doubles the backslashes
+        "{{ messages | tojson | upper | tojson }}", "{% set a = messages | tojson %}",
+        "{{ ((messages | string).split('x') | string).split('x') | string }}",
+        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s = n | string %}{% endfor %}",
+        "{% set n = namespace(s='x') if messages else '' %}{{ n }}",
     ],
 )  # fmt: skip
 def test_template_that_could_grow_is_not_plain(template):

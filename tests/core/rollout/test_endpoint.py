@@ -516,6 +516,13 @@ def test_response_without_end_is_refused(kind):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
 
 
+def test_encoding_that_takes_quadratic_time_is_ignored():
+    reply = json.dumps(completion("punycode-\u00e9"), ensure_ascii=False).encode()
+    head = ("content-type: application/json; charset=punycode", f"content-length: {len(reply)}")
+    with raw_server("HTTP/1.1 200 OK", *head, body=reply) as (host, _):
+        assert ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0)).text == "punycode-\u00e9"
+
+
 def test_compressed_response_is_read():
     reply = gzip.compress(json.dumps(completion("compressed")).encode())
     head = ("HTTP/1.1 200 OK", "content-encoding: gzip", f"content-length: {len(reply)}")

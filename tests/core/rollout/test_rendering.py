@@ -1,5 +1,6 @@
 import json
 import shutil
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -298,6 +299,12 @@ def test_tokenizer_without_an_end_is_refused(tiny_llama):
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="has no end-of-sequence token. Set eos_token"):
         Renderer(tokenizer)
+
+
+def test_many_messages_take_linear_time(renderer):
+    start = time.thread_time()
+    assert len(renderer.begin([("user", "a")] * 60_000)) > 60_000
+    assert time.thread_time() - start < 8  # 25 s if each message is searched in the whole prompt
 
 
 # ---- control tokens in texts

@@ -255,6 +255,16 @@ def test_streamable_http_server_works(address):
         assert "because" in run_tool(tools, call("fail", why="because")).content
 
 
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_encoding_that_takes_quadratic_time_is_ignored(kind):
+    import httpx2
+
+    headers = {"content-type": f"{kind}; charset=punycode"}
+    response = httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(b""))
+    asyncio.run(mcp._read_answer(response))
+    assert response.encoding == "utf-8"
+
+
 # ---- what the model reads of a result
 
 CONTENTS = """
