@@ -20,6 +20,8 @@ _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256
 _READ_WHOLE = (".yaml", ".json", ".draft", ".lock", ".sha256", ".id")
 MAX_BYTES = 1 << 28
 """Maximum size of a file, or of a line of a log, that is read as a whole. A sparse file may have any size."""
+_MAX_SPARSE = 1000
+"""Maximum ratio of a large file's size to its space on the disk. Some file systems compress texts."""
 _OUR_FOLDERS = re.compile(
     r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
 )
@@ -90,6 +92,20 @@ def check_plain_files(folder: str | os.PathLike[str]) -> None:
             )
         if entry.name.endswith(_READ_WHOLE) and not entry.is_dir() and (size := entry.stat().st_size) > MAX_BYTES:
             raise RunFolderError(f"{entry.path} has {size} bytes. Files of a run with such a name are small: remove it")
+
+
+def check_dense(path: Path) -> None:
+    """Refuse a large file that takes almost no space on its disk, because reading it would take all memory.
+
+    Raises:
+        ValueError: The file is sparse.
+        OSError: There is no such file.
+    """
+    status = path.stat()
+    if status.st_size > max(MAX_BYTES, _MAX_SPARSE * 512 * status.st_blocks):
+        raise ValueError(
+            f"{path} has {status.st_size} bytes, of which almost none are on the disk. It is damaged: copy it again"
+        )
 
 
 def check_plain_file(path: Path) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Generator, Iterator
 from typing import IO, Any
 
-from forge_agents.files import user_path
+from forge_agents.files import check_dense, user_path
 
 _SOLID = re.compile(r"\S")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -41,7 +41,11 @@ def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
     """Yield each JSON value of a file with its line, counted from 1. Bad values are yielded as `UnreadableJsonError`.
 
     Memory grows with the longest line, or with the whole file if values span several lines.
+
+    Raises:
+        ValueError: The file is sparse.
     """
+    check_dense(user_path(path))
     with _opened(path) as file:
         first = next((line for line in file if line.strip()), "")
     done: int | None = 0

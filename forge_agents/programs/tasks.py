@@ -25,7 +25,7 @@ import numpy as np
 
 from forge_agents.envs.seeds import index_of_seed, is_held_out
 from forge_agents.errors import ForgeError
-from forge_agents.files import user_path
+from forge_agents.files import check_dense, user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.arrow_files import check_uncompressed
 from forge_agents.programs.running import check_arguments, describe_error
@@ -206,6 +206,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
         import pandas as pd  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise ImportError(f"{path} is read by the package pandas. Install it, or write JSONL") from None
+    check_dense(path)
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     except ValueError as error:

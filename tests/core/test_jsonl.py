@@ -1,6 +1,7 @@
 """Users' JSON files in the encodings and line ends in which editors and exporters write them."""
 
 import json
+import os
 
 import pytest
 
@@ -61,3 +62,10 @@ def test_invalid_unicode_is_refused_by_line(tmp_path, line):
 def test_a_value_that_is_no_object_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"rows\.jsonl:2 is a JSON list"):
         list(json_objects(file_of(tmp_path, b"{}\n[1]")))
+
+
+def test_a_sparse_file_is_refused(tmp_path):
+    file = file_of(tmp_path, b'{"a": 1}\n')
+    os.truncate(file, 1 << 40)
+    with pytest.raises(ValueError, match=r"rows\.jsonl has 1099511627776 bytes, of which almost none are on the disk"):
+        list(json_objects(file))
