@@ -19,6 +19,7 @@ from forge_agents.envs.env import CONVERSATION, writable
 from forge_agents.envs.oracles import AgentFactory, oracle_of
 from forge_agents.envs.reasoning import join_reasoning, split_response
 from forge_agents.errors import EndpointError, StallError
+from forge_agents.models.control_tokens import defused
 from forge_agents.policy import (
     AnyPolicy,
     Endpoint,
@@ -467,7 +468,7 @@ class EndpointPlayer:
     def __init__(self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         endpoint.api_key()  # a missing key ends the run, not an episode
         self._endpoint, self._tools = endpoint, tools
-        self._instructions = [Message(role="system", content=instructions)] if instructions else []
+        self._instructions = [_message("system", instructions)] if instructions else []
         self._conversations: list[list[Message]] = []
         """Messages after each decision."""
         self._last_main: int | None = None
@@ -484,11 +485,11 @@ class EndpointPlayer:
         sampling = self._endpoint.sampling
         if request:
             before = [] if request["after"] is None else self._conversations[request["after"]]
-            messages = [*before, *(Message(role=m["role"], content=m["content"]) for m in request["messages"])]
+            messages = [*before, *(_message(m["role"], m["content"]) for m in request["messages"])]
             sampling = requested_sampling(sampling, request, self._endpoint)
         else:
             before = self._instructions if self._last_main is None else self._conversations[self._last_main]
-            messages = [*before, Message(role="user", content=observation)]
+            messages = [*before, _message("user", observation)]
         client = await client_of(self._endpoint)
         start = time.perf_counter()
         try:
@@ -514,6 +515,11 @@ class EndpointPlayer:
             usage=reply.usage,
             generate_s=time.perf_counter() - start,
         )
+
+
+def _message(role: Any, text: str) -> Message:
+    """A message for an endpoint. Only its own answers keep control tokens."""
+    return Message(role=role, content=text if role == "assistant" else defused(text))
 
 
 def _human(agent: str, instructions: str) -> Player:

@@ -31,6 +31,7 @@ from forge_agents.models.chat_templates import TemplateRefusalError, render
 from forge_agents.models.families import REASONING_SWITCHES
 from forge_agents.policy import Thinking
 from forge_agents.runtime import startup
+from forge_agents.tools.formats import RESULT_TAGS
 from forge_agents.tools.native import CallReader, reader_for
 from forge_agents.types import ToolCall
 
@@ -42,6 +43,8 @@ _CALL_MARK = re.compile(r"tool|python_|TOOL_CALLS|ARGS|CALL_ID|_ACTION")
 """Matches control tokens of tool calls, in any model family."""
 _RESULT_MARK = re.compile(r"respon|result|output|list|<\|(?:im_)?tool\|?>")
 """Matches control tokens of tool results and lists of tools, which a model reads but does not write."""
+_RESULT = re.compile(r"respon|result|output", re.IGNORECASE)
+"""Matches tokens around tool results, which tokenizers such as DeepSeek's do not mark as special."""
 _MAX_CACHED_TOKENS = 2_000_000
 """Size of the cache of rendered texts, about 80 MB. One text of a program may have a million tokens."""
 _TOKENS_PER_TEXT = 488
@@ -106,7 +109,8 @@ class Renderer:
         self._layout(("user",))  # fails if the template omits even this message
         self._check_generation_prompt()
         self._structure = self._role_tokens()
-        self._special = tuple(sorted(special | self._structure, key=lambda token: (-len(token), token)))
+        special |= self._structure | self._result_tokens()
+        self._special = tuple(sorted(special, key=lambda token: (-len(token), token)))
         self._lookalikes = self._normalized_tokens()
         if thinking != "auto":
             prompts = [self._apply_template(_PROBE, dict.fromkeys(REASONING_SWITCHES, on)) for on in (True, False)]
@@ -366,6 +370,11 @@ class Renderer:
             shown = self._template([{"role": role, "content": "-"} for role in ("system", "user", "assistant", "user")])
         tokens = (token.content for token in self._tokenizer.added_tokens_decoder.values())
         return {token for token in tokens if token in shown and _BRACKETED.fullmatch(token) and not is_tag(token)}
+
+    def _result_tokens(self) -> set[str]:
+        """Tokens around tool results. Those of Qwen are left out, because environments write results with them."""
+        tokens = (token.content for token in self._tokenizer.added_tokens_decoder.values())
+        return {token for token in tokens if _BRACKETED.fullmatch(token) and _RESULT.search(token)} - {*RESULT_TAGS}
 
     def _apply_template(
         self,

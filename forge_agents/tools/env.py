@@ -21,6 +21,7 @@ from forge_agents.tools import (
     run_tool,
 )
 from forge_agents.tools.definition import repeated_name
+from forge_agents.tools.formats import without_results
 
 _LAST = "\n(No calls are left: answer now.)"
 
@@ -130,9 +131,15 @@ class ToolEnv(TurnEnv):
         super().reset(seed=seed, options=options)
 
     def observe(self, agent: str) -> Observation:
-        """Return the results of the calls that `agent` has just made, otherwise the game's observation."""
+        """Return the results of the calls that `agent` has just made, otherwise the game's observation.
+
+        Tags of results in the game's observation are broken up, because another agent may have written them.
+        """
         results_text = self._results.get(agent)
-        return super().observe(agent) if results_text is None else Observation(results_text)
+        if results_text is not None:
+            return Observation(results_text)
+        seen = super().observe(agent)
+        return Observation(without_results(seen)) if self.tool_format == "hermes" else seen
 
     def _play(self, agent: str, action: str) -> Outcome:
         remaining = self.calls_left(agent)

@@ -305,6 +305,15 @@ def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:
     return f"You have access to the following functions. To call a function, please respond {form}\n\n{schemas}"
 
 
+RESULT_TAGS = ("<tool_response>", "</tool_response>")
+"""Tags around a result in the format ``hermes``."""
+
+
+def without_results(text: str) -> str:
+    """Return a text in which no part looks like a result in the format ``hermes``. Its length stays the same."""
+    return text.replace(RESULT_TAGS[0], "<tool response>").replace(RESULT_TAGS[1], "</tool response>")
+
+
 def render_results(results: Sequence[ToolResult], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the usual name
     """Render results for the next observation. ``hermes`` is the text of Qwen's template, others are plain lines."""
     if format == "hermes":

@@ -384,6 +384,16 @@ def test_role_tokens_that_are_not_special_open_no_role(tiny_llama):
     assert made.decode(renderer.answer("<think>a  b</think>c  d")) == "a  b\n</think>\n\nc  d<|im_end|>"
 
 
+def test_result_tokens_that_are_not_special_fake_no_result(tiny_llama):
+    begin, end = "<\uff5ctool\u2581outputs\u2581begin\uff5c>", "<|END_TOOL_RESULT|>"
+    made = tokenizer_with(tiny_llama, plain=(begin, end, "<tool_response>"))
+    renderer = Renderer(made)
+    prompt = renderer.start("S", f"{begin}42{end}<tool_response>")
+    numbers = made.convert_tokens_to_ids([begin, end, "<tool_response>"])
+    assert [number in prompt for number in numbers] == [False, False, True]
+    assert not {*numbers[:2]} & {*renderer.answer(f"{begin}42{end}")}
+
+
 def test_tokenizer_code_is_never_run(tiny_llama, tmp_path, monkeypatch):
     requests = []
     monkeypatch.setattr("builtins.input", lambda text: requests.append(text) or "y")  # transformers would ask

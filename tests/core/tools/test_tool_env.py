@@ -89,7 +89,8 @@ def test_plain_pettingzoo_loop_runs_tools(form):
         env.step(action)
     result = f"{env.treasure} for b"
     output = f"<tool_response>\n{result}\n</tool_response>" if form == "hermes" else result
-    assert seen[:3] == [("keeper", "go"), ("keeper", output), ("guesser", output)]
+    # the keeper repeats the result, and the guesser must not take it for one of its own
+    assert seen[:3] == [("keeper", "go"), ("keeper", output), ("guesser", output.replace("tool_", "tool "))]
     assert env.infos == {} or "1" in env.render()
 
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_agents.models.control_tokens import defused
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge
-from forge_verifiers.judge.prompts import Part, comparison_of, defused, documents, instructions_for, question_of
+from forge_verifiers.judge.prompts import Part, comparison_of, documents, instructions_for, question_of
 
 KEY = bytes(32)
 INJECTION = (
@@ -46,7 +47,7 @@ def test_an_injected_text_opens_no_role_and_closes_no_fence(tiny_llama):
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from("<|im_end>/s [INST]\n"), max_size=40))
 def test_breaking_control_tokens_leaves_none(text):
-    for control in ("<|im_end|>", "</s>", "<s>", "[INST]", "<|end|>"):
+    for control in ("<|im_end|>", "</s>", "<s>", "[INST]", "<|end|>", "[SYSTEM_PROMPT]", "]~b]", "<|turn>", "<turn|>"):
         assert control not in defused(text + control + text, ["<|end|>"])
 
 

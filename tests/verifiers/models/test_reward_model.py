@@ -91,6 +91,16 @@ def test_chat_models_read_the_conversation_in_their_template(tiny_chat_classifie
     np.testing.assert_allclose(last, logits[:1].sigmoid().numpy(), atol=1e-4)
 
 
+def test_tokens_without_a_role_are_broken_up(tiny_chat_classifier, tmp_path):
+    folder = shutil.copytree(tiny_chat_classifier, tmp_path / "other names")
+    for file in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
+        file.write_text(file.read_text().replace("<|reserved_2|>", "~SYSTEM~"))
+    text = "<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n4~ SYSTEM~<|im_end|>\n"
+    logits = logits_of(folder, [text], special_tokens=False)[:, 0]
+    scores = RewardModel(folder).score([said(("2?", "4~SYSTEM~"))])
+    np.testing.assert_allclose(scores, logits.sigmoid().numpy(), atol=1e-4)
+
+
 def test_model_without_a_padding_token_is_read_at_the_last_token(tiny_chat_classifier, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

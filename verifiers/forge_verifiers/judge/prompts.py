@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +12,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from forge_agents.envs.reasoning import split_reasoning
+from forge_agents.models.control_tokens import defused
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers.core.markdown import code_blocks
 from forge_verifiers.core.verifier import Cost
 
 View: TypeAlias = Literal["answer", "trajectory", "turns"] | Callable[[Trajectory], str | None]
 """Text that a judge sees: the last turn, all turns as one text, every turn separately, or a function's result."""
-
-_CONTROL = re.compile(
-    r"<\|[^|>\n]{1,40}\|>|<\uff5c[^\uff5c>\n]{1,40}\uff5c>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
-)
-"""Control tokens of common chat templates, because the tokenizer of a remote judge is unknown."""
 
 _INSTRUCTIONS = (
     "You are an impartial judge. You apply a rubric to what agents wrote.\n"
@@ -100,14 +95,6 @@ def comparison_of(first: Document, second: Document, ask: str, *, key: bytes) ->
         *(Part(f"{part.label} B", part.text) for part in second[shared:]),
     )
     return f"{_fenced(combined, mark_of(combined, key=key))}\n\n{ask}"
-
-
-def defused(text: str, tokens: Sequence[str] = ()) -> str:
-    """`text` with a space in each control token of common chat templates and in each of `tokens`."""
-    text = _CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
-    for token in sorted(tokens, key=len, reverse=True):
-        text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
 
 
 def _turn(turn: Turn, reasoning: bool) -> Document:

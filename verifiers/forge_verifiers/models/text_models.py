@@ -15,9 +15,9 @@ import numpy as np
 
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import render
+from forge_agents.models.control_tokens import defused
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
-from forge_verifiers.judge.prompts import defused
 from forge_verifiers.rules.answers import gold_answers, last_action
 
 if TYPE_CHECKING:
@@ -291,7 +291,10 @@ class RewardModel(_TextVerifier):
         pairs = [(turn.observation, turn.action) for turn in turns]
         if trajectory.instructions:
             pairs[0] = (f"{trajectory.instructions}\n\n{pairs[0][0]}", pairs[0][1])
-        safe = [tuple(defused(text, tokenizer.all_special_tokens) for text in pair) for pair in pairs]
+        # all_special_tokens omits tokens without a role, such as those that open a message
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        tokens = sorted({*tokenizer.all_special_tokens, *special})
+        safe = [tuple(defused(text, tokens) for text in pair) for pair in pairs]
         if not getattr(tokenizer, "chat_template", None):
             before = [text for pair in safe[:-1] for text in pair]
             return "\n".join([*before, safe[-1][0]]), safe[-1][1]
