@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.models import families
+from forge_agents.models.resolve import weight_bytes
 
 _QWEN3 = {
     "model_type": "qwen3",
@@ -43,6 +45,10 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 _MAX_LAYERS = 100_000
 """Layers are counted one by one, and a stranger may have written the file."""
+_MAX_PER_BYTE = 64
+"""Maximum number of weights per byte of a model's files. Layers may share weights, and weights may have few bits."""
+_POSITION_BYTES = 10
+"""Peak memory of vLLM's table of rotary embeddings, per position and element of a head."""
 _SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 
 
@@ -165,6 +171,41 @@ class ModelSize:
     def divides(self, tp: int) -> bool:
         """Return whether `tp` ranks of an engine can share the heads."""
         return self.heads % tp == 0 and (self.kv_heads % tp == 0 or tp % self.kv_heads == 0)
+
+
+def check_described(folder: Path, *, free_bytes: float = math.inf) -> None:
+    """Refuse a model whose config.json asks for far more memory than its weights. Other sizes are not checked.
+
+    Libraries allocate the described model before they compare it with the files.
+
+    Raises:
+        ModelNotFoundError: The config describes far more weights than the files have, or more positions than
+            `free_bytes` of memory hold.
+    """
+    try:
+        size = ModelSize.of(folder)
+    except ModelNotFoundError:  # an architecture with other names for its sizes
+        return
+    check_count(folder, size.weights)
+    table = _POSITION_BYTES * size.context * size.head_dim
+    if table > free_bytes:
+        raise ModelNotFoundError(
+            f"{folder / 'config.json'} describes {size.context} positions, whose table takes {table / 1e9:.1f} GB. "
+            "There is less free memory. Download the model again, from a source that you trust"
+        )
+
+
+def check_count(folder: Path, described: int) -> None:
+    """Refuse a model of which `described` weights are far more than its files have.
+
+    Raises:
+        ModelNotFoundError: They are more than 64 times as many as the files have bytes.
+    """
+    if described > _MAX_PER_BYTE * (stored := weight_bytes(folder)):
+        raise ModelNotFoundError(
+            f"{folder / 'config.json'} describes {described} weights, and the weight files have only {stored} bytes. "
+            "Download the model again, from a source that you trust"
+        )
 
 
 def _context(config: Mapping[str, Any]) -> int:

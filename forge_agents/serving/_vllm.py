@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.imports import without_garbage_collection
 from forge_agents.models import resolve as models
-from forge_agents.models.sizes import ModelSize
+from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.policy import LoRA, Sampling
 from forge_agents.runtime.machine import available_bytes
 from forge_agents.serving import memory
@@ -79,6 +79,7 @@ def build(config: EnginePlan) -> Any:
     with without_garbage_collection():
         from vllm import LLMEngine
 
+    check_described(Path(config.model), free_bytes=_free_bytes())
     _patch(config)
     if config.tp > 1:  # vLLM would have torch listen on all interfaces
         from vllm.platforms import current_platform
@@ -93,6 +94,13 @@ def build(config: EnginePlan) -> Any:
         load_adapter(engine, number, lora, _initial_adapter(config, name), 0)
     _warm_up(engine)
     return engine
+
+
+def _free_bytes() -> float:
+    """Free memory of the host on CPU. On GPU, PyTorch reports that an allocation is too large."""
+    from vllm.platforms import current_platform
+
+    return available_bytes() if current_platform.is_cpu() else math.inf
 
 
 def _dtype(config: EnginePlan) -> str:

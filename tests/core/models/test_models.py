@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
 from forge_agents.models import gguf as _gguf
 from forge_agents.models import resolve as models
-from forge_agents.models.sizes import ModelSize
+from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.models.tiny import tiny_model
 
 NAME = "smollm2-135m-instruct"
@@ -147,6 +147,23 @@ def test_sizes_that_no_model_has_are_refused_at_once(change, folder):
         ModelSize.of(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"intermediate_size": 10**9}, "weights, and the weight files have only"),
+        ({"num_hidden_layers": 100_000}, "weights, and the weight files have only"),
+        ({"max_position_embeddings": 10**12}, "positions, whose table takes"),
+        ({"model_type": "odd", "hidden_size": None}, ""),
+    ],
+)
+def test_a_config_of_more_memory_than_the_files_need_is_refused(change, reason, folder):
+    config = json.loads((folder / "config.json").read_text())
+    check_described(folder)
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelNotFoundError, match=reason) if reason else nullcontext():
+        check_described(folder, free_bytes=1 << 36)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_a_sparse_file_of_a_model_is_refused(name, folder):
     (folder / name).touch()
@@ -220,7 +237,7 @@ def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
 def test_every_place_that_loads_a_model_refuses_its_code():
     files = [file for name in ("forge_agents", "envs", "trainers", "verifiers") for file in (ROOT / name).rglob("*.py")]
     calls = [call for file in files for call in re.findall(r"\.from_pretrained\([^)]*\)", file.read_text())]
-    assert len(calls) == 3 and all("**arguments" in call for call in calls)  # of models.no_remote_code
+    assert len(calls) == 4 and all("**arguments" in call for call in calls)  # of models.no_remote_code
     engine = (ROOT / "forge_agents/serving/_vllm.py").read_text()
     assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 

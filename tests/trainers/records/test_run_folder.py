@@ -252,6 +252,9 @@ def test_arrays_that_stand_for_more_than_their_file_are_refused(tmp_path):
         parts.writestr("names.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     with pytest.raises(ValueError, match="does not fit into memory"):
         read_arrays(file)
+    os.truncate(file, 1 << 40)
+    with pytest.raises(ValueError, match="almost none are on the disk"):
+        read_arrays(file)
 
 
 def test_a_run_folder_may_be_a_link_and_hold_links_that_no_run_follows(tmp_path):

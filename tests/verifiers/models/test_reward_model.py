@@ -185,6 +185,18 @@ def test_untrained_classifiers_are_refused(tiny_bert, tmp_path):
             RewardModel("m", **options)
 
 
+def test_a_config_of_more_memory_than_the_files_need_is_refused(tiny_bert, tmp_path):
+    large = shutil.copytree(tiny_bert(labels=1), tmp_path / "large")
+    config = json.loads((large / "config.json").read_text())
+    # without `max_position_embeddings` the sizes are only known to the library
+    changes = [{"intermediate_size": 2_000_000}, {"intermediate_size": 2_000_000, "max_position_embeddings": None}]
+    for change in changes:
+        settings = {name: value for name, value in (config | change).items() if value}
+        (large / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ModelNotFoundError, match="weights, and the weight files have only"):
+            RewardModel(large).score(PLAYED)
+
+
 def test_code_of_a_model_is_never_run(tiny_bert, tmp_path, monkeypatch):
     requests = []
     monkeypatch.setattr("builtins.input", lambda text: requests.append(text) or "y")  # transformers would ask

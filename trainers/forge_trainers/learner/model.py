@@ -27,7 +27,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import families
 from forge_agents.models import resolve as models
-from forge_agents.models.sizes import ModelSize
+from forge_agents.models.sizes import ModelSize, check_described
+from forge_agents.runtime.machine import available_bytes
 from forge_trainers.learner import titan
 from forge_trainers.learner.architecture import read_config, share_rope_tables, spec_from_config
 from forge_trainers.learner.attention import PackedAttention
@@ -204,6 +205,7 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
     hf_config = read_config(config.model)
     families.check_trainable(hf_config)
     check_weights(Path(config.model))
+    check_described(Path(config.model), free_bytes=available_bytes() if titan.DEVICE_TYPE == "cpu" else math.inf)
     check_degrees(config, ModelSize.from_config(hf_config))
     max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))
     use_fsdp = needs_fsdp(config)

@@ -23,7 +23,7 @@ from forge_agents.bench.fingerprints import provenance
 from forge_agents.display import visible
 from forge_agents.episodes.stored import EPISODES, MAX_LINE_BYTES
 from forge_agents.errors import ForgeError, RunFolderError
-from forge_agents.files import check_contained, check_plain_files, user_path
+from forge_agents.files import check_contained, check_dense, check_plain_files, user_path
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.policy import Policy
@@ -460,10 +460,12 @@ def saved_reward(folder: Path) -> dict[str, np.ndarray]:
 def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
     """Read a file of ``np.savez``, or None if it does not exist. Memory is bounded by the size of the file.
 
-    Raises ValueError or BadZipFile if it is damaged, or holds compressed or overlapping parts, which expand to more.
+    Raises ValueError or BadZipFile if it is damaged or sparse, or holds compressed or overlapping parts, which
+    expand to more.
     """
     if not file.exists():
         return None
+    check_dense(file)
     size = file.stat().st_size
     with ZipFile(file) as parts:
         if sum(part.file_size for part in parts.infolist()) > size:

@@ -16,6 +16,7 @@ import numpy as np
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import render
 from forge_agents.models.control_tokens import defused
+from forge_agents.models.sizes import check_count, check_described
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.rules.answers import gold_answers, last_action
@@ -112,10 +113,16 @@ class TextModel:
         return torch.stack([results[text] for text in texts])
 
     def _load(self) -> tuple[Any, Any]:
+        import torch
         import transformers
 
         folder = models.resolve(self.model)
+        check_described(folder)
         with models.no_remote_code(folder) as arguments:
+            config = transformers.AutoConfig.from_pretrained(folder, **arguments)
+            with torch.device("meta"):  # without memory
+                described = getattr(transformers, self._auto_class).from_config(config)
+            check_count(folder, sum(part.numel() for part in (*described.parameters(), *described.buffers())))
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **arguments)
             model, loading = getattr(transformers, self._auto_class).from_pretrained(
                 folder, use_safetensors=True, dtype="auto", output_loading_info=True, **arguments
