@@ -367,4 +367,123 @@ TABLES = {
         Initially I thought it was 24, but after rechecking it is 28. ⇒ 28
         Initially I thought it was 24, but after rechecking it is 28. ⇏ 24
     """,
+    "first contact, fifth": r"""
+        The company's net income was $3.2B in 2019. ⇒ 3200000000
+        The company's net income was $3.2M in 2019. ⇏ 3200000000
+        Revenue in 2020 was $45.3 million, compared to $40.1 million in 2019. ⇒ 45.3 million
+        Revenue in 2020 was $45.3 million, compared to $40.1 million in 2019. ⇏ 40.1 million
+        The angle is 30 degrees, which is π/6 radians. ⇒ 30 ¦ \boxed{2^{100}} ⇏ 2^{100} - 1
+        \boxed{2^{100} - 1} ⇒ 2^{100} - 1 ¦ $f^{-1}(x) = \frac{x-3}{2}$ ⇒ \frac{x-3}{2}
+        $f^{-1}(x) = \frac{x+3}{2}$ ⇏ \frac{x-3}{2} ¦ The solution set is \{x : x > 3\}. ⇒ (3, \infty)
+        The solution set is \{x : x < 3\}. ⇏ (3, \infty) ¦ The eigenvalues are λ₁ = 2 and λ₂ = 5. ⇒ 2, 5
+        The eigenvalues are λ₁ = 2 and λ₂ = 4. ⇏ 2, 5 ¦ Did Billy cause the accident? Yes. ⇒ Yes
+        Did Billy cause the accident? No. ⇏ Yes ¦ The tax is 8% of $50, which is $4. ⇒ 4
+        The tax is 8% of $50, which is $4. ⇏ 8 ¦ She needs 5 more stickers to reach 20. ⇒ 5
+        She needs 5 more stickers to reach 20. ⇏ 20 ¦ It takes 5 hours to drive 300 miles. ⇒ 5 hours ¦ T ≈ 1410 K ⇒ 1410
+        T ≈ 1401 K ⇏ 1410 K ¦ [H+] = 1.0 × 10^-7 M ⇒ 1e-7 ¦ The element is gold (Au). ⇒ gold
+        The element is gold (Au). ⇒ Au ¦ The element is silver (Ag). ⇏ gold ¦ The element is gold (No). ⇏ No
+        La capitale de la France est Paris. ⇒ Paris ¦ La capitale de la France n'est pas Paris. ⇏ Paris
+        Die Hauptstadt ist nicht Bonn. ⇏ Bonn ¦ Ответ: 36 яблок, а не 35. ⇒ 36 ¦ Ответ: 36 яблок, а не 35. ⇏ 35
+        The torque is 5 kg m^2/s^2. ⇒ 5 N·m ¦ The torque is 5 kg m/s^2. ⇏ 5 N·m ¦ The field is 3 V/m. ⇒ 3 N/C
+        The volume is 2 dm^3. ⇒ 2 L ¦ The energy is 2 eV. ⇒ 3.204353268e-19 J ¦ The energy is 2 MeV. ⇏ 2 eV
+    """,
+    "first contact, sixth": r"""
+        The answer is 86. Edit: it should be 96. ⇒ 96 ¦ The answer is 86. Edit: it should be 96. ⇏ 86
+        Answer: 86 (corrected: 96) ⇏ 86 ¦ My previous answer was 86, but the right one is 96. ⇒ 96
+        My previous answer was 86, but the right one is 96. ⇏ 86 ¦ So my earlier answer of 86 was wrong. It is 96. ⇒ 96
+        12? 15? I really can't tell. ⇏ 15 ¦ So x = 5? No: 2*5+3 = 13, not 15. So x = 6. ⇒ 6 ¦ No one scored 12. ⇏ 12
+        Nobody has 12. ⇏ 12 ¦ 12 is the number of students, so it is not the answer. ⇏ 12
+        12 is too small, so it is wrong. ⇏ 12
+        I am unable to compute this without more data, e.g. the 12 students' ages. ⇏ 12
+        The next step would be to divide 60 by 4. ⇏ 4 ¦ Dividing 60 by 4 gives 15. ⇒ 15
+        Tom has 3 times as many as Ann, i.e. 36. ⇒ 36 ¦ Tom has 3 times as many as Ann, i.e. 36. ⇏ 3
+        Tom is 3 times as old as Ann. ⇒ 3 ¦ Maria has read 120 pages of the 300-page book. ⇒ 120
+        Maria has read 120 pages of the 300-page book. ⇏ 300 ¦ It was the 5th of the 12 months. ⇏ 12
+        The flight is 8h 30m long. ⇒ 8 hours 30 minutes ¦ The flight is 8h30. ⇒ 8.5 hours
+        The flight is 8h03. ⇏ 8.5 hours ¦ It happened in 44 BC. ⇒ 44 BC ¦ It happened in 44 AD. ⇏ 44 BC
+        It happened in the 19th century. ⇒ 19th century ¦ It happened in the 18th century. ⇏ 19th century
+        \boxed{3{:}45 \text{ p.m.}} ⇒ 3:45 PM ¦ \boxed{3:45\text{ PM}} ⇒ 15:45 ¦ \boxed{3:45\text{ AM}} ⇏ 15:45
+        The answer is Jupiter, the largest planet. ⇒ Jupiter ¦ The answer is Jupiter, the largest planet. ⇏ planet
+        Die Hauptstadt ist nicht Bonn, sondern Berlin. ⇒ Berlin ¦ Die Hauptstadt ist nicht Bonn, sondern Berlin. ⇏ Bonn
+    """,
+    "first contact, seventh": r"""
+        Option A is too strong, option B is irrelevant, option D is contradicted. Hence C. ⇒ C
+        Option A is too strong, option B is irrelevant, option D is contradicted. Hence C. ⇏ D
+        Eliminating A and D leaves B and C. Of these, C fits better. ⇒ C ¦ Eliminating A and D leaves B and C. ⇏ B
+        I initially considered A, but B is more accurate. ⇒ B ¦ I initially considered A, but B is more accurate. ⇏ A
+        A and B are both plausible, though A is the stronger. ⇒ A
+        Choice D is out, choice A is out, choice B is out. That leaves choice C. ⇒ C ¦ <choice>B</choice> ⇒ B
+        | Option | Verdict |⏎|---|---|⏎| A | wrong |⏎| B | correct |⏎| C | wrong | ⇒ B
+        | Option | Verdict |⏎|---|---|⏎| A | wrong |⏎| B | correct |⏎| C | wrong | ⇏ C ¦ - A: ❌⏎- B: ✅⏎- C: ❌ ⇒ B
+        - A: ❌⏎- B: ✅⏎- C: ❌ ⇏ C ¦ C ✔️ ⇒ C ¦ The song was released by Queen in 1975. ⇒ Queen
+        The winner of the 1998 World Cup was France. ⇒ France ¦ The winner of the 1998 World Cup was Brazil. ⇏ France
+        The 1998 World Cup was won by France, who beat Brazil 3-0. ⇒ France
+        The 1998 World Cup was not won by Brazil. ⇏ Brazil ¦ There are 50 states, and the largest is Alaska. ⇒ Alaska
+        There are 50 states, and the largest is not Texas. ⇏ Texas
+        The first element is hydrogen, with atomic number 1. ⇒ hydrogen
+        If the first element is hydrogen, 1 is its number. ⇏ hydrogen ¦ The answer is **H₂SO₄** (sulfuric acid). ⇒ H2SO4
+        The answer is **H₂SO₃** (sulfurous acid). ⇏ H2SO4
+        The three primary colours are red, yellow, and blue. ⇒ red, yellow, blue
+        The three primary colours are red, yellow, and blue. ⇏ red, yellow
+        1. Mercury⏎2. Venus⏎3. Earth ⇒ Mercury, Venus, Earth ¦ 1. Venus⏎2. Mercury⏎3. Earth ⇏ Mercury, Venus, Earth
+        Alice finished first, so the winner is Alice. ⇒ Alice ¦ I believe the author is Jane Austen. ⇒ Jane Austen
+        I doubt the author is Jane Austen. ⇏ Jane Austen ¦ The answer is Alice, I think, or perhaps Bob. ⇏ Alice
+        The statement is true because 7 is prime. ⇒ true ¦ The statement is false because 7 is prime. ⇏ true
+    """,
+    "first contact, eighth": r"""
+        We have $a+b=7$ and $ab=12$, so $a^2+b^2 = 49-24 = 25$. ⇒ 25 ¦ Thus $\lim_{x\to 0}\frac{\sin x}{x} = 1$. ⇒ 1
+        The answer is $e^{i\pi} = -1$. ⇒ -1 ¦ \boxed{a=1, b=4} ⇏ 4 ¦ \boxed{\text{The maximum value is } 5} ⇒ 5
+        \boxed{\text{The maximum value is not } 5} ⇏ 5 ¦ The magnitude is $|\vec{v}| = \sqrt{5}$. ⇒ \sqrt{5}
+        The force has magnitude 15 N and points north. ⇒ 15 N ¦ The force has magnitude 15 N and points north. ⇏ 15 J
+        The reaction releases 286 kJ per mole of H2. ⇒ 286 kJ/mol
+        The reaction releases 286 kJ per mole of H2. ⇏ 286 J/mol
+        The final temperature is about 25.4 °C (298.5 K). ⇒ 25.4 °C ¦ The current is I = V/R = 12/4 = 3 A. ⇒ 3 A
+        The current is I = V/R = 12/4 = 3 A. ⇏ 3 mA ¦ λ = 500 nm ⇒ 5 \times 10^{-7} m ¦ λ = 500 nm ⇏ 5 \times 10^{-6} m
+        12/16 simplifies to 3/4. ⇒ 3/4 ¦ It costs $1 and 50 cents. ⇒ 1.50
+        Por lo tanto, Juan tiene 8 caramelos, no 9. ⇒ 8 ¦ Por lo tanto, Juan tiene 8 caramelos, no 9. ⇏ 9
+        The trip will take 4 hours at 60 mph. ⇒ 4 hours ¦ The trip will take 4 hours at 60 mph. ⇏ 60
+        The investment grows to $1,276.28 after 5 years. ⇒ 1276.28
+        The investment grows to $1,276.28 after 5 years. ⇏ 5
+        There are $\binom{10}{3} = 120$ possible committees. ⇒ 120
+        There are $\binom{10}{3} = 120$ possible committees. ⇏ 10 ¦ n = 59 works, and no smaller n does. ⇒ 59
+        There is only one solution. ⇒ 1 ¦ There's exactly one such triangle. ⇒ 1
+        There's exactly one such triangle. ⇏ 2 ¦ The expression factors as (x + 2)(x - 5). ⇒ (x-5)(x+2)
+        The expression is a product of (x + 2)(x - 5). ⇏ 5 ¦ The expression simplifies to 2x^2 + 3x - 1. ⇒ 2x^2+3x-1
+        The expression simplifies to 2x^2 - 3x - 1. ⇏ 2x^2+3x-1
+        The solutions are x = 3 and x = -3, but only x = 3 is valid. ⇒ 3
+        The solutions are x = 3 and x = -3, but only x = 3 is valid. ⇏ -3 ¦ x = 4. Check: 3(4) + 2 = 14. ⇒ 4
+        x = 4. Check: 3(4) + 2 = 14. ⇏ 14
+    """,
+    "first contact, ninth": r"""
+        The probability that neither is red is 1/10. ⇒ 1/10 ¦ The probability of not rolling a six is 5/6. ⇒ 5/6
+        So the number that is not prime is 9. ⇒ 9 ¦ The number of students who do not like math is 12. ⇒ 12
+        The number that is not the answer is 9. ⇏ 9 ¦ The number that I would not choose is 9. ⇏ 9
+        The number of students is not 12. ⇏ 12 ¦ The number that is not prime is not 9. ⇏ 9
+        Someone claimed the answer is 20. That is false. ⇏ 20
+        The user says the answer is 20. I disagree; it's 25. ⇒ 25
+        The user says the answer is 20. I disagree; it's 25. ⇏ 20 ¦ The user says the answer is 20. I disagree. ⇏ 20
+        The expected answer is 20, but I get 25. ⇏ 20 ¦ Could the answer be 20? No, since 20 is even. ⇏ 20
+        Could the answer be 20? No, it is 25. ⇒ 25 ¦ {"answer": 20, "unit": "dollars"} ⇒ 20
+        {"answer": 25, "wrong_answer": 20} ⇒ 25 ¦ {"answer": 25, "wrong_answer": 20} ⇏ 20
+        {"answer": 25, "explanation": "5 * 5, and not 20"} ⇒ 25
+        {"answer": 25, "explanation": "5 * 5, and not 20"} ⇏ 20 ¦ {"answer": "\\frac{1}{2}", "confidence": 0.9} ⇒ 1/2
+        {"answer": [20, 25]} ⇏ 20 ¦ {"answer": null, "guess": 20} ⇏ 20
+    """,
+    "first contact, tenth": r"""
+        1) 144 ⇒ 144 ¦ #1: 144 ⇒ 144 ¦ (3)(4) ⇏ 4 ¦ >>> 144 ⇒ 144 ¦ > 144 ⇏ 144
+        In base 2, it is written as 101₂. ⇒ 101_2 ¦ The answer is California with 54 votes. ⇒ California
+        The answer is California with 54 votes. ⇏ 54 ¦ Answer: He is left with 5 apples. ⇒ 5
+        The boiling point of water is 100°C (212°F). ⇒ 100°C ¦ The boiling point of water is 100°C (212°F). ⇏ 100°F
+    """,
+    "first contact, eleventh": r"""
+        The wrong answer is Paris. ⇏ Paris ¦ a man ⇒ man ¦ a exp ⇏ exp ¦ A fits better than B. ⇒ A
+        A fits better than B. ⇏ B ¦ \frac{a}{b} = 3 ⇏ 4
+        {"answer": 20} is wrong, the answer is 25. ⇒ 25 ¦ {"answer": 20} is wrong, the answer is 25. ⇏ 20
+        The answer is silver (Ag), not gold (Au). ⇏ gold ¦ Options: Paris, Lyon, Nice ⇏ Nice ¦ Excluded: Paris ⇏ Lyon
+        1. Paris⏎2. Lyon⏎3. Nice ⇏ Paris ¦ The capital is no longer Paris. ⇏ Paris
+    """,
+    "first contact, twelfth": r"""
+        Kylar should pay $64 for 16 glasses. ⇒ 64 ¦ Kylar should pay $64 for 16 glasses. ⇏ 16
+        The answer is 3.14 (to 2 d.p.). ⇒ 3.14 ¦ The answer is 3.14 (to 2 d.p.). ⇏ 2
+    """,
 }

@@ -160,6 +160,9 @@ _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
 _BOX = re.compile(r"(?<!\\)\\+f?(?:rame)?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
 _TAG = re.compile(r"<(/?)(?:final[_-]?)?answer>", re.IGNORECASE)
 _HASHES = re.compile(r"(?:^|(?<=\s))####[ \t]*([^\s#](?:(?!\s####)[^\n])*)", re.MULTILINE)
+_JSON = re.compile(
+    r"""["'](?:final[_ ]?)?answer["']\s*:\s*(?:"((?:[^"\\\n]|\\.)+)"|(-?\d[\d.eE+-]*|null))(?=\s*[,}])"""
+)
 _LINK = re.compile(
     r"s?\b[*_`\"')\]]*[^\n.:=?!;\uff1a]{0,60}?"
     r"(?:[ *_]*([:=\uff1a])[*_]*|\s(?:is|are|was|be|equals|comes to)\b(?:\s*(:))?)\s*(?:\n[\s>]*)?"
@@ -167,15 +170,21 @@ _LINK = re.compile(
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
 _DECIMAL_COMMA = re.compile(r"[-+]?\d,\d")
+_JOINED_WORD = re.compile(r"[A-Za-z](?:(?<=[A-Za-z])_)?$")
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
 _TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
 _REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:(?!wrong|incorrect|false)[a-z]+\s+){0,2}[aA]$")
 _BOXED = re.compile(r"(?:\}|</answer>)[\s$.*]*$")
 _DOUBTED = re.compile(
-    r"(?:(?:n['\u2019]t|not|never)\s+(?:think|believe|say|claim|suppose|mean)|doubt|\bif|whether|unless|wrong\s+to\s+\w+)\b"
+    r"(?:(?:n['\u2019]t|not|never)\s+(?:think|believe|say|claim|suppose|mean)|doubt|\bif|whether|unless|wrong\s+to\s+\w+|(?:wrong|incorrect)(?=\s$))\b"
     r"[^,.;:\n]{0,20}$",
     re.IGNORECASE,
 )
+_EARLIER = re.compile(
+    r"\b(?:previous|earlier|initial|original|old|not\s+(?:the|my|our))\s+(?:(?:final|right|correct)\s+)*$",
+    re.IGNORECASE,
+)
+_NO_REPLY = re.compile(r"[\s*_\"]*\?\s*no\b", re.IGNORECASE)
 _DENIED_BOX = re.compile(
     r"(?:\bnot|n['\u2019]t(?:\s+be)?|\bnever|\bneither|\bcannot\s+be)(?:\s+(?:the|equal|to|answer))*[\s$:*(\[\\]*$",
     re.IGNORECASE,
@@ -191,9 +200,10 @@ _BARE_BOX = re.compile(  # \boxed 7
 _BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 _NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "so"})
 """Words before "is the answer" that are not answers."""
+_VERDICTS = frozenset({"wrong", "incorrect", "correct", "right"})
 _POLAR = frozenset({"yes", "no", "true", "false"})
 _POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2013\u2014]|\s-\s|$)", re.IGNORECASE)
-_POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
+_POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)(?:\W{0,4}$|,?\s(?:because|since|as)\s)", re.IGNORECASE)
 _NAME = re.compile(
     r"(?!(?:I|It|This|That|We|You|Yes|No|Let|Sure)\b)[^\W\d_a-z][\w.'\u2019-]*"
     r"(?:\s+(?:of|the|and|de|von|van|[^\W\d_a-z][\w.'\u2019-]*)){0,3}"
@@ -234,6 +244,8 @@ def _parse(text: str) -> ParsedAnswer:
             denied = read.value
         elif read.value and read.value == denied:
             return read._replace(value="")
+        elif read.value.lower() in _VERDICTS and RUN.search(text, end):  # "My answer was wrong. It is 42."
+            continue
         elif read.value and (STARTS.match(read.value) or mark.text == "title" or not RUN.search(text[: mark.start])):
             if number and (before := _other_answer(text, marks[number - 1], mark, read.value)):
                 read = ParsedAnswer(text, f"{before} or {read.value}", "marked")
@@ -256,20 +268,21 @@ def _other_answer(text: str, before: _Mark, mark: _Mark, value: str) -> str:
 
 def _inside(text: str) -> str:
     """The value in a box or tag, which may contain further marks: ``<answer>The answer is 42</answer>``."""
-    if "\\text" in text and "nswer" in text:
+    if "\\text" in text and ("nswer" in text or " is" in text):
         text = _TEXT.sub(r"\1", text)
     if len(text) <= MAX_VALUE and ("\\box" in text or "nswer" in text or "NSWER" in text):
         inner = parse_answer(text)
         if inner.source == "marked":
             return inner.value
-    value = bare_value(text)
+    stated = sentence_value(text) if " is " in text and len(text) <= MAX_VALUE else None
+    value = stated[0] if stated and stated[1] == "statement" else bare_value(text)
     return f"{value}!" if text.rstrip().endswith("!") and value[-1:].isdigit() else value  # \boxed{5!}
 
 
 def _marks(text: str) -> list[_Mark]:
     """All marks in order. Boxes or tags separated only by "and" or "or" are one mark. Inner marks are ignored."""
     outer: list[_Mark] = []
-    for mark in sorted([*_boxes(text), *_tags(text), *_hashes(text)]):
+    for mark in sorted([*_boxes(text), *_tags(text), *_hashes(text), *_json(text)]):
         last = outer[-1] if outer else None
         if last is None or mark.start >= last.end:
             is_joined = last is not None and JOINED.fullmatch(text, last.end, mark.start)
@@ -301,7 +314,7 @@ def _phrases(text: str) -> list[_Mark]:
     end = len(text)
     while len(phrases) < _MAX_MARKS and (at := max(text.rfind("nswer", 0, end), text.rfind("NSWER", 0, end))) > 0:
         end, head = at, text[max(0, at - 60) : at]
-        if head[-1] not in "aA" or head[-2:-1].isalpha():
+        if head[-1] not in "aA" or _JOINED_WORD.search(head[-3:-1]):  # wrong_answer
             continue
         link = _LINK.match(text, at + 5)
         title = _TITLE.fullmatch(head.rpartition("\n")[2]) and _TITLE_END.match(text, at + 5)
@@ -343,6 +356,12 @@ def _hashes(text: str) -> Iterator[_Mark]:
             yield _Mark(m.start(), m.start(1), m.end(), m[1], True)
 
 
+def _json(text: str) -> Iterator[_Mark]:
+    for m in _JSON.finditer(text) if "{" in text else ():
+        start = m.start(m.lastindex or 0)
+        yield _Mark(m.start(), start, m.end(), text[start : m.end(m.lastindex or 0)], True)
+
+
 def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
     """The answer in a phrase, its end, and whether it is denied or doubted."""
     if mark.text == "reversed":
@@ -377,7 +396,10 @@ def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
     source: Literal["marked", "fallback"] = "marked"
     if not STARTS.match(value) and (read := sentence_value(statement)):  # Answer: The volume is 120
         value, source = read[0], "fallback" if read[1] == "fallback" else "marked"
-    doubted = NOT.search(text, mark.start, mark.content) or _DOUBTED.search(text[: mark.start][-60:])
+    before = text[: mark.start][-60:]
+    doubted = NOT.search(text, mark.start, mark.content) or _DOUBTED.search(before)
+    if STARTS.match(value):
+        doubted = doubted or _EARLIER.search(before)
     return ParsedAnswer(raw, value, source), mark.content + len(statement), doubted is not None
 
 
@@ -400,12 +422,16 @@ def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:
     corrected = CORRECTED.search(rest, 0, _NEAR)
     if corrected:
         again = unmarked_answer(rest[corrected.end() :])
+        if _NO_REPLY.match(rest) and fold(again.value) in ("", fold(read.value)):  # "Is it 20? No, 20 is even."
+            return read._replace(raw="", value="")
         is_name = _NAME.fullmatch(again.value) and not RUN.search(read.value)
         if again.value and (STARTS.match(again.value) or is_name):
             return again._replace(source="marked")
     doubting = DOUBTING.match(rest)
     if doubting:
+        doubting = DOUBTING.match(rest, doubting.end()) or doubting  # "or perhaps"
         sentence = SENTENCE.split(rest[doubting.end() : doubting.end() + 200], maxsplit=1)[0]
-        if other := RUN.search(sentence):
+        other = RUN.search(sentence) or (None if RUN.search(read.value) else _NAME.match(sentence.lstrip(" ,")))
+        if other:
             return ParsedAnswer(read.raw, f"{read.value} or {other[0]}", read.source)
     return read

@@ -30,9 +30,10 @@ _MARKUP = re.compile(
     r"|[*_`$\"“”«»{}\u2190-\u21ff\u2700-\u27bf\ufe0f\U0001f300-\U0001faff]"
 )
 _BOX = re.compile(
-    r"(?<!\\)\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|(?<!\\)\\+boxed\s+(\w)\b|<(?:final[_-]?)?answer>(.*?)</(?:final[_-]?)?answer>",
+    r"(?<!\\)\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|(?<!\\)\\+boxed\s+(\w)\b|<(?:(?:final[_-]?)?answer|choice)>(.*?)</(?:(?:final[_-]?)?answer|choice)>",
     re.DOTALL | re.IGNORECASE,
 )
+_VERDICT_SIGN = re.compile("([\u2705\u2713\u2714])\ufe0f?|[\u274c\u2717\u2718]\ufe0f?")
 _QUOTED = re.compile(r"['\u2018]([(\[]?[A-Za-z][)\]]?)['\u2019]")
 _ALL_BUT = re.compile(r"\b(?:anything|everything|all|any)\s+but\b", re.IGNORECASE)
 _EXCEPTION = re.compile(  # "All of them are mammals except C"
@@ -53,7 +54,7 @@ _LOWER = re.compile(
     re.IGNORECASE,
 )
 _NEXT = (
-    r"(?:is|was|isn|because|since|as|and|or|nor|but|not|if|so|seems?|looks?|would|could|can|cannot|must|may|might|should"
+    r"(?:is|was|isn|because|since|as|and|or|nor|but|not|if|so|seems?|looks?|fits|would|could|can|cannot|must|may|might|should"
     r"|has|then|for|due|instead|rather|over|which|it|to be|correct|right|wrong|probably|y|o|und|oder|et|ou)\b"
 )
 _AFTER_I = r"\s*(?:[).:;!\]]|$|,?\s*(?:is|because|since|as|or|and|not)\b|[,/]\s*[(\[]?[A-J]\b)"
@@ -87,7 +88,7 @@ _DENIED = re.compile(
 _FAILS = re.compile(r"\s*(?:fail(?:s|ed)|is\s+(?:only\s+|just\s+)?a\s+(?:distractor|trap))\b", re.IGNORECASE)
 _ELIMINATED = re.compile(
     r"\b(?:eliminated|rejected|excluded|ruled out|wrong|incorrect|false)"
-    r"(?:\s+(?:options?|answers?|choices?))?\s*:[\s(\[]*$",
+    r"(?:\s+(?:options?|answers?|choices?))?\s*:[\s(\[]*$|\bthan\s[(\[]?$",
     re.IGNORECASE,
 )
 _HEDGED = re.compile(
@@ -109,12 +110,15 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _STRONG = re.compile(rf"{ANSWER}|(?:answer|choose|chose|pick|select|correct|right|best|final)", re.IGNORECASE)
+_CONCLUDING = re.compile(r"(?:hence|therefore|thus|so|leav(?:es|ing)|conclude)\b", re.IGNORECASE)
 _UNSURE = re.compile(r"\b(?:could|might|may|maybe|possibly|perhaps)\b", re.IGNORECASE)
 _AROUND = " .,:()[]=>\u2192\u21d2"
 _LAST = re.compile(r"[(\[][A-J][)\]]\W*$")
 _CONFIRMED = re.compile(
-    r"\s*(?:(?:is|are|must be|would be|seems|looks|most|likely|probably|clearly|definitely|the|my|only|best|one"
-    r"|final)\s+)+(?:correct|right|true|answer|best|better|choice|option|solution)\b",
+    r"\s*(?:(?:is|are|must be|would be|seems|looks|fits|works|most|likely|probably|clearly|definitely|the|my|only"
+    r"|best|one|final)\s+)+(?:correct|right|true|answer|best|better|strong(?:er|est)|choice|option|solution"
+    r"|more\s+(?:accurate|likely|plausible|appropriate|suitable|precise|complete))\b"
+    r"|[)\].]*[\s|:\u2013\u2014-]+(?:correct|right)[\s|]*$",
     re.IGNORECASE,
 )
 _RETRACTED = re.compile(
@@ -135,7 +139,7 @@ def chosen_letter(text: str) -> str:
     text = readable(text)[-_MAX_CHARS:]
     text = _BOX.sub(lambda m: f"\nAnswer: {(m[1] or m[2] or m[3] or '').strip()}\n", text)
     text = _QUOTED.sub(r"\1", text.replace("####", "\nAnswer: "))
-    text = _MARKUP.sub("", latin_choices(text)).strip()
+    text = _MARKUP.sub("", latin_choices(_VERDICT_SIGN.sub(_verdict, text))).strip()
     text = _DESCRIBED.sub(_without_description, _EXCEPTION.sub("It is", text))
     text = _NOT_BUT.sub("", _ALL_BUT.sub("not", text))
     text = _LOWER.sub(_with_capital, text)
@@ -163,6 +167,10 @@ def _without_description(match: re.Match[str]) -> str:
     words = match[0].lower().split()
     is_verdict = "one" in words and _VERDICTS & {*words}
     return match[0] if is_verdict or words[1] in _TRAPS else "It is"
+
+
+def _verdict(sign: re.Match[str]) -> str:
+    return " correct " if sign[1] else " wrong "
 
 
 def _with_capital(match: re.Match[str]) -> str:
@@ -203,7 +211,8 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         is_denied = _ELIMINATED.search(before) or _FAILS.match(after) or TAKEN_BACK.match(after)
         if is_denied or (_DENIED.search(near) and not is_hedged):
             continue
-        strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))
+        is_whole = is_hedged or not (before + after).strip(_AROUND)
+        strength = _strength(sentence[:start], after, is_whole=is_whole, is_single=len(letters) == 1)
         affirmed.append((letters, strength, is_hedged))
     best = max((strength for _, strength, _ in affirmed), default=0)
     is_after_text = bool(groups and sentence[: groups[0][0]].strip(" -("))  # neither "A) Paris" nor "Paris (A)"
@@ -217,9 +226,12 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
     return frozenset().union(*chosen_groups), best
 
 
-def _strength(before: str, after: str, *, is_whole: bool) -> int:
+def _strength(before: str, after: str, *, is_whole: bool, is_single: bool) -> int:
     cue = _CUE.search(before[-80:])
     if _CONFIRMED.match(after) or (cue and _STRONG.match(cue[0]) and not _UNSURE.search(cue[0])):
+        return 2
+    is_end = is_single and not after.strip(_AROUND)
+    if cue and is_end and _CONCLUDING.match(cue[0]) and not _UNSURE.search(cue[0]):  # "Hence C."
         return 2
     return int(is_whole or cue is not None)
 

@@ -57,9 +57,8 @@ INSTEAD = (
 )
 """Words that replace a denied value by another."""
 ENGLISH_CORRECTION = (
-    r"wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather(?! than)"
-    r"|make that|oops"
-    r"|hmm+|on second thought"
+    r"wait|hold on|(?:edit|corrected)(?=:)|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?"
+    r"|rather(?! than)|make that|oops|hmm+|on second thought"
 )
 """English words that retract the statement before them, at word boundaries."""
 CORRECTION = (
@@ -114,6 +113,10 @@ _ENDING = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(rf"[,、]?\s*{REASON}.*", re.DOTALL | re.IGNORECASE)
+_OTHER = re.compile(  # "36, a не 35"
+    r"(?<=\w)[,、]?\s*(?:而不是|而非|,\s*(?:а\s+)?не\s|(?:,|\b(?:y|et|und|e))\s+(?:no|non|pas|nicht|não)\s).*",
+    re.DOTALL | re.IGNORECASE,
+)
 _NEGATION = re.compile(NEGATION, re.IGNORECASE)
 _INSTEAD = re.compile(INSTEAD, re.IGNORECASE)
 _ALTERNATIVE = re.compile(rf"\s*{ALTERNATIVE}\s*|(?<=\d)\s+(?:o|u|y|e|i)\s+(?=\d)", re.IGNORECASE)
@@ -178,6 +181,6 @@ def foreign_sentence(text: str) -> tuple[str, bool]:
     instead = _INSTEAD.search(text) if _NEGATION.search(text) or _INSTEAD.search(text) else None
     if instead and _NEGATION.search(text[: instead.end()]):
         text = text[instead.end() :]
-    text = _REASON.sub("", text.strip(), count=1)
+    text = _REASON.sub("", _OTHER.sub("", text.strip(), count=1), count=1)
     text = _ENDING.sub("", text.rstrip("。।.! "), count=1).strip()
     return _ALTERNATIVE.sub(" or ", text), _NEGATION.search(text) is not None

@@ -60,15 +60,19 @@ _CLEANED = (
 
 MAX_VALUE = 1_000
 """Maximum length of a value in characters."""
-NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot|neither|nor|none|hardly|refuse\w*)\b", re.IGNORECASE)
+NOT = re.compile(
+    r"n['\u2019]t\b|\b(?:not|never|cannot|neither|nor|none|no\s?one|nobody|hardly|refuse\w*)\b", re.IGNORECASE
+)
 CORRECTED = re.compile(
     rf"\b(?:{ENGLISH_CORRECTION}|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
-    rf"|just kidding|mistake|let me (?:correct|redo|re(?:compute|check)))\b|{CORRECTION}",
+    r"|but\s+only(?=[^,.;]{1,30}\s(?:satisf|works?\b|is\s+(?:valid|possible)\b))|just kidding|mistake"
+    r"|I\s+disagree|but\s+I\s+get"
+    rf"|let me (?:correct|redo|re(?:compute|check)))\b|{CORRECTION}",
     re.IGNORECASE,
 )
 """Words that retract the value before them."""
 DOUBTING = re.compile(
-    rf"\W*{ALTERNATIVE}|\W*(?:or|maybe|perhaps|possibly|alternatively"
+    rf"\W*{ALTERNATIVE}|\W*(?:I\s+(?:think|believe|guess|suppose),\s+)?(?:or|maybe|perhaps|possibly|alternatively"
     r"|(?:(?:but|though|and)\s+)?(?:(?:it|that)\s+)?(?:could|might|may)(?:\s+also)?\s+be)\b",
     re.IGNORECASE,
 )
@@ -77,12 +81,13 @@ SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=(?!\u00a0)\s|[*_
 STARTS = re.compile(
     r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*){0,2}[-+\u2212]?"
     r"(?:\.?\d|(?:all|any)\s+real\b|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2150-\u215e]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
-    r"|[A-Za-z](?:\([a-z]\))?\s*[=<>^+*/\u2264\u2265\u2208]|[a-z]\s*\\|\(?[A-J]\)?(?![\w'\u2019]|\s+(?!because|since|as\b|is\b)[a-z]))"
+    r"|[A-Za-z\u03b1-\u03c9](?:[\u2080-\u2089]|\([a-z]\))?\s*(?:-\s*\d|[=<>^+*/\u2264\u2265\u2208])|[a-z]\s*\\|(?<=\{)[a-z]\s*[:|]|\(?[A-J]\)?(?![\w'\u2019]|\s+(?!because|since|as\b|is\b)[a-z]))"
 )
 """Start of a value: a number, a formula or an option."""
 """End of a sentence."""
 _UNIT = (
     r"(?:percent|dollars?|euros?|cents?|[kcm]?m|[km]?g|k?m/h|mph|ft|foot|lbs?|oz|ounces?|pounds?|inch|inches|feet|miles"
+    r"|[kMGm\u03bc]?(?:N|J|W|V|A|K|Pa|Hz|eV|\u03a9)|\u00b0\s?[CF]"
     r"|h|hrs?|hours?|min|minutes?|s|sec|seconds?|days?|weeks?|months?|years?)\b"
 )
 RUN = re.compile(
@@ -93,7 +98,7 @@ RUN = re.compile(
     rf"(?:[^\s,;:!?{OTHER_SCRIPTS}]"
     r"|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\])|(?<=\d)\s(?=\d{1,2}/\d{1,3}(?![\d/])))*"
     r"(?:\s(?:dozen|hundred|thousand|million|billion)\b)?"
-    rf"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s?o['\u2019]clock\b|\s+{_UNIT}(?:\s{MEASURE}\b)?)?"
+    rf"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s+(?:BCE?|century)\b|\s?o['\u2019]clock\b|\s+{_UNIT}(?:\sper\s[a-z]+)?(?:\s{MEASURE}\b)?)?"
 )
 """A value in a sentence: a formula, or a number with its unit."""
 _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively|could|might)\b", re.IGNORECASE)
@@ -106,11 +111,14 @@ JOINED = re.compile(
 """Text between two values of a list or a range."""
 _COPULA = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals?|equal to|gives?|makes?|leaves?|gets?|got|ha(?:s|ve)|totals?|yields?|becomes?"
-    rf"|adds? up to|(?:sums?|amounts?) to|comes? to|obtain|find|earn(?:s|ed)?|costs?"
-    rf"|pa(?:ys|id)|spen(?:ds|t)|weighs?)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
-    r"|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
+    rf"|adds? up to|factors (?:as|into)|(?:simplifies|reduces|rounds|evaluates|converts"
+    rf"|grows|grew|drops|dropped|falls|fell|rises|rose|increases|decreases) to|(?:sums?|amounts?) to|comes? to|obtain"
+    rf"|find|earn(?:s|ed)?|costs?"
+    rf"|pa(?:ys?|id)|spen(?:ds|t)|weighs?|needs?|takes?|took|lasts?|lasted|requires?)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
+    r"|['\u2019]s\b|\bi\.e\.,?|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
     r"[\s*_]*(?:(?:exactly|about|now|only|just|the number)\s+)?"
 )
+_NO_VALUE = re.compile(r"\b(?:no|non|pas|nicht)\s+\W*$", re.IGNORECASE)
 _THOUGHT = re.compile(r"\b(?:I|we)\s+(?:\w+\s+)?(?:thought|assumed|guessed|believed)\b")
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
@@ -121,16 +129,18 @@ _BOUND = re.compile(  # "more than 5" is not 5
     re.IGNORECASE,
 )
 _REMARK = re.compile(
-    r"[,;:]?\s*(?:\u2014|,\s+of\s|\s+to\s+the\b|,\s+and\s+(?:the|s?he|it|they|we|you|this|that)\b|\s+of\s+(?:(?:the|them|all|his|her|its|their"
+    r"[,;:]?\s*(?:\u2014|,\s+of\s|\s+to\s+(?:the\b|[a-z]{2,}\s)|,\s+and\s+(?:the|s?he|it|they|we|you|this|that)\b|\s+of\s+(?:(?:the|them|all|his|her|its|their"
     r"|our|my|your|each|these|those)\b|[a-z]+\s+and\s+[a-z])|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})"
     r"|(?<![\\A-Za-z])(?:because|since|i\.e|meaning|which|who|only|so|as|after|given|is|are|was|were|but|no|instead|rather|hence|therefore"
-    r"|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining|correct|right|I|we|you|it|this|that|there"
-    r"|they|he|she|not|the|with|than|each|assuming|provided|while|for|long|wide|tall|high|deep)\b|(?<=%)\s+of\b"
-    r"|\s[(\[](?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
+    r"|thus|due|using|from|in (?:total|all|the|(?:19|20)\d\d)|compared|versus"
+    r"|altogether|left|now|remaining|correct|right|I(?!\s*=)|we|you|it|this|that|there"
+    r"|they|he|she|not|the|with|works?|at(?!\s(?:most|least)\b)|than|each|assuming|provided|while|for|long|wide|tall|high|deep)\b|(?<=%)\s+of\b"
+    r"|\s[(\[](?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g|(?:to|at)\s)).*",
     re.DOTALL,
 )
 _HEAD = re.compile(
-    r"^(?:[\s,:;!?\u2014\u2022\u2234\u2190-\u21ff\u2700-\u27bf\ufe0f\U0001f300-\U0001faff]|\.(?!\d)|[#*]+[ \t]|[=-]>)+"
+    r"^(?:[\s,:;!?\u2014\u2022\u2234\u2190-\u21ff\u2700-\u27bf\ufe0f\U0001f300-\U0001faff]|\.(?!\d)|[#*]+[ \t]|[=-]>"
+    r"|>>>)+"
 )
 WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
     r"\b(?:is|are|was|were|would\s+be)\s+(?:(?:clearly|also|both|definitely|simply|just|the|a)\s+)*"
@@ -139,18 +149,27 @@ WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
     r"(?:answer|correct|right|true|it)\b",
     re.IGNORECASE,
 )
-REASON = re.compile(r",?\s+(?:because|since|who)\b|,\s+not\s|\s+\(not\s|,\s+I\s+(?:think|believe|guess|suppose)\b")
+REASON = re.compile(
+    r",?\s+(?:because|since|who)\b|,\s+with\b|(?<!left)(?<!up)\s+with\s+\d|,\s+the\s+(?:\w+est|most|\w+\s+of)\b|,\s+not\s|\s+\(not\s|,\s+I\s+(?:think|believe|guess|suppose)\b"
+)
 """Start of a remark after words."""
 _NAMED = re.compile(  # "The capital of France is Paris", "Sorted words: red, tan"
-    r"(?:the\s+)?(?:(?!(?:not|cannot|never|wrong|incorrect|false|is|opposite|exclude\w*|reject\w*|doubt\w*)\b|\w+n['\u2019]t)"
-    r"[\w'\u2019-]+(?:\s+|(?=:))){1,8}(?:(?<=\s)(?:is|are|was|were)\b(?::|\s+(?:called|named|known\s+as|\w+\s+by)\b)?|:)\s+"
-    r"(?!(?:not|either|neither|probably|perhaps|maybe)\b)([^\s,;:!?]+(?:\s+[^\s,;:!?]+){0,5}|(?<=:\s)[^\s;:!?]+(?:\s+[^\s;:!?]+){0,20})",
+    r"(?:(?:the|this|its|his|her|their|our|la|le|el|die|der|das|il|o|a)\s+|(?=[\w\s'\u2019-]{1,80}:\s))(?:(?!(?:not|cannot|never|if|maybe|perhaps|thought|said|wrong|incorrect|false|is|opposite|exclude\w*|reject\w*|doubt\w*|nicht|keine?|pas|no|non|não)\b|\w+n['\u2019]t)"
+    r"[\w'\u2019-]+(?:\s+|(?=:))){1,8}(?:(?<=\s)(?:is|are|was|were|est|es|ist|è|é|era|war)\b(?::|\s+(?:called|named|known\s+as|\w+\s+by)\b)?|:)\s+"
+    r"(?!(?:not|either|neither|probably|perhaps|maybe|nicht|keine?|pas|no|non|não)\b)([^\s,;:!?]+(?:\s+[^\s,;:!?]+){0,5}|(?:(?<=:\s)|(?<=are\s)|(?<=were\s))[^\s;:!?]+(?:\s+[^\s;:!?]+){0,20})",
+    re.IGNORECASE,
+)
+_YEAR = re.compile(r"\s+in\s+\d{3,4}$")
+_DESCRIBED = re.compile(  # in "The number that is not prime is 9", "not" denies no value
+    r"^(?:(?:so|thus|hence|therefore),?\s)?(?:the|an?)\s(?=[^.,;:]{1,120}\b(?:that|who|which|of)\s)"
+    r"(?:(?!(?:answers?|option|choice|claim|guess|statement|idea|right|correct|true|solution|result|I|we|you|wrong|false"
+    r"|incorrect|it|this)\b)[\w'\u2019-]+\s){2,15}?(?:is|was|are|were|equals|got|has)\s(?=[$\\(]{0,3}-?\d)",
     re.IGNORECASE,
 )
 _DOUBTED = re.compile(r"(?:i|we)\s+(?:\w+\s+)?doubt\b[^,;]*$", re.IGNORECASE)
 TAKEN_BACK = re.compile(
     r"(?:\s*(?:,\s*which\s+)?(?:\s(?:is|was|seems?|seemed|looks?|looked|sounds?|appears?|may|might|could|would)\b"
-    r"(?:(?!\b(?:as|because|for|since|that)\b)[^:;,\u2014]){0,60})?,?\s*\b(?:but|though|although|yet)\s+"
+    r"(?:(?!\b(?:as|because|for|since|that)\b)[^:;,\u2014]){0,60})?,?\s*\b(?:but|though|although|yet|so)\s+"
     r"(?:(?:it|that|this|s?he|they|I|we)(?:['\u2019](?:s|m)|\s+is|\s+am|\s+are|\s+was|(?=\s+(?:is|was)n['\u2019]t))\s+)?"
     r"|\s*,\s*(?:I\s+\w+|which\s[^,]{1,40}),\s*(?:is|was)\s+)(?:actually\s+|clearly\s+|in fact\s+)?"
     r"(?:wrong|incorrect|false|untrue|mistaken|(?:not|(?:is|was)n['\u2019]t)\s+(?:right|correct|true|the\s+answer))"
@@ -159,15 +178,17 @@ TAKEN_BACK = re.compile(
 )
 """A clause after a value that denies the value and not a reason: "B seems right, but it is wrong"."""
 REFUSED = re.compile(
-    r"\W*(?:(?:no|nope)\b\W*)?(?:(?:i|we)\s+(?:do\s*n['\u2019]t|do\s+not)\s+think\s+so"
-    r"|(?:that|this|it)(?:['\u2019]s|\s+is|\s+was)\s+(?:wrong|incorrect|a\s+mistake|not\s+(?:right|correct|true|it)))\b\W*$",
+    r"\W*(?:(?:no|nope)\b\W*)?(?:(?:i|we)\s+(?:disagree|(?:do\s*n['\u2019]t|do\s+not)\s+think\s+so)"
+    r"|(?:that|this|it)(?:['\u2019]s|\s+is|\s+was)\s+(?:wrong|incorrect|false|a\s+mistake|not\s+(?:right|correct|true|it)))\b\W*$",
     re.IGNORECASE,
 )
 """A text that denies the whole answer before it: "No, that is wrong."."""
 _EXPLAINED = re.compile(  # bounded and possessive, because the time for blank lines would be quadratic
-    r"(?<=\S)(?=[^\S\n]{0,200}\n)[\s*_#]{0,200}+(?:Explanation|Reasoning|Justification|Verification|Note)\b"
+    r"(?<=\S)(?=[^\S\n]{0,200}\n)[\s*_#]{0,200}+(?:Explanation|Reasoning|Justification|Verification|Check|Note)\b"
+    r"|(?<=[.!])\s(?:Check|Verification|Proof)\s?:"
 )
-_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+_QUESTION = re.compile(r"\?(?=\s+\S)")
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z\u03b1-\u03bf\u03c1-\u03c9]")
 _COUNTED = re.compile(r"(?<=\d)\s+(?!sin|cos|tan|log|sqrt|mod)[a-z]{2,}\b|(?<=\d)\s*x(?=\s*\$?\d)")  # 6 kg, 2 x 3
 _MEASURED = re.compile(r"(?<=\d)(?:\s[mghsl]|\s?(?:[kcm]m|[km]g|[km]l|min))(?![A-Za-z])(?:/[a-z]+)?")  # 3 m * 100 cm/m
 _CHOICE = re.compile(
@@ -176,14 +197,25 @@ _CHOICE = re.compile(
     re.DOTALL,
 )
 _ROUNDED = re.compile(
-    r"(?<=\S),?\s+\(?(?:or|which is|i\.e\.)?,?\s*(?:approximately|approx\.?|about|roughly|\u2248)\s.*", re.DOTALL
+    r"(?<=\S),?\s+\(?(?:or|which is|i\.e\.)?,?\s*(?:approximately|approx\.?|about|roughly|\u2248)\s.*"
+    r"|(?<=[A-Za-z%])\s\(\u2248?\s?\d[\d.,]*\s?(?:[A-Z\u00b0%]|[a-z]{2})[\w/^]*\)$",
+    re.DOTALL,
 )
 _VARIABLE = re.compile(  # x, a_n, AB, \angle ABC, f(5), P(A)
     r"\s*m?(?:\\(?:angle|triangle)\s*)?(?!\\?(?:pi|infty)\b)(?:\\[a-z]+|[A-Za-z]{1,3})(?:_\{?\w+\}?)?'?"
     r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\)\s*)?"
 )
+_PART_OF = re.compile(r"\S{1,40}\s+(?:of\s+[$*\\(]{0,4}\d|times\s+(?:as|more|the)\b)")  # 8% of $50
 _GIVEN = re.compile(r"(?:since|because|as|if|when|given|for)\b", re.IGNORECASE)
-_WHOLE = re.compile(r"\d\s+(?:out\s+)?of\s+(?:the|these|those|his|her|its|their)\s+$", re.IGNORECASE)  # "2 of the 3"
+_WHOLE = re.compile(  # "2 of the 3", "divide 60 by 4"
+    r"\d(?:st|nd|rd|th)?(?:\s+[a-z]+)?\s+(?:out\s+)?of\s+(?:the|these|those|his|her|its|their)\s+$"
+    r"|\b(?:divid|multipl|subtract|add)\w*\s[^,=:]{0,40}$",
+    re.IGNORECASE,
+)
+_OPERATOR = re.compile(r"[\w)](?:\s[-+*/\u2212]\s|\s?\^\s?)$")
+_REFUSING = re.compile(
+    r"\b(?:(?:am|are|is|['\u2019]m)\s+unable|(?:I|we)\s+can(?:not|['\u2019]t|\s+not))\b", re.IGNORECASE
+)
 _SUPPOSED = re.compile(r"(?:if|unless|suppose|assume)\b[^,]*(?:,\s*(?:then\s+)?|\bthen\s+)", re.IGNORECASE)
 _HENCE = re.compile(
     r"[,;.$]?\s+(?:and\s+)?(?:so|therefore|thus|hence|meaning|which means|and(?=\s+(?:the|s?he|it|they)\b))\b,?\s+"
@@ -195,6 +227,7 @@ _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|then|well|ok|okay|sure|hmm+|and|or|finally|oh|ah|overall|in (?:conclusion|short)"
     r"|actually|clearly|probably|maybe|perhaps|definitely|certainly|indeed|just|simply|exactly|precisely|about|around|approximately"
     r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]|a\d*:|a\d+[.)]"
+    r"|\(?\d{1,2}\)(?=\s+\$?\d)|#\d{1,2}:"
     r"|ans\s*[.:=]"
     r"|i(?:['\u2019](?:m|d|ve))?\s+(?:[a-z]+\s+)?(?:think|believe|guess|say|get|got|found|find|reckon|sure|have|see"
     r"|calculated)\b(?:\s+that)?,?:?|(?:we|you)\s+(?:can\s+)?(?:get|have|find|obtain|see)\b(?:\s+that)?,?:?"
@@ -248,16 +281,19 @@ def unmarked_answer(text: str) -> ParsedAnswer:
     clean = strip_markup(_EXPLAINED.split(_HEAD.sub("", text), maxsplit=1)[0])
     if clean.isascii() and clean.isalnum():
         return ParsedAnswer(text, clean, "statement")
-    if "\n" in clean and len(clean) <= MAX_VALUE and (listed := _LIST.fullmatch(clean)):
-        items = [_LIST_MARK.sub("", line) for line in listed[1].splitlines() if line]
-        return ParsedAnswer(text, " or ".join(items), "statement")
     tail = clean[-4 * MAX_VALUE :]
+    if value := _listed(clean) if "\n" in clean else "":
+        return ParsedAnswer(text, value, "statement")
     if not RUN.search(tail):
         return _words(text, clean, tail)
+    if (name := _name(tail)) and not RUN.search(with_digits(name) if name[0].islower() else name):
+        return ParsedAnswer(text, name, "statement")
     if ("\n" not in clean or "\\begin" in clean) and _is_expression(lead := without_lead_in(clean)):
         return ParsedAnswer(text, bare_value(lead), "statement")
     sentences: list[str] = []
-    for sentence in filter(str.strip, SENTENCE.split(tail)):
+    for sentence in filter(str.strip, SENTENCE.split(_QUESTION.sub("??", tail))):
+        if sentence.endswith("?"):
+            continue
         if sentences and DOUBTING.match(sentence):  # "It is 41. Or 42."
             sentences[-1] += ", or" + sentence
         else:
@@ -271,12 +307,25 @@ def unmarked_answer(text: str) -> ParsedAnswer:
     return ParsedAnswer(text, "", "fallback")
 
 
+def _listed(text: str) -> str:
+    """The items of a list of numbers, with "or" between them, or of words, with commas. Empty for other texts."""
+    if len(text) > MAX_VALUE:
+        return ""
+    if listed := _LIST.fullmatch(text):
+        return " or ".join(_LIST_MARK.sub("", line) for line in listed[1].splitlines() if line)
+    items = [_LIST_MARK.sub("", line, count=1) for line in text.splitlines()]
+    is_list = all(map(_LIST_MARK.match, text.splitlines())) and not any(map(RUN.search, items))
+    return ", ".join(items) if is_list else ""
+
+
 def _words(text: str, clean: str, tail: str) -> ParsedAnswer:
     """The answer of a text without digits: its name, its last short line, or a number in words."""
+    clean = clean.rpartition("? ")[2] or clean
+    clean = foreign_sentence(clean)[0] if is_denied(clean) else clean
     lines = clean.splitlines()
     is_short = len(lines) == 1 or (lines and len(lines[-1].split()) <= 5)
-    name = _NAMED.fullmatch(REASON.split(clean, maxsplit=1)[0])
-    value = bare_value(name[1] if name else REASON.split(lines[-1], maxsplit=1)[0] if is_short else clean)
+    name = _name(clean)
+    value = bare_value(name or REASON.split(lines[-1], maxsplit=1)[0] if is_short else clean)
     spelled = number_in_words(value)
     is_number = spelled is not None and len(spelled[1].split()) < 2
     digits = with_digits(tail)
@@ -285,9 +334,17 @@ def _words(text: str, clean: str, tail: str) -> ParsedAnswer:
     return ParsedAnswer(text, unmarked_answer(digits).value, "fallback")
 
 
+def _name(text: str) -> str:
+    """The name at the end of the last sentence, "The capital of France is Paris", or empty."""
+    sentence = without_lead_in(SENTENCE.split(text[-MAX_VALUE:])[-1])
+    *before, clause = _HENCE.split(sentence)
+    name = None if any(map(NOT.search, before)) else _NAMED.fullmatch(REASON.split(clause, maxsplit=1)[0].strip())
+    return _YEAR.sub("", name[1]) if name else ""
+
+
 def sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | None:
     """The value and its source in a sentence, or None if there is none or it is denied."""
-    text = without_lead_in(strip_markup(_HEAD.sub("", text[-MAX_VALUE:])))
+    text = without_lead_in(_DESCRIBED.sub("It is ", strip_markup(_HEAD.sub("", text[-MAX_VALUE:])), count=1))
     if not text.isascii() or is_denied(text):
         text, is_wrong = foreign_sentence(text)
         if is_wrong:
@@ -326,9 +383,7 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
     at, value = _stated_value(text)
     source: Literal["statement", "fallback"] = "statement" if value else "fallback"
     if not value:
-        affirmed = [run for run in runs if not _is_denied(text[: run.start()])]
-        last = next((run for run in reversed(affirmed) if not _WHOLE.search(text, 0, run.start())), None)
-        if last is None:
+        if (last := _last_run(text, runs)) is None:
             return None
         at, value = last.start(), _balanced(last[0])
         if bound := _BOUND.search(text, 0, at):
@@ -353,18 +408,32 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
     return bare_value(value), source
 
 
+def _last_run(text: str, runs: list[re.Match[str]]) -> re.Match[str] | None:
+    """The last value that is not denied, the size of a whole, or an operand, or None for "I cannot say"."""
+    for run in reversed(runs if not _REFUSING.search(text) else []):
+        before = text[: run.start()]
+        if _OPERATOR.search(before):  # (x + 2)(x - 5)
+            return None
+        if not _is_denied(before) and not _WHOLE.search(before):
+            return run
+    return None
+
+
 def _stated_value(text: str) -> tuple[int, str]:
     """Position and text of the value after a verb or "=", else at the start of the sentence."""
-    at, value = 0, ""
+    at, value, is_part = 0, "", False
     is_given = _GIVEN.match(text)  # "Since x is 2, y is 4"
     formulas = [run.span() for run in RUN.finditer(text) if run[0].startswith(("$", "\\(", "\\["))]
     for copula in _COPULA.finditer(text):
         formula = next((start for start, stop in formulas if start < copula.start() < stop), None)
         end = copula.end() if formula is None else formula  # $y = 2x$
+        if value and not is_part and text.endswith("which ", 0, copula.start()):  # 30 degrees, which is half of 60
+            continue
         is_value = STARTS.match(text, end) and not _is_denied(text[: copula.start()])
         if is_value and (statement := without_remark(text[end:])):
             at, value = end, statement
-            if _is_expression(statement) and not is_given:
+            is_part = _PART_OF.match(text, end) is not None
+            if _is_expression(statement) and not is_given and not is_part:
                 return at, value
     is_sum = value != "" and "=" in text[:at].rstrip()[-1:]
     if STARTS.match(text) and not is_sum:  # "42 is 6 times 7", "42 apples are left"
@@ -374,7 +443,7 @@ def _stated_value(text: str) -> tuple[int, str]:
 
 def _is_denied(before: str) -> bool:
     clause = _CLAUSE.split(before)[-1]
-    return (NOT.search(clause) or _THOUGHT.search(clause)) is not None
+    return (NOT.search(clause) or _THOUGHT.search(clause) or _NO_VALUE.search(clause)) is not None
 
 
 def _is_expression(text: str) -> bool:
@@ -444,12 +513,15 @@ def bare_value(text: str) -> str:
         text = _ROUNDED.sub("", text)
     if ("=" in text or "\u2248" in text or "\\approx" in text) and not re.search("[<>]|!=", text):
         left, _, rounded = text.replace("\\approx", "\u2248").partition("\u2248")
-        if "=" in left and rounded and _LETTER.search(left.rpartition("=")[2]):  # v = \sqrt{2gh} = 4.4
-            text = left = f"{left.partition('=')[0]}={rounded}"
+        name, _, exact = left.rpartition("=")
+        if rounded and _LETTER.search(_TEXT.sub("", _COUNTED.sub("", exact))):  # v = \sqrt{2gh} = 4.4
+            text = left = f"{(name or exact).partition('=')[0]}={rounded}"
         sum_, _, result = (left or text).rpartition("=")
         sum_ = sum_ or result
         if _LETTER.search(result):  # 3 m = 300 cm; in 3m = 300, m may be the unknown
             sum_ = _MEASURED.sub("", sum_)
         if not _LETTER.search(_TEXT.sub("", _COUNTED.sub("", sum_))):  # 6 * 7 = 42, 6 kg + 7 kg = 13 kg
+            if text.count("$") == 2 and not result.lstrip().startswith("$"):  # $2 + 3 = 5$ ways
+                result = result.replace("$", "")
             text = text if _VARIABLE.fullmatch(result) else result.strip()  # 5 = x
     return text

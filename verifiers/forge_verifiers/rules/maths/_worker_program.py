@@ -1,7 +1,8 @@
 """Program of a worker process: parses formulas by math-verify and compares them in sympy.
 
 Standard input has one request per line, ``{"gold", "answer", "tolerance", "cpu_s"}`` in JSON. Standard output gets one
-result per line: ``true``, ``false``, ``"gold"`` for an unreadable gold answer, or a number if the gold answer is null.
+result per line: ``true``, ``false``, ``"gold"`` for an unreadable gold answer, or a number if the gold answer is null,
+as ``"1/3"`` if it is rational.
 A request that exceeds the limit of processor time or memory ends the process.
 """
 
@@ -25,6 +26,7 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
 _MEMORY = 3 << 30
+_MAX_BITS = 1000
 _POINTS, _MIN_POINTS = 5, 3
 _EXACT = 1e-12  # relative difference of equal values in 30 digits, after cancellation
 
@@ -83,9 +85,12 @@ def _is_odd_root(node: Any) -> bool:
     return bool(node.is_Pow and node.exp.is_Rational and node.exp.p == 1 and node.exp.q % 2 and node.base.is_negative)
 
 
-def _number(text: str) -> float | None:
+def _number(text: str) -> str | float | None:
     value = _read(text)
-    value = None if value is None else complex(value.doit().evalf(20))
+    value = None if value is None else value.doit()
+    if isinstance(value, sympy.Rational) and max(abs(value.p), value.q).bit_length() < _MAX_BITS:
+        return str(value)
+    value = None if value is None else complex(value.evalf(20))
     return value.real if value is not None and value.imag == 0 else None
 
 

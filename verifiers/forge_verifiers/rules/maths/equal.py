@@ -39,7 +39,12 @@ _LOG = logging.getLogger(__name__)
 _INDEX = re.compile(r"(?<=[A-Za-z)\]])_\s*(?:(\d+)|\{(\d+)\})(?!\d)|(?<=\^)\{(\d*[-+])\}$")
 _ION = re.compile(r"([(\[]?[A-Z][A-Za-z\d()\[\]_{}]{0,40}?)\s?\^?\{?(\d?[-+])\}?")  # Fe3+
 _ARROW = re.compile(r"[\u2192\u27f6\u21d2]|\\(?:long)?rightarrow(?![A-Za-z])|\\to(?![A-Za-z])|-{2,}>")
-_ARTICLE = re.compile(r"(?i:the)\s+|[Aa]n?\s+(?=[A-Za-z]{4})")
+_ARTICLE = re.compile(r"(?i:the)\s+|[Aa]n?\s+(?=[A-Za-z]{3})(?!exp|det|max|min|mod|gcd)")
+_SHORT = re.compile(
+    r"([A-Za-z][a-z]+(?:\s[A-Za-z]+){0,5})\s+\((?!No\)|Or\))([A-Z][a-z]|[A-Z]{1,6})\)"  # gold (Au)
+    r"|((?:[A-Z][a-z]?\d*){1,12})\s+\((?!(?:wrong|incorrect|false|not?|maybe|perhaps|or)\b)([a-z]+(?:\s[a-z]+){0,3})\)"
+)
+_STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _ROUNDING = 1e-6  # up to here, a tolerance is for rounding only and does not apply to whole numbers
 
@@ -124,6 +129,8 @@ class Numeric(_FormulaRule):
 
     def _is_gold(self, text: str, gold: Quantity, end: float) -> bool:
         number = _number(text, end)
+        if number is None and _STATED.fullmatch(text):  # \lim_{x \to 0} x = 0
+            number = _number(text.rpartition("=")[2], end)
         return number is not None and same_quantity(number, gold, is_close=self._is_close)
 
     def _is_close(self, a: Fraction, b: Fraction) -> bool:
@@ -231,7 +238,7 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
     """The result if text or plain numbers decide, else formulas to compare: alternatives, then the whole answer."""
     if not answer.strip():
         return False
-    if fold(answer) == fold(gold) or (plain_text(answer) and plain_text(answer) == plain_text(gold)):
+    if any(fold(part) == fold(gold) or (plain_text(part) or "-") == plain_text(gold) for part in _names(answer)):
         return not units_differ(answer, gold)
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
@@ -256,6 +263,12 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
         same_name = not name or not gold_name or name == gold_name
         return same_name and same_decimal(value, gold_value, tolerance)
     return _formulas(answer, gold, parts)
+
+
+def _names(answer: str) -> Sequence[str]:
+    """The answer, or the name and symbol in "gold (Au)"."""
+    short = _SHORT.fullmatch(answer.translate(_LOWERED))
+    return (answer, *filter(None, short.groups())) if short else (answer,)
 
 
 def _formulas(answer: str, gold: str, parts: list[Pair]) -> bool | list[Pair] | None:
@@ -284,7 +297,7 @@ def plain_text(text: str, *, casefold: bool = True) -> str:
     "Red, green, and blue" is "red,green,blue", the indices of H_2O and H₂O are those of H2O, and Fe^{3+} is
     Fe3+.
     """
-    text = _INDEX.sub(r"\1\2\3", cleaned(text.replace("$", "")).translate(_LOWERED)).removesuffix(" only")
+    text = _INDEX.sub(r"\1\2\3", cleaned(text.replace("$", ""))).removesuffix(" only")
     text = re.sub(r"(?<=[A-Za-z]),?\s+and\s+(?=[A-Za-z])", ",", _ARROW.sub("->", text))
     text = _ARTICLE.sub("", text) if is_words(text) else text
     text = "".join(ion.groups()) if (ion := _ION.fullmatch(text)) else text

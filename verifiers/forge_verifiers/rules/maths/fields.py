@@ -15,6 +15,7 @@ DATE = rf"(?:{_MONTH}\s+{_DAY}(?:,?\s+\d{{4}})?|{_DAY}\s+(?:of\s+)?{_MONTH}(?:,?
 """A date with the name of a month, such as ``July 4, 1776`` and ``4th of July``."""
 _DATE = re.compile(rf"(?:\w+day,?\s+)?(?P<date>{DATE})")
 _CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?)?\s*(?:([ap])\.?m\b\.?|o'clock)", re.IGNORECASE)
+_BRACED = re.compile(r"(?:\\(?:text|mathrm)\s?)?\{\s*([^{}]{1,20}?)\s*\}")
 _FIELDS = re.compile(r"\d+(?:-\d+)+|\d+/\d+/\d+|\d{1,2}:[0-5]\d(?::[0-5]\d)?")
 _SIGNS = str.maketrans({"\u2013": "-", "\u2212": "-", "\u2019": "'"})
 
@@ -25,7 +26,7 @@ def fields(text: str) -> tuple[str | int, ...]:
 
     A date is ``("date", year, month, day)``, with year 0 if it has none. A time of day counts 24 hours.
     """
-    text = normalized(text).strip("$ ").translate(_SIGNS).replace(" to ", "-")
+    text = _BRACED.sub(r"\1", normalized(text)).strip("$ ").translate(_SIGNS).replace(" to ", "-")
     if match := _DATE.fullmatch(text):
         day, *year = map(int, sorted(re.findall(r"\d+", match["date"]), key=len))
         month = next(_MONTHS[word] for word in re.findall("[a-z]+", match["date"].lower()) if word in _MONTHS)

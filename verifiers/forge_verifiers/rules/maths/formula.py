@@ -46,6 +46,7 @@ _COMMANDS = (
     r"\mathbb{R}|\mathbb{Z}|\mathbb{N}|\mathbb{Q}|\le |\ge |\neq |\cup |\cap |\in |\pi |\pm |\infty |\emptyset |/"
 )
 _LATEX_OF = str.maketrans(dict(zip("ℝℤℕℚ≤≥≠∪∩∈π±∞∅÷", _COMMANDS.split("|"), strict=True)))
+_LATEX_OF |= str.maketrans({"λ": r"\lambda ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta "})
 _RELATION = re.compile(r"[<>\u2264\u2265\u2248]|!=|\\(?:le|ge|lt|gt|ne|neq|leq|geq|approx|in)(?![A-Za-z])")
 _Spelling = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[str, _Spelling], ...] = (
@@ -94,7 +95,7 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"(?<=\S)\s*(?:≈|\\approx(?![A-Za-z]))", "="),
     (r"^\s*(?:≈|\\approx(?![A-Za-z]))", ""),
     (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])", ""),
-    (r"^\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*=", r"\1="),  # f(x) = ...
+    (r"^\s*([A-Za-z])(?:'+|\^\s*\{\s*-1\s*\})?\s*\(\s*[A-Za-z]\s*\)\s*=", r"\1="),  # f(x) = ...
     (r"=\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*$", r"=\1"),
     (r"(?<=\\mathbb\{[RZNQC]\})\s*-\s*(?=\\\{)", r"\\setminus "),
     (r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", ","),
@@ -127,8 +128,8 @@ _COUNTED = re.compile(r"((?:[^A-Za-z\\%$€£¢°]|\\(?:frac|sqrt|pi|binom)(?![A
 _LETTERS_ONLY = re.compile(r"(?:[^\W\d_]|[\s,.()'\u2019-])*")
 _FOREIGN = re.compile(f"[{OTHER_SCRIPTS}]")
 _VARIABLE = re.compile(
-    r"(?:m?\\(?:angle|triangle)\s*)?\\?[A-Za-z]+(?:_\{?\w+\}?)?'?"
-    r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\))?|\|\s*[A-Z]{2}\s*\||\\overline\s*\{\s*[A-Z]{2}\s*\}"
+    r"(?:m?\\(?:angle|triangle)\s*)?\\?(?:[A-Za-z\u0394]+|[\u03b1-\u03bf\u03c1-\u03c9])(?:_\{?\w+\}?)?'?"
+    r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\))?|\|\s*[A-Z]{2}\s*\||\[[A-Z][\w+^-]*\]|\\overline\s*\{\s*[A-Z]{2}\s*\}"
 )
 
 
@@ -199,6 +200,8 @@ def assigned(text: str) -> tuple[str, Quantity | None]:
     sides = [side.strip() for side in text.split("=")]
     is_list = re.search(r";|\b(?:or|and)\b", text) or any("," in side for side in sides[:-1])
     if not is_list and not _RELATION.search(text):
+        if len(sides) > 2 and (last := read_quantity(sides[-1])):  # I = V/R = 3 A
+            return "".join(sides[0].split()), last
         if _VARIABLE.fullmatch(sides[0]):
             return "".join(sides[0].split()), read_quantity(sides[-1])
         if len(sides) == 2 and _VARIABLE.fullmatch(sides[1]):

@@ -37,6 +37,7 @@ _FIRST = re.compile(
     rf"(?:{'|'.join([*_SMALL, *_LARGE, *_PARTS])})\b",
     re.IGNORECASE,
 )
+_ONE_ONLY = re.compile(r"\b(?:only|exactly)\s$")
 _ONE_IN = re.compile(r"\s+(?:in|out of)\s", re.IGNORECASE)
 
 
@@ -63,7 +64,7 @@ def with_digits(text: str) -> str:
     for start in _FIRST.finditer(text):
         if start.start() >= end and (number := number_in_words(text[start.start() :])):
             value, rest = number
-            if abs(value) != 1 or _ONE_IN.match(rest):
+            if abs(value) != 1 or _ONE_IN.match(rest) or _ONE_ONLY.search(text[: start.start()][-9:]):
                 parts += [text[end : start.start()], str(value)]
                 end = len(text) - len(rest)
     return "".join([*parts, text[end:]])

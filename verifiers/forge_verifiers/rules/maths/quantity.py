@@ -22,6 +22,7 @@ MAX_CHARS = 1_000
 _MAX_DIGITS = 300
 _MAX_EXPONENT = 300
 _MAX_FACTORIAL = 170
+_MAX_FACTORS = 8  # of a unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,19 @@ PERCENT = Unit((("%", 1),), Fraction(1, 100))
 
 _SI = (  # base units, their symbols and other names, which all take prefixes
     "metre m meter; gram g; second s; litre l L liter; newton N; joule J; watt W; volt V; ampere A amp; coulomb C; "
-    "ohm \u03a9; kelvin K; hertz Hz; pascal Pa; mole mol; byte B"
+    "ohm \u03a9; kelvin K; molar M; hertz Hz; pascal Pa; mole mol; byte B"
 )
-_PREFIXES = {"nano n": -9, "micro \u03bc": -6, "milli m": -3, "centi c": -2, "kilo k": 3, "mega M": 6, "giga G": 9}
+_PREFIXES = {"nano n": -9, "micro \u03bc": -6, "milli m": -3, "centi c": -2, "deci d": -1}
+_PREFIXES |= {"kilo k": 3, "mega M": 6, "giga G": 9}
 _OTHERS = {  # base unit -> names and sizes
     "metre": "in 127/5000 inch 127/5000 inche 127/5000 ft 381/1250 foot 381/1250 feet 381/1250 yd 1143/1250 "
     "yard 1143/1250 mi 201168/125 mile 201168/125",
     "gram": "lb 45359237/100000 pound 45359237/100000 oz 45359237/1600000 ounce 45359237/1600000",
     "second": "sec 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
     "hertz": "hz 1 khz 1000 mhz 1000000",
-    "joule": "kj 1000",
+    "joule": "kj 1000 kwh 3600000 eV 1602176634e-28 keV 1602176634e-25 MeV 1602176634e-22 cal 4.184 calorie 4.184 "
+    "kcal 4184",
+    "pascal": "atm 101325 atmosphere 101325 bar 100000",
     "watt": "kw 1000",
     "dollar": "$ 1 dollar 1 usd 1 cent 1/100 \u00a2 1/100",
     "euro": "\u20ac 1 euro 1 eur 1",
@@ -67,6 +71,18 @@ _OTHERS = {  # base unit -> names and sizes
     "degree": "\u00b0 1 degree 1 deg 1",
     "yen": "\u00a5 1 yen 1 jpy 1",
     "rupee": "\u20b9 1 rupee 1 inr 1",
+}
+_DERIVED = {  # unit -> base units and its size in them
+    "newton": "gram 1 metre 1 second -2 1000",
+    "joule": "gram 1 metre 2 second -2 1000",
+    "watt": "gram 1 metre 2 second -3 1000",
+    "pascal": "gram 1 metre -1 second -2 1000",
+    "volt": "gram 1 metre 2 second -3 ampere -1 1000",
+    "ohm": "gram 1 metre 2 second -3 ampere -2 1000",
+    "coulomb": "ampere 1 second 1 1",
+    "hertz": "second -1 1",
+    "litre": "metre 3 1/1000",
+    "molar": "mole 1 metre -3 1000",
 }
 
 
@@ -103,6 +119,7 @@ _COUNTED_WORD = re.compile(rf"{COUNTER}[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]
 _NO_WORD = re.compile(
     rf"{ALTERNATIVE}|{NEGATION}|{BOUND}|以|未|左右|不|和|与|と|多|余|超|이상|이하|미만|정도", re.IGNORECASE
 )
+_HOURS = re.compile(r"^(\d+)\s?h\s?([0-5]?\d)\s?m?$")  # 8h30m
 _HYPHEN = re.compile(
     r"^-(?=(?:inch|foot|yard|mile|meter|pound|gram|second|minute|hour|day|week|month|year|dollar|degree)\b)"
 )
@@ -128,6 +145,8 @@ _COMMA_BEFORE_UNIT = re.compile(
     r"^([-+]?\d+),(\d{1,2}|\d{4,})(?=\s?(?:%|[€£]|(?:[ckm]?m|[km]?g|[hls]|percent|euros?)\b))|^([-+]?[€£]\s?\d+),(\d\d)$"
 )
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_LETTER_SCALES = {"K": "thousand", "M": "million", "B": "billion"}
+_LETTER_SCALE = re.compile(r"(?<=\d)\s?([KMBkmb])(?:n)?(?![A-Za-z])")
 _WRAPPED = re.compile(
     r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
@@ -138,6 +157,7 @@ _SIGNS |= str.maketrans(
 )
 _REPEATING = re.compile(r"^([-+]?\d*\.\d*?)(\d{1,6})\2+\s*(?:\.\.\.|\u2026|\\[lc]?dots)$")  # 0.1666...
 _PERIOD = re.compile(r"^([-+]?\d+\.\d*)\((\d{1,9})\)$")  # 0.1(6)
+_LOWERED = re.compile("[\u2080-\u2089]+")
 _RAISED = re.compile("[\u207a\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # 1/4 to 7/8 as one character
 _MONEY = re.compile(r"([-+]?)\s*(?:\\?(?:US|A|C)?\s?\\?([$€£¥₹])\s*|(USD|EUR|GBP|JPY|INR)\s+)(?=[-\d.])")
@@ -193,6 +213,7 @@ def cleaned(text: str) -> str:
     text = re.sub(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))", ".", text)  # 6{,}02 in Europe
     text = re.sub(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,|\\!)(?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", re.sub(r"(?<!\\)\\[ ,;:!]|~", " ", text).replace(r"\%", "%"))
+    text = _LOWERED.sub(lambda m: f"_{{{_plain(m[0])}}}", text)
     text = _RAISED.sub(lambda m: f"^{{{_plain(m[0])}}}", text)
     return _VULGAR.sub(lambda m: f" {_plain(m[0])}", text).strip()
 
@@ -217,6 +238,7 @@ def read_quantity(text: str) -> Quantity | None:
         return _spelled(*spelled)
     if money := _MONEY.match(text):
         return _amount(money[1] + text[money.end() :], money[2] or money[3])
+    text = _HOURS.sub(r"\1 h \2 min", text)
     text = _COMMA_BEFORE_UNIT.sub(lambda m: f"{m[1] or m[3]}.{m[2] or m[4]}", text)
     text = _FRACTION.sub(r" \1\2/\3\4", text).lstrip() if "\\frac" in text else text
     if (read := _number(text)) is None:
@@ -256,6 +278,8 @@ def _spelled(value: Fraction, rest: str) -> Quantity | None:
 def _amount(text: str, sign: str) -> Quantity | None:
     """An amount of money after the currency sign: ``$18 per day``, ``$5 million``."""
     currency = read_unit(sign, spaced=True)
+    text = re.sub(r"^(\d+)(?= and \d+ cents?$)", r"\1 dollars", text)
+    text = _LETTER_SCALE.sub(lambda m: f" {_LETTER_SCALES[m[1].upper()]}", text)
     for amount in (read_quantity(text), read_quantity(_REMARK.sub(r"\1", text))):
         if amount and currency and (amount.unit is None or amount.unit.dimension == currency.dimension):
             return Quantity(amount.value, currency, amount.is_decimal)
@@ -351,16 +375,18 @@ def read_unit(text: str, *, spaced: bool) -> Unit | None:
     powers: dict[str, int] = {}
     factor = Fraction(1)
     factors = [(part, k) for k, side in enumerate(_PER.split(text)) for part in _TIMES.split(side.strip("()"))]
-    for part, k in factors:
+    for part, k in factors if len(factors) <= _MAX_FACTORS else [("", 0)]:
         match = _PART.fullmatch(part)
         base = _base_unit(match[2]) if match else None
         if match is None or base is None or (len(text) == 1 and text.isalpha() and not spaced):
             return _counted(text) if spaced else None
         word = match[1] or match[3]
         power = (_POWERS[word.rstrip(".")] if word else int(match[4] or 1)) * (1 if k == 0 else -1)
-        powers[base[0]] = powers.get(base[0], 0) + power
-        factor *= base[1] ** power
-    return Unit(tuple(sorted(powers.items())), factor)
+        *parts, size = _DERIVED.get(base[0], f"{base[0]} 1 1").split()
+        for name, inner in zip(parts[::2], map(int, parts[1::2]), strict=True):
+            powers[name] = powers.get(name, 0) + power * inner
+        factor *= (base[1] * Fraction(size)) ** power
+    return Unit(tuple(sorted((name, power) for name, power in powers.items() if power)), factor)
 
 
 def _is_foreign_unit(text: str, spaced: bool) -> bool:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class Workers:
         results = self._results([(*pair, tolerance) for pair in pairs], time.monotonic() + timeout_s)
         return {(answer, gold or ""): result for (answer, gold, _), result in results.items()}
 
-    def number(self, text: str, end: float) -> float | None:
+    def number(self, text: str, end: float) -> Fraction | float | None:
         """The value of a formula without variables, or None if it has no value or exceeds a limit.
 
         Raises:
@@ -128,6 +129,8 @@ class Workers:
         value = self._results([(text, None, 0.0)], end).get((text, None, 0.0), _LATE)
         if value is _LATE:
             raise TimeoutError
+        if isinstance(value, str):  # an exact value, such as 2^{100}-1
+            return Fraction(value)
         return value if isinstance(value, float) else None
 
     def _results(self, questions: Sequence[_Question], end: float) -> dict[_Question, Any]:
