@@ -260,6 +260,7 @@ _ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
 _PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
 _PAIRS += [("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a")]
+_OPENINGS = frozenset(opening[0] for opening, _ in _PAIRS)
 
 
 def readable(text: str) -> str:
@@ -423,7 +424,8 @@ def _stated_value(text: str) -> tuple[int, str]:
     """Position and text of the value after a verb or "=", else at the start of the sentence."""
     at, value, is_part = 0, "", False
     is_given = _GIVEN.match(text)  # "Since x is 2, y is 4"
-    formulas = [run.span() for run in RUN.finditer(text) if run[0].startswith(("$", "\\(", "\\["))]
+    found = RUN.finditer(text) if "$" in text or "\\" in text else ()
+    formulas = [run.span() for run in found if run[0].startswith(("$", "\\(", "\\["))]
     for copula in _COPULA.finditer(text):
         formula = next((start for start, stop in formulas if start < copula.start() < stop), None)
         end = copula.end() if formula is None else formula  # $y = 2x$
@@ -491,7 +493,7 @@ def strip_markup(text: str) -> str:
                 text = text.removesuffix(sign).removeprefix(sign)
         if text.startswith(("\\", "{")) and (wrapped := _WRAPPED.fullmatch(text)):
             text = str(wrapped[wrapped.lastindex or 0])
-        for opening, closing in _PAIRS:
+        for opening, closing in _PAIRS if text[:1] in _OPENINGS else ():
             inner = text[len(opening) : -len(closing)]
             if inner and text == opening + inner + closing and opening not in inner:
                 text = inner

@@ -94,9 +94,8 @@ class Numeric(_FormulaRule):
 
     name: str = "numeric"
     tolerance: float = 1e-6
-    """Maximum difference, relative to the gold number. Below 1 it is absolute, up to ten times as
-    large relative to the gold number. Up to 1e-6 it is for rounding only, so
-    that whole numbers must be equal."""
+    """Maximum difference, relative to the gold number. For gold numbers below 1 it is absolute, but at most ten times
+    as large relative to the gold number. Up to 1e-6 it is for rounding only, so that whole numbers must be equal."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
