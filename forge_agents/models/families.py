@@ -6,7 +6,7 @@ The model's name is not used: folders are renamed, and exports are named after t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ FAMILIES = (
     Family(name="qwen2", models="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",)),
     Family(name="smollm3", models="SmolLM3", architectures=("SmolLM3ForCausalLM",)),
     Family(name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",)),
+    Family(name="phi3", models="Phi-3, Phi-3.5 and Phi-4", architectures=("Phi3ForCausalLM",)),
     Family(
         name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",),
         untrainable_reason="its weights are stored in four bits, which the learner does not read, and packed attention "
@@ -99,10 +100,6 @@ FAMILIES = (
     Family(
         name="gemma3", models="Gemma 3", architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         untrainable_reason="TorchTitan has no blocks with norms after attention, nor its scaled embeddings",
-    ),
-    Family(
-        name="phi3", models="Phi-3, Phi-3.5 and Phi-4", architectures=("Phi3ForCausalLM",),
-        untrainable_reason="TorchTitan has no adapter of its fused weights",
     ),
     Family(
         name="mixtral", models="Mixtral", architectures=("MixtralForCausalLM",),
@@ -150,6 +147,8 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False, None),
     "hidden_act": ("silu",),
     "attention_dropout": (0, 0.0, None),
+    "embd_pdrop": (0, 0.0, None),
+    "resid_pdrop": (0, 0.0, None),
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1, 1.0, None),
     "quantization_config": (None,),
@@ -157,6 +156,17 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "rope_type": ("default", "linear", "llama3", "yarn"),
 }
 """Options with the values that TorchTitan's blocks compute. Any other value would silently train a different model."""
+_VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
+    "Phi3ForCausalLM": {
+        "partial_rotary_factor": None,
+        "rope_type": ("default", "longrope"),
+        # vLLM and transformers disagree about these
+        **dict.fromkeys(("factor", "attention_factor", "short_mscale", "long_mscale"), (None,)),
+    },
+}
+"""Values that differ by architecture. None: any value."""
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Linear layers of Phi, and the layers of other families that each of them stacks."""
 
 
 def inspect_model(folder: Path) -> ModelInfo:
@@ -204,8 +214,8 @@ def chat_template(folder: Path) -> str:
     return ""
 
 
-def check_trainable(config: Mapping[str, Any]) -> None:
-    """Check that the learner can train a model with this config.json.
+def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) -> None:
+    """Check that the learner can train a model with this config.json, on samples of up to `max_tokens`.
 
     Raises:
         ValueError: The learner cannot train it. The message says why and lists the supported architectures.
@@ -221,16 +231,57 @@ def check_trainable(config: Mapping[str, Any]) -> None:
     required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
-    settings = {**config, **rope_of(config)}
-    for key, allowed in _ONLY_VALUES.items():
-        if key in settings and settings[key] not in allowed:
+    rope = rope_of(config)
+    settings = {**config, **rope}
+    for key, allowed in {**_ONLY_VALUES, **_VALUES_OF.get(architecture, {})}.items():
+        if allowed is not None and key in settings and settings[key] not in allowed:
             supported = ", ".join(map(repr, allowed))
             raise ValueError(f"{key}={settings[key]!r} is not supported by the learner. Supported: {supported}")
+    if rope["rope_type"] == "longrope" and (max_tokens or 0) > (limit := context_of(config) or 0):
+        raise ValueError(
+            f"samples of {max_tokens} tokens are not supported: beyond {limit} tokens, LongRoPE rotates a token by the "
+            f"length of the sequence, which differs between sampling and training. Set max_model_len={limit}"
+        )
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """Return ``architectures[0]`` of a config.json. Empty if missing."""
     return next(iter(map(str, config.get("architectures") or ())), "")
+
+
+def is_fused(config: Mapping[str, Any]) -> bool:
+    """Return whether queries, keys and values are one weight, and gate and up projection another."""
+    return architecture_of(config) == "Phi3ForCausalLM"
+
+
+def adapted_layers(targets: Collection[str], *, fused: bool) -> tuple[str, ...]:
+    """Return the linear layers that an adapter with these targets has in a model, by Hugging Face's names.
+
+    Raises:
+        ValueError: The targets are a part of a fused layer.
+    """
+    if not fused:
+        return tuple(targets)
+    for layer, parts in FUSED.items():
+        if 0 < len(set(parts) & set(targets)) < len(parts):
+            raise ValueError(
+                f"targets={tuple(targets)} of a LoRA adapter: {layer} is one layer of this model. Name all or none of "
+                f"{', '.join(parts)}"
+            )
+    of = {part: layer for layer, parts in FUSED.items() for part in parts}
+    return tuple(dict.fromkeys(of.get(target, target) for target in targets))
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """Return the number of positions with the same RoPE frequencies. None if config.json has none.
+
+    LongRoPE has other frequencies for longer sequences: vLLM chooses them by its longest sequence, transformers by each
+    sequence.
+    """
+    rope, limit = rope_of(config), config.get("max_position_embeddings")
+    if rope["rope_type"] == "longrope":
+        limit = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or 4096
+    return limit if isinstance(limit, int) else None
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
@@ -250,7 +301,7 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("rope_parameters", "rope_scaling"):  # older files have rope_scaling, and rope_theta next to it
         rope = config.get(name) or {}
         settings |= rope if "rope_type" in rope or "type" not in rope else {**rope, "rope_type": rope["type"]}
-    return settings
+    return settings | ({"rope_type": "longrope"} if settings["rope_type"] == "su" else {})  # LongRoPE's first name
 
 
 _CALLS = {

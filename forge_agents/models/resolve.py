@@ -255,8 +255,9 @@ def context_of(folder: Path) -> int | None:
     Raises:
         ModelNotFoundError: The config is missing or unreadable.
     """
-    limit = read_json(folder / "config.json").get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None
+    from forge_agents.models import families
+
+    return families.context_of(read_json(folder / "config.json"))
 
 
 def weight_bytes(folder: Path) -> int:

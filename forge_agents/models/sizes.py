@@ -72,6 +72,8 @@ class ModelSize:
     """1 for a dense model."""
     qk_norm: bool
     """Whether queries and keys are normalized per head."""
+    fused: bool
+    """Whether queries, keys and values are one weight, and gate and up projection another."""
     num_experts: int
     """Number of experts per layer, or 0 for a dense model."""
     experts: int
@@ -134,6 +136,7 @@ class ModelSize:
             feed_forward=between * chosen,
             experts_per_token=chosen,
             qk_norm=str(config.get("model_type", "")).startswith("qwen3"),
+            fused=families.is_fused(config),
             num_experts=count,
             experts=3 * hidden * between * count,
             dense=attention + 2 * hidden + (hidden * count if count else 3 * hidden * between),

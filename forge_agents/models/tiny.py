@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from forge_agents.models.families import FUSED
+
 if TYPE_CHECKING:
     import torch
 
-Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral"]
+Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 HIDDEN = 128
@@ -35,6 +37,7 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
@@ -64,7 +67,7 @@ def tiny_model(
         folder: Target folder. It is created if missing, and existing files are replaced.
         family: ``"llama"``, ``"qwen3"`` (normalized queries and keys), ``"qwen3_moe"`` (four experts per layer, two
             per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
-            in the first layer only) or ``"mistral"``.
+            in the first layer only), ``"mistral"`` or ``"phi3"`` (fused weights).
         seed: Seed of the weights. Equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Whether the output head shares the embedding. Otherwise ``lm_head.weight`` is stored as well.
@@ -126,7 +129,7 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
         config["mlp_bias"] = False
     if family == "smollm3":
         config |= {"no_rope_layers": [1, 0], "use_sliding_window": False, "sliding_window": None}
-    if family == "mistral":
+    if family in ("mistral", "phi3"):
         config["sliding_window"] = None
     if family.startswith("qwen"):
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
@@ -182,6 +185,11 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         if family == "qwen2":
             for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
                 weights[f"{prefix}self_attn.{name}_proj.bias"] = matrix(heads * head_dim)
+        if family == "phi3":
+            for fused, parts in FUSED.items():
+                block = "self_attn." if fused == "qkv_proj" else "mlp."
+                rows = [weights.pop(f"{prefix}{block}{part}.weight") for part in parts]
+                weights[f"{prefix}{block}{fused}.weight"] = torch.cat(rows)
     if not tied:
         weights["lm_head.weight"] = matrix(VOCAB, HIDDEN)
     return weights

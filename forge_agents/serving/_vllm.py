@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.imports import without_garbage_collection
+from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.policy import LoRA, Sampling
@@ -219,7 +220,9 @@ def _adapter_options(config: EnginePlan) -> dict[str, Any]:
         "max_loras": len(config.adapters),
         "max_lora_rank": memory.adapter_rank(config.adapters.values()),
         # vLLM would wrap the head too, whose product costs more than all others
-        "lora_target_modules": sorted({target for lora in config.adapters.values() for target in lora.targets}),
+        "lora_target_modules": sorted(
+            {layer for lora in config.adapters.values() for layer in _adapted_layers(config.model, lora)}
+        ),
     }
 
 
@@ -543,17 +546,23 @@ def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
         ValueError: The folder has no such files, or a target is no layer of the model.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    missing = set(lora.targets)
+    targets = _adapted_layers(model, lora)
+    missing = set(targets)
     for name, shape in (expected_shapes(model) or {}).items():
         layer = name.removesuffix(".weight")
         target = layer.rpartition(".")[2]
-        if target in lora.targets and len(shape) == 2:
+        if target in targets and len(shape) == 2:
             shapes[f"base_model.model.{layer}.lora_A.weight"] = (lora.rank, shape[1])
             shapes[f"base_model.model.{layer}.lora_B.weight"] = (shape[0], lora.rank)
             missing.discard(target)
     if missing:
         raise ValueError(f"{model} has no layers {sorted(missing)} for a LoRA adapter. Leave them out of its targets")
     return shapes
+
+
+def _adapted_layers(model: str, lora: LoRA) -> tuple[str, ...]:
+    fused = families.is_fused(models.read_json(Path(model, "config.json")))
+    return families.adapted_layers(lora.targets, fused=fused)
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]] | None) -> None:
@@ -597,7 +606,8 @@ def load_adapter(engine: Any, number: int, lora: LoRA, tensors: Mapping[str, tor
 
     with tempfile.TemporaryDirectory(prefix="forge-adapter-") as folder:  # vLLM loads adapters only from files
         save_file(dict(tensors), Path(folder, "adapter_model.safetensors"))
-        settings = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+        layers = sorted({name.split(".")[-3] for name in tensors})
+        settings = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": layers}
         Path(folder, "adapter_config.json").write_text(json.dumps(settings))
         engine.add_lora(_lora_request(number, folder, load_inplace=True))
     _set_version(engine, str(number), version)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from forge_agents.errors import ModelNotFoundError
+from forge_agents.models.families import adapted_layers
 from forge_agents.models.resolve import read_json
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
@@ -69,13 +70,14 @@ def adapter_weights(size: ModelSize, lora: LoRA) -> int:
         "q_proj": size.hidden + attention,
         "k_proj": size.hidden + kv,
         "v_proj": size.hidden + kv,
+        "qkv_proj": size.hidden + attention + 2 * kv,
         "o_proj": size.hidden + attention,
     }
     layer_dims = (
         size.layers * attention_dims[name]
         if name in attention_dims
-        else size.plain_layers * (size.hidden + feed_forward)
-        for name in lora.targets
+        else size.plain_layers * (size.hidden + feed_forward * (2 if name == "gate_up_proj" else 1))
+        for name in adapted_layers(lora.targets, fused=size.fused)
     )
     return lora.rank * sum(layer_dims)
 

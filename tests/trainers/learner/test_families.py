@@ -19,6 +19,8 @@ from forge_trainers.learner.plan import LearnerPlan
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 64.0}  # 4,096 positions of 64 that it began with
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+LONG = {"rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": [1.0, 1.1, 1.2] * 4,
+        "long_factor": [1.0, 2.0, 4.0] * 4}  # fmt: skip
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {}),
     ("llama", {"head_dim": 64}),
@@ -27,6 +29,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"rope_parameters": LINEAR, "sliding_window": 9}),  # Llama has no windows, whatever its config says
     ("mistral", {"head_dim": 24}),  # which no engine computes on CPU
     ("mistral", {"sliding_window": 9}),
+    ("phi3", {}),
+    ("phi3", {"sliding_window": 9}),
+    ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
+    ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 700}),
     ("qwen2", {}),
     ("qwen2", {"rope_parameters": YARN, "head_dim": 64}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
@@ -76,7 +82,7 @@ def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Te
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "smollm3"])
+@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2", "smollm3"])
 def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
     model, batch = tiny_models(family=family), random_batch()
     settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)

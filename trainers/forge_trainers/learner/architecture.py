@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_trainers.learner import titan
+from forge_trainers.learner.fused import FusedFeedForward, FusedQKV
 from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 
 _ONES = {"weight": torch.nn.init.ones_}
@@ -29,6 +30,8 @@ _BIASED = ("Qwen2ForCausalLM",)
 """Architectures with biases of queries, keys and values, which their config.json does not mention."""
 _NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures that normalize queries and keys per head."""
+_SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM")
+"""Architectures with the window of their config.json in all layers."""
 _THETA = {"SmolLM3ForCausalLM": 2e6}
 """Default of RoPE's base where it is not 10,000."""
 
@@ -79,6 +82,8 @@ def spec_from_config(
         ffn = titan.make_ffn_config(
             dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
         )
+        if families.is_fused(config):
+            return FusedFeedForward.of(ffn)
         return FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3) if lean else ffn
 
     def attention(layer: int) -> Any:
@@ -125,11 +130,14 @@ def _attention(
     if (window := _window(config, layer)) is not None:
         inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan does not count the query's own position
     gqa = titan.make_gqa_config(
-        dim=dim, n_heads=num_heads, n_kv_heads=config.get("num_key_value_heads") or num_heads, fuse_qkv=fuse_qkv,
+        dim=dim, n_heads=num_heads, n_kv_heads=config.get("num_key_value_heads") or num_heads,
+        fuse_qkv=fuse_qkv or families.is_fused(config),
         # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
         head_dim=None if name == "LlamaForCausalLM" and head_dim == dim // num_heads else head_dim,
         rope=rope, qk_norm=qk_norm, wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner,
     )  # fmt: skip
+    if families.is_fused(config):
+        gqa.qkv_linear = FusedQKV.of(gqa.qkv_linear)
     if name in _BIASED:
         for part in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
             setattr(gqa.qkv_linear, part, replace(getattr(gqa.qkv_linear, part), bias=True))
@@ -147,12 +155,13 @@ def _has_positions(config: Mapping[str, Any], layer: int) -> bool:
 def _window(config: Mapping[str, Any], layer: int) -> int | None:
     """Size of a layer's sliding window in positions, including the query's own. None: no window."""
     name = config["architectures"][0]
-    window = config.get("sliding_window", None if name == "SmolLM3ForCausalLM" else 4096)  # transformers' defaults
+    default = None if name in {"SmolLM3ForCausalLM", "Phi3ForCausalLM"} else 4096  # as in transformers
+    window = config.get("sliding_window", default)
     if not window or name == "LlamaForCausalLM":
         return None
-    if name != "MistralForCausalLM" and not config.get("use_sliding_window"):
+    if name not in _SLIDING and not config.get("use_sliding_window"):
         return None
-    if name in {"MistralForCausalLM", "Qwen3MoeForCausalLM"}:
+    if name in {*_SLIDING, "Qwen3MoeForCausalLM"}:
         slides = True
     elif kinds := config.get("layer_types"):
         slides = kinds[layer] == "sliding_attention"
@@ -164,25 +173,31 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
 
 
 def _rope(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
-    rope, context = families.rope_of(config), config["max_position_embeddings"]
+    rope, context = families.rope_of(config), families.context_of(config)
     default = _THETA.get(config["architectures"][0], 10000.0)
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default)
+    assert context is not None
     if max_seq_len is not None and max_seq_len > context:
         raise ValueError(f"max_seq_len={max_seq_len} exceeds the model's {context} positions. Lower it")
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    rotated = int(head_dim * partial)
     scaling, factor = rope["rope_type"], 1.0
     if scaling == "default":
-        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+        frequencies = 1.0 / (theta ** (torch.arange(0, rotated, 2).float() / rotated))
     else:
         from transformers import LlamaConfig
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+        parameters = {**rope, "rope_theta": theta, "partial_rotary_factor": partial}
+        if scaling == "longrope":
+            parameters["original_max_position_embeddings"] = context
         settings = LlamaConfig(
             hidden_size=config["hidden_size"], num_attention_heads=config["num_attention_heads"], head_dim=head_dim,
-            max_position_embeddings=context, rope_parameters={**rope, "rope_type": scaling, "rope_theta": theta},
+            max_position_embeddings=config["max_position_embeddings"], rope_parameters=parameters,
         )  # fmt: skip
         frequencies, factor = ROPE_INIT_FUNCTIONS[scaling](settings, torch.device("cpu"))
     return kind.Config(
-        dim=head_dim, max_seq_len=max_seq_len or context, theta=theta, frequencies=tuple(frequencies.tolist()),
+        dim=rotated, max_seq_len=max_seq_len or context, theta=theta, frequencies=tuple(frequencies.tolist()),
         factor=float(factor),
     )  # fmt: skip
 
@@ -204,6 +219,20 @@ class Rope(titan.CosSinRoPE):  # type: ignore[misc]  # torchtitan is untyped
         """Scaled frequency of each pair of channels, in radians per position."""
         factor: float = 1.0
         """Factor on cosines and sines, used by YaRN."""
+
+    @staticmethod
+    def apply_rotary_emb(
+        query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate the first channels of each head, as many as the cache has. The others stay as they are."""
+        rotated = rope_cache.shape[-1] // 2
+        if rotated == query.shape[-1]:
+            return titan.CosSinRoPE.apply_rotary_emb(query, key, rope_cache)  # type: ignore[no-any-return]
+        parts = titan.CosSinRoPE.apply_rotary_emb(query[..., :rotated], key[..., :rotated], rope_cache)
+        turned_query, turned_key = (
+            torch.cat([part, x[..., rotated:]], dim=-1) for part, x in zip(parts, (query, key), strict=True)
+        )
+        return turned_query, turned_key
 
     def _precompute_cache(self) -> torch.Tensor:
         angles = _angles(self.config).repeat(1, 2)
@@ -236,12 +265,15 @@ def share_rope_tables(model: torch.nn.Module) -> None:
 
 
 class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's state-dict adapter for Qwen3, extended by the biases of similar architectures."""
+    """TorchTitan's state-dict adapter for Qwen3, extended by the biases and fused weights of similar architectures."""
 
     def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
         self.from_hf_map |= {
             f"model.layers.{{}}.self_attn.{x}_proj.bias": f"layers.{{}}.attention.qkv_linear.w{x}.bias" for x in "qkv"
+        } | {
+            "model.layers.{}.self_attn.qkv_proj.weight": "layers.{}.attention.qkv_linear.wqkv.weight",
+            "model.layers.{}.mlp.gate_up_proj.weight": "layers.{}.feed_forward.w13.weight",
         }
 
 

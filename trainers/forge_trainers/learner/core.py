@@ -367,7 +367,7 @@ class LearnerCore:
         adapter = None
         if self.config.lora is not None:
             weights = lora.peft_state(self._whole_state(), self._built.adapter)
-            adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
+            adapter = (weights, lora.peft_config(self.config.lora, self.config.model, weights))
         return checkpoint.export(self._hf_tensors(dtype), source, Path(folder), dtype=dtype, adapter=adapter)
 
     def offload(self) -> None:

@@ -39,7 +39,7 @@ class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is unt
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output, of the shape and dtype of `x`."""
-        hidden = _GatedUp.apply(self.w1(x), self.w3(x))  # type: ignore[no-untyped-call]
+        hidden = GatedUp.apply(self.w1(x), self.w3(x))  # type: ignore[no-untyped-call]
         output: torch.Tensor = self.w2(hidden)
         return output
 
@@ -101,7 +101,9 @@ class _RMSNorm(torch.autograd.Function):
         return gradient.to(x.dtype).view(x.shape), weight_grad_D.to(weight_D.dtype), None
 
 
-class _GatedUp(torch.autograd.Function):
+class GatedUp(torch.autograd.Function):
+    """``silu(gate) * up``, without keeping the activation for the backward pass."""
+
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from forge_agents.models import families
 from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_trainers.learner import titan
 
 _A, _B, _WEIGHT = ".lora_a.weight", ".lora_b.weight", ".weight"
 _LAYERS = dict(zip(LORA_TARGETS, ("wq", "wkv", "wkv", "wo", "w1", "w3", "w2"), strict=True))
 """Fields of TorchTitan's configurations by LoRA target. Keys and values share a field."""
+_FUSED_LAYERS = {"qkv_proj": "wqkv", "gate_up_proj": "w1", "o_proj": "wo", "down_proj": "w2"}
+"""The same for the layers of `fused`."""
 
 
 def is_adapter(name: str) -> bool:
@@ -29,18 +32,21 @@ def is_adapter(name: str) -> bool:
 
 
 def adapted(model_config: Any, lora: LoRA) -> Any:
-    """Add adapters to a complete TorchTitan model configuration without fused queries, keys and values.
+    """Add adapters to a complete TorchTitan model configuration.
 
-    All other weights are frozen.
+    Queries, keys and values are separate products, unless they are one weight in the checkpoint. All other weights are
+    frozen.
 
     Raises:
         ValueError: The model has no layer of that kind.
     """
     linear = {name.rpartition(".")[2] for name, *_ in model_config.traverse(titan.Linear.Config)}
-    if absent := [target for target in lora.targets if _LAYERS[target] not in linear]:
-        has = [target for target in LORA_TARGETS if _LAYERS[target] in linear]
+    fields = _FUSED_LAYERS if (fused := "wqkv" in linear) else _LAYERS
+    targets = families.adapted_layers(lora.targets, fused=fused)
+    if absent := [target for target in targets if fields[target] not in linear]:
+        has = [target for target, field in fields.items() if field in linear]
         raise ValueError(f"this model has no linear layers {absent} for a LoRA adapter. It has {has}")
-    layers = sorted({_LAYERS[target] for target in lora.targets})
+    layers = sorted({fields[target] for target in targets})
     settings = titan.LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=layers)
     return titan.LoRAConverter(settings).convert(model_config)
 
@@ -140,15 +146,15 @@ def peft_state(state: Mapping[str, Any], adapter: Any) -> dict[str, torch.Tensor
     return result
 
 
-def peft_config(lora: LoRA, base: str) -> dict[str, Any]:
-    """Content of PEFT's ``adapter_config.json`` for an adapter on the model `base`."""
+def peft_config(lora: LoRA, base: str, weights: Iterable[str]) -> dict[str, Any]:
+    """Content of PEFT's ``adapter_config.json`` for an adapter of these names on the model `base`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": list(lora.targets),
+        "target_modules": sorted({name.split(".")[-3] for name in weights}),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,

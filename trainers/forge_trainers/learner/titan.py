@@ -85,7 +85,7 @@ with without_garbage_collection():
     from torchtitan.distributed import utils as dist_utils
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
     from torchtitan.distributed.pipeline_parallel import pipeline_llm
-    from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, FusedQKVLinear, Linear, RMSNorm
     from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
     from torchtitan.models.common.config_utils import (
         make_ffn_config,

@@ -384,7 +384,7 @@ def _check_models(
     """Raise ValueError for a model that cannot be trained or whose ranks cannot share it."""
     for name, policy in policies.items():
         if policy.trainable:
-            families.check_trainable(models.read_json(paths[name] / "config.json"))
+            families.check_trainable(models.read_json(paths[name] / "config.json"), config.engine.max_model_len)
     with contextlib.suppress(ModelNotFoundError):
         checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
 
