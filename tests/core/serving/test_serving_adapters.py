@@ -57,6 +57,15 @@ def test_adapter_shapes_follow_model_and_targets(tiny_llama, tiny_models):
         _vllm.check_tensors({name: value.T for name, value in tensors.items()}, shapes)
 
 
+def test_adapter_of_fused_layers_adapts_all_of_their_parts(tiny_models):
+    model = str(tiny_models(family="phi3"))
+    shapes = _vllm.adapter_shapes(model, LoRA(rank=3))
+    assert {name.split(".")[-3] for name in shapes} == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    assert shapes["base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight"] == (256, 3)
+    with pytest.raises(ValueError, match="qkv_proj is one layer of this model. Name all or none of q_proj, k_proj"):
+        _vllm.adapter_shapes(model, LoRA(targets=("q_proj", "o_proj")))
+
+
 def test_adapter_without_matching_layer_is_refused(tmp_path, tiny_llama):
     from safetensors.torch import save_file
 

@@ -81,6 +81,31 @@ def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Te
     return result
 
 
+@pytest.mark.parametrize("family", ["phi3", "qwen2"])
+def test_gradients_equal_transformers(tiny_models, family):
+    model = tiny_models(family=family)
+    core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
+    core.model._skip_lm_head = False
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 256, (1, 120), generator=rng)
+    # 80 tokens, then twice what follows them
+    spans = [Span(start=0, length=80), *(Span(start=at, length=40, seen=((0, 80),)) for at in (80, 120))]
+    positions = torch.cat([span.before + torch.arange(span.length) for span in spans])
+    logits = core.model(torch.cat([ids, ids[:, 80:]], dim=1), positions[None], plan_attention(spans))
+    grad = torch.randn(logits.shape, generator=rng)
+    logits.backward(grad)
+    theirs(ids).logits.backward(torch.cat([grad[:, :80], grad[:, 80:120] + grad[:, 120:]], dim=1))
+    with torch.no_grad():
+        for weight in core.model.parameters():
+            weight.copy_(weight.grad)
+    result = core.hf_state_dict(dtype=torch.float32)
+    expected = {name: weight.grad for name, weight in theirs.named_parameters()}
+    assert result.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (result[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+
+
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
 @pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2", "smollm3"])
 def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):

@@ -34,7 +34,13 @@ from forge_trainers.losses.policy_loss import PolicyLoss
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize(
     "options",
-    [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}, {"family": "qwen3_moe"}],
+    [
+        {"family": "llama"},
+        {"family": "qwen3"},
+        {"family": "llama", "tied": False},
+        {"family": "qwen3_moe"},
+        {"family": "phi3", "tied": False},
+    ],
     ids=str,
 )
 def test_logprobs_equal_transformers(tiny_models, random_batch, options, share):
@@ -369,7 +375,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_llama, tiny_qwen3, tmp_pa
         LearnerCore(config(tiny_qwen3)).load(tmp_path / "step-1")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3"])
 def test_an_export_is_a_model_for_transformers(tiny_models, random_batch, tmp_path, family):
     from transformers import AutoTokenizer
 
@@ -613,6 +619,7 @@ def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards
         ("llama", {"ep": 2}, "ep=2 spreads experts, and the model has none"),
         ("qwen3_moe", {"ep": 3}, "ep=3 does not divide the model's num_experts=4"),
         ("qwen3_moe", {"tp": 2}, "Set learner.ep"),
+        ("phi3", {"tp": 2}, "tp=2 is not supported for Phi"),
     ],
 )
 def test_parallel_degrees_must_divide_the_model(tiny_models, family, degrees, message):

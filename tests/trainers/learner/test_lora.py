@@ -58,7 +58,9 @@ def test_a_new_adapter_changes_nothing(tiny_llama, tiny_qwen3, random_batch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}], ids=str
+    "options",
+    [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}, {"family": "phi3"}],
+    ids=str,
 )
 def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(tiny_models, random_batch, tmp_path, options):
     model, batch = tiny_models(**options), random_batch()

@@ -65,7 +65,7 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3"])
 def test_expected_bytes_are_those_of_the_tensors(tiny_models, random_batch, monkeypatch, family, dtype):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)  # as on a GPU, whose memory is forecast
     model = tiny_models(family=family)
@@ -119,9 +119,11 @@ def test_backward_counts_the_gradients_of_the_feed_forward_products():
 
 
 @pytest.mark.slow
-def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_llama, random_batch):
-    config = LearnerPlan(model=str(tiny_llama), threads=1, lora=LoRA(rank=8))
-    expected = learner_bytes(ModelSize.of(tiny_llama), config)
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_models, random_batch, family):
+    model = tiny_models(family=family)
+    config = LearnerPlan(model=str(model), threads=1, lora=LoRA(rank=8))
+    expected = learner_bytes(ModelSize.of(model), config)
     result = measured(LearnerCore(config), random_batch(groups=1))
     for part in ("weights", "optimizer"):
         assert result[part] == pytest.approx(expected[part], rel=0.1), part

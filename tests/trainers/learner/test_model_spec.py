@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forge_agents.errors import ModelNotFoundError
+from forge_agents.models.families import check_trainable
 from forge_trainers.learner.architecture import read_config, spec_from_config
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.model import build_model, check_weights
@@ -34,6 +35,8 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type='dynamic' .* 'default', 'linear', 'llama3'"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "su", "long_mscale": 1.2}}, "long_mscale=1.2"),
         ({"hidden_size": None}, "hidden_size"),
     ],
 )
@@ -45,6 +48,17 @@ def test_an_unsupported_model_is_refused(tiny_llama, changes, message):
 def test_positions_beyond_the_models_context_are_refused(tiny_llama):
     with pytest.raises(ValueError, match="max_seq_len=99999"):
         spec_from_config(read_config(tiny_llama), inner_attention=None, max_seq_len=99999)
+
+
+def test_longrope_is_refused_beyond_its_original_length():
+    config = {
+        "architectures": ["Phi3ForCausalLM"], "hidden_size": 96, "vocab_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096, "rope_scaling": {"type": "su"},
+    }  # fmt: skip
+    check_trainable(config, 4096)
+    with pytest.raises(ValueError, match="beyond 4096 tokens, LongRoPE .* Set max_model_len=4096"):
+        check_trainable(config, 4097)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):

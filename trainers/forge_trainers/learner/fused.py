@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forge_trainers.learner import titan
-from forge_trainers.learner.lean import GatedUp
+from forge_trainers.learner.lean import gated_up
 
 
 class FusedQKV(titan.FusedQKVLinear):  # type: ignore[misc]  # torchtitan is untyped
@@ -72,5 +72,5 @@ class FusedFeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan i
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output, of the shape and dtype of `x`."""
         gate, up = self.w13(x).chunk(2, dim=-1)
-        output: torch.Tensor = self.w2(GatedUp.apply(gate, up))  # type: ignore[no-untyped-call]
+        output: torch.Tensor = self.w2(gated_up(gate, up))
         return output

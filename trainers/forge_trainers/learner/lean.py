@@ -39,8 +39,7 @@ class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is unt
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output, of the shape and dtype of `x`."""
-        hidden = GatedUp.apply(self.w1(x), self.w3(x))  # type: ignore[no-untyped-call]
-        output: torch.Tensor = self.w2(hidden)
+        output: torch.Tensor = self.w2(gated_up(self.w1(x), self.w3(x)))
         return output
 
 
@@ -101,9 +100,13 @@ class _RMSNorm(torch.autograd.Function):
         return gradient.to(x.dtype).view(x.shape), weight_grad_D.to(weight_D.dtype), None
 
 
-class GatedUp(torch.autograd.Function):
+def gated_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up``, without keeping the activation for the backward pass."""
+    output: torch.Tensor = _GatedUp.apply(gate, up)  # type: ignore[no-untyped-call]
+    return output
 
+
+class _GatedUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
