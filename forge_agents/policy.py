@@ -161,7 +161,7 @@ class LoRA:
     """Scale of the update before the division by `rank`. Above 0."""
     targets: tuple[str, ...] = LORA_TARGETS
     """Layers with an adapter: "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj". "k_proj" and
-    "v_proj" must be given together."""
+    "v_proj" must be given together. Phi fuses the first three, and "gate_proj" and "up_proj": give all or none."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= _MAX_RANK:

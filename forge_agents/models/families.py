@@ -5,6 +5,7 @@ The model's name is not used: folders are renamed, and exports are named after t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class Family:
     """Models with the same architecture."""
 
     name: str
-    """``model_type`` in config.json."""
+    """Name, usually ``model_type`` in config.json."""
     models: str
     """Well-known models of the family."""
     architectures: tuple[str, ...]
@@ -81,6 +82,7 @@ FAMILIES = (
     Family(name="qwen2", models="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",)),
     Family(name="smollm3", models="SmolLM3", architectures=("SmolLM3ForCausalLM",)),
     Family(name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",)),
+    Family(name="gemma3", models="Gemma 3 for text", architectures=("Gemma3ForCausalLM",)),
     Family(name="phi3", models="Phi-3, Phi-3.5 and Phi-4", architectures=("Phi3ForCausalLM",)),
     Family(
         name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",),
@@ -98,8 +100,8 @@ FAMILIES = (
         untrainable_reason=_MLA,
     ),
     Family(
-        name="gemma3", models="Gemma 3", architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-        untrainable_reason="TorchTitan has no blocks with norms after attention, nor its scaled embeddings",
+        name="gemma3_images", models="Gemma 3 with images", architectures=("Gemma3ForConditionalGeneration",),
+        untrainable_reason="its weights include an image encoder, which the learner does not compute",
     ),
     Family(
         name="mixtral", models="Mixtral", architectures=("MixtralForCausalLM",),
@@ -146,6 +148,9 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "hidden_act": ("silu",),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "use_bidirectional_attention": (False, None),
     "attention_dropout": (0, 0.0, None),
     "embd_pdrop": (0, 0.0, None),
     "resid_pdrop": (0, 0.0, None),
@@ -157,6 +162,7 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Options with the values that TorchTitan's blocks compute. Any other value would silently train a different model."""
 _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
+    "Gemma3ForCausalLM": {"hidden_act": None, "hidden_activation": ("gelu_pytorch_tanh",)},
     "Phi3ForCausalLM": {
         "partial_rotary_factor": None,
         "rope_type": ("default", "longrope"),
@@ -232,15 +238,17 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
     rope = rope_of(config)
-    settings = {**config, **rope}
-    for key, allowed in {**_ONLY_VALUES, **_VALUES_OF.get(architecture, {})}.items():
+    kinds = [{**config, **rope}, rope_of(config, "sliding_attention")]
+    only_values = {**_ONLY_VALUES, **_VALUES_OF.get(architecture, {})}
+    for settings, (key, allowed) in itertools.product(kinds, only_values.items()):
         if allowed is not None and key in settings and settings[key] not in allowed:
             supported = ", ".join(map(repr, allowed))
             raise ValueError(f"{key}={settings[key]!r} is not supported by the learner. Supported: {supported}")
     if rope["rope_type"] == "longrope" and (max_tokens or 0) > (limit := context_of(config) or 0):
         raise ValueError(
             f"samples of {max_tokens} tokens are not supported: beyond {limit} tokens, LongRoPE rotates a token by the "
-            f"length of the sequence, which differs between sampling and training. Set max_model_len={limit}"
+            "length of the sequence, which differs between sampling and training. Set engine.max_model_len, or "
+            f"max_sample_tokens of SFT and DPO, to at most {limit}"
         )
 
 
@@ -295,11 +303,25 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     return num_experts(config) > 0 and layer not in dense and (layer + 1) % every == 0
 
 
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of RoPE, with its scaling always in ``rope_type``."""
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Return whether the output head shares the embedding. transformers leaves out the default of the architecture."""
+    default = architecture_of(config) in {"Gemma3ForCausalLM", "SmolLM3ForCausalLM"}
+    return bool(config.get("tie_word_embeddings", default))
+
+
+def rope_of(config: Mapping[str, Any], layers: str = "full_attention") -> dict[str, Any]:
+    """Return the settings of RoPE, with its scaling always in ``rope_type``.
+
+    Gemma 3 has others for `layers` of the type ``"sliding_attention"``.
+    """
+    sliding = layers == "sliding_attention"
     settings = {"rope_type": "default"}
+    if sliding:
+        settings["rope_theta"] = config.get("rope_local_base_freq", 10000.0)
     for name in ("rope_parameters", "rope_scaling"):  # older files have rope_scaling, and rope_theta next to it
         rope = config.get(name) or {}
+        if sliding or "full_attention" in rope:
+            rope = rope.get(layers) or {}
         settings |= rope if "rope_type" in rope or "type" not in rope else {**rope, "rope_type": rope["type"]}
     return settings | ({"rope_type": "longrope"} if settings["rope_type"] == "su" else {})  # LongRoPE's first name
 

@@ -72,6 +72,8 @@ class ModelSize:
     """1 for a dense model."""
     qk_norm: bool
     """Whether queries and keys are normalized per head."""
+    norms: int
+    """Number of norms of a layer's hidden states."""
     fused: bool
     """Whether queries, keys and values are one weight, and gate and up projection another."""
     num_experts: int
@@ -119,6 +121,8 @@ class ModelSize:
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = int(config.get("head_dim") or hidden // heads)
         count, layers = families.num_experts(config), int(config["num_hidden_layers"])
+        model_type = str(config.get("model_type", ""))
+        norms = 4 if model_type.startswith("gemma3") else 2
         if not 0 <= layers <= _MAX_LAYERS:
             raise ValueError(f"num_hidden_layers={layers} is outside [0, {_MAX_LAYERS}]")
         between = int((config.get("moe_intermediate_size") if count else 0) or config["intermediate_size"])
@@ -132,14 +136,15 @@ class ModelSize:
             head_dim=head_dim,
             vocab=int(config["vocab_size"]),
             context=_context(config),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=families.is_tied(config),
             feed_forward=between * chosen,
             experts_per_token=chosen,
-            qk_norm=str(config.get("model_type", "")).startswith("qwen3"),
+            qk_norm=model_type.startswith(("qwen3", "gemma3")),
+            norms=norms,
             fused=families.is_fused(config),
             num_experts=count,
             experts=3 * hidden * between * count,
-            dense=attention + 2 * hidden + (hidden * count if count else 3 * hidden * between),
+            dense=attention + norms * hidden + (hidden * count if count else 3 * hidden * between),
             sparse_layers=sum(families.has_experts(config, layer) for layer in range(layers)),
             plain_channels=int(config["intermediate_size"]),
         )
@@ -214,5 +219,6 @@ def check_count(folder: Path, described: int) -> None:
 def _context(config: Mapping[str, Any]) -> int:
     """Maximum context, as in vLLM: times the RoPE scaling factor unless `max_position_embeddings` includes it."""
     rope = families.rope_of(config)
-    factor = 1 if rope["rope_type"] in _SCALED_ALREADY else rope.get("factor") or 1
+    is_scaled = rope["rope_type"] in _SCALED_ALREADY or "gemma3" in str(config.get("model_type"))
+    factor = 1 if is_scaled else rope.get("factor") or 1
     return int(config["max_position_embeddings"] * factor)

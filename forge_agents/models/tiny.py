@@ -12,7 +12,7 @@ from forge_agents.models.families import FUSED
 if TYPE_CHECKING:
     import torch
 
-Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3"]
+Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 HIDDEN = 128
@@ -38,6 +38,7 @@ _ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
@@ -67,7 +68,8 @@ def tiny_model(
         folder: Target folder. It is created if missing, and existing files are replaced.
         family: ``"llama"``, ``"qwen3"`` (normalized queries and keys), ``"qwen3_moe"`` (four experts per layer, two
             per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
-            in the first layer only), ``"mistral"`` or ``"phi3"`` (fused weights).
+            in the first layer only), ``"mistral"``, ``"phi3"`` (fused weights) or ``"gemma3"`` (a sliding window of 64
+            positions in the first layer).
         seed: Seed of the weights. Equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Whether the output head shares the embedding. Otherwise ``lm_head.weight`` is stored as well.
@@ -131,6 +133,19 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
         config |= {"no_rope_layers": [1, 0], "use_sliding_window": False, "sliding_window": None}
     if family in ("mistral", "phi3"):
         config["sliding_window"] = None
+    if family == "gemma3":
+        config |= {
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": HEAD_DIM,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        }
+        del config["hidden_act"]
     if family.startswith("qwen"):
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
     if family == "qwen3_moe":
@@ -156,7 +171,8 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         return (0.08 * torch.randn(*shape, generator=generator)).to(getattr(torch, dtype))
 
     def norm(size: int) -> torch.Tensor:
-        return (1 + 0.1 * torch.randn(size, generator=generator)).to(getattr(torch, dtype))
+        offset = 0 if family == "gemma3" else 1  # the model adds 1
+        return (offset + 0.1 * torch.randn(size, generator=generator)).to(getattr(torch, dtype))
 
     weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN), "model.norm.weight": norm(HIDDEN)}
     for layer in range(LAYERS):
@@ -179,20 +195,29 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
             }
         if family == "qwen3_moe":
             weights[prefix + "mlp.gate.weight"] = matrix(EXPERTS, HIDDEN)
-        if family in ("qwen3", "qwen3_moe"):
+        if family == "gemma3":
+            weights[prefix + "pre_feedforward_layernorm.weight"] = norm(HIDDEN)
+            weights[prefix + "post_feedforward_layernorm.weight"] = norm(HIDDEN)
+        if family in ("qwen3", "qwen3_moe", "gemma3"):
             weights[prefix + "self_attn.q_norm.weight"] = norm(head_dim)
             weights[prefix + "self_attn.k_norm.weight"] = norm(head_dim)
         if family == "qwen2":
             for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
                 weights[f"{prefix}self_attn.{name}_proj.bias"] = matrix(heads * head_dim)
         if family == "phi3":
-            for fused, parts in FUSED.items():
-                block = "self_attn." if fused == "qkv_proj" else "mlp."
-                rows = [weights.pop(f"{prefix}{block}{part}.weight") for part in parts]
-                weights[f"{prefix}{block}{fused}.weight"] = torch.cat(rows)
+            _fuse(weights, prefix)
     if not tied:
         weights["lm_head.weight"] = matrix(VOCAB, HIDDEN)
     return weights
+
+
+def _fuse(weights: dict[str, torch.Tensor], prefix: str) -> None:
+    """Stack the weights of a layer that Phi-3 fuses, in place."""
+    import torch
+
+    for fused, parts in FUSED.items():
+        block = prefix + ("self_attn." if fused == "qkv_proj" else "mlp.")
+        weights[f"{block}{fused}.weight"] = torch.cat([weights.pop(f"{block}{part}.weight") for part in parts])
 
 
 def _write_tokenizer(folder: Path) -> None:

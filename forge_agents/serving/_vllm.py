@@ -534,7 +534,7 @@ def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(Path(model).glob("*.safetensors")):
         shapes |= {name: tuple(entry["shape"]) for name, entry in models.safetensors_header(path).items()}
-    if json.loads(Path(model, "config.json").read_text()).get("tie_word_embeddings", False):
+    if families.is_tied(models.read_json(Path(model, "config.json"))):
         shapes.pop("lm_head.weight", None)
     return shapes or None
 

@@ -436,7 +436,7 @@ def test_the_tiny_model_is_made_once_under_its_name(cache, monkeypatch):
         models.resolve("/tiny-randon")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_tiny_models_load_whole(tiny_models, family, tied):
     from transformers import AutoModelForCausalLM

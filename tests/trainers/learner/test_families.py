@@ -29,6 +29,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"rope_parameters": LINEAR, "sliding_window": 9}),  # Llama has no windows, whatever its config says
     ("mistral", {"head_dim": 24}),  # which no engine computes on CPU
     ("mistral", {"sliding_window": 9}),
+    ("gemma3", {}),
+    ("gemma3", {"sliding_window": 9, "query_pre_attn_scalar": 100, "head_dim": 64}),
+    ("gemma3", {"rope_parameters": None, "rope_theta": 5e5, "rope_local_base_freq": 3e3, "layer_types": None,
+                "sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     ("phi3", {}),
     ("phi3", {"sliding_window": 9}),
     ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
@@ -53,10 +57,10 @@ ORIGINAL = 64
 
 @pytest.mark.parametrize(("family", "settings"), CASES, ids=str)
 def test_logits_equal_transformers_alone_and_packed(tmp_path, family, settings):
-    if "rope_parameters" in settings:
+    if settings.get("rope_parameters"):
         rope = {"rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL, **settings["rope_parameters"]}
         settings = settings | {"rope_parameters": rope}
-    tied = family in {"llama", "smollm3"}
+    tied = family in {"llama", "smollm3", "gemma3"}
     model = tiny_model(tmp_path, family=family, settings=settings, tied=tied)  # type: ignore[arg-type]
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
     core.model._skip_lm_head = False
@@ -81,7 +85,7 @@ def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Te
     return result
 
 
-@pytest.mark.parametrize("family", ["phi3", "qwen2"])
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "qwen2"])
 def test_gradients_equal_transformers(tiny_models, family):
     model = tiny_models(family=family)
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
@@ -107,7 +111,7 @@ def test_gradients_equal_transformers(tiny_models, family):
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
-@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2", "smollm3"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral", "phi3", "qwen2", "smollm3"])
 def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
     model, batch = tiny_models(family=family), random_batch()
     settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)

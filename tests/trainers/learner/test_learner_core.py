@@ -40,6 +40,7 @@ from forge_trainers.losses.policy_loss import PolicyLoss
         {"family": "llama", "tied": False},
         {"family": "qwen3_moe"},
         {"family": "phi3", "tied": False},
+        {"family": "gemma3"},
     ],
     ids=str,
 )
@@ -375,7 +376,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_llama, tiny_qwen3, tmp_pa
         LearnerCore(config(tiny_qwen3)).load(tmp_path / "step-1")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3"])
 def test_an_export_is_a_model_for_transformers(tiny_models, random_batch, tmp_path, family):
     from transformers import AutoTokenizer
 

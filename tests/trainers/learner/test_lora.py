@@ -59,7 +59,13 @@ def test_a_new_adapter_changes_nothing(tiny_llama, tiny_qwen3, random_batch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}, {"family": "phi3"}],
+    [
+        {"family": "llama"},
+        {"family": "qwen3"},
+        {"family": "llama", "tied": False},
+        {"family": "phi3"},
+        {"family": "gemma3"},
+    ],
     ids=str,
 )
 def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(tiny_models, random_batch, tmp_path, options):

@@ -35,6 +35,13 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type='dynamic' .* 'default', 'linear', 'llama3'"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma 3 with images.: its weights include an image"),
+        ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "hidden_activation='gelu'"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"sliding_attention": {"type": "dynamic"}}},
+            "rope_type='dynamic'",
+        ),
         ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
         ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "su", "long_mscale": 1.2}}, "long_mscale=1.2"),
         ({"hidden_size": None}, "hidden_size"),
@@ -57,7 +64,7 @@ def test_longrope_is_refused_beyond_its_original_length():
         "original_max_position_embeddings": 4096, "rope_scaling": {"type": "su"},
     }  # fmt: skip
     check_trainable(config, 4096)
-    with pytest.raises(ValueError, match="beyond 4096 tokens, LongRoPE .* Set max_model_len=4096"):
+    with pytest.raises(ValueError, match="beyond 4096 tokens, LongRoPE .* at most 4096"):
         check_trainable(config, 4097)
 
 

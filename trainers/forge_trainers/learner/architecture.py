@@ -1,7 +1,7 @@
 """TorchTitan model specs from the config.json of a Hugging Face model.
 
 Llama uses TorchTitan's Llama blocks. All other families are its Qwen3 blocks with other options: biases, norms of
-queries and keys, RoPE frequencies, sliding windows, experts.
+queries and keys, RoPE frequencies, sliding windows, experts. `fused` has the layers of Phi, `gemma` those of Gemma.
 
 Axes: R tokens routed to the experts of this rank, D hidden size, E experts, F hidden size of an expert.
 """
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_agents.models import families
 from forge_agents.models import resolve as models
-from forge_trainers.learner import titan
+from forge_trainers.learner import gemma, titan
 from forge_trainers.learner.fused import FusedFeedForward, FusedQKV
 from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 
@@ -28,11 +28,11 @@ _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
 _BIASED = ("Qwen2ForCausalLM",)
 """Architectures with biases of queries, keys and values, which their config.json does not mention."""
-_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM")
 """Architectures that normalize queries and keys per head."""
 _SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM")
 """Architectures with the window of their config.json in all layers."""
-_THETA = {"SmolLM3ForCausalLM": 2e6}
+_THETA = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6}
 """Default of RoPE's base where it is not 10,000."""
 
 
@@ -66,17 +66,14 @@ def spec_from_config(
     """
     families.check_trainable(config)
     name = config["architectures"][0]
-    is_llama = name == "LlamaForCausalLM"
+    is_llama, is_gemma = name == "LlamaForCausalLM", name == "Gemma3ForCausalLM"
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
     head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
-    tied = bool(config.get("tie_word_embeddings", name == "SmolLM3ForCausalLM"))  # transformers leaves out defaults
+    tied = families.is_tied(config)
 
     def norm(size: int) -> Any:
-        kind = RMSNorm if lean else titan.RMSNorm
+        kind = ((gemma.RMSNorm, gemma.LeanRMSNorm) if is_gemma else (titan.RMSNorm, RMSNorm))[lean]
         return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
-
-    rope = _rope(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
-    no_rope = replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
 
     def feed_forward() -> Any:
         ffn = titan.make_ffn_config(
@@ -84,18 +81,29 @@ def spec_from_config(
         )
         if families.is_fused(config):
             return FusedFeedForward.of(ffn)
+        if is_gemma:
+            return gemma.FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3)
         return FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3) if lean else ffn
 
     def attention(layer: int) -> Any:
-        layer_rope = rope if _has_positions(config, layer) else no_rope
+        layers = "sliding_attention" if is_gemma and _is_local(config, layer) else "full_attention"
+        rope = _rope(config, layers, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
+        if not _has_positions(config, layer):
+            rope = replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
         qk_norm = norm(head_dim) if name in _NORMED else None
         return _attention(
-            config, layer, inner_attention, head_dim=head_dim, rope=layer_rope, qk_norm=qk_norm, fuse_qkv=fuse_qkv
+            config, layer, inner_attention, head_dim=head_dim, rope=rope, qk_norm=qk_norm, fuse_qkv=fuse_qkv
         )
 
-    block = titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock
+    def block(**parts: Any) -> Any:
+        if is_gemma:
+            scale = config.get("query_pre_attn_scalar", 256) ** -0.5
+            post_norms = {"attention_post_norm": norm(dim), "ffn_post_norm": norm(dim)}
+            return gemma.TransformerBlock.Config(**parts, **post_norms, scale=scale)
+        return (titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock).Config(**parts)
+
     layers = [
-        block.Config(
+        block(
             attention_norm=norm(dim),
             ffn_norm=norm(dim),
             attention=attention(layer),
@@ -105,7 +113,7 @@ def spec_from_config(
         for layer in range(config["num_hidden_layers"])
     ]  # fmt: skip
     embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
-    model = (titan.Llama3Model if is_llama else titan.Qwen3Model).Config(
+    model = (titan.Llama3Model if is_llama else gemma.Model if is_gemma else titan.Qwen3Model).Config(
         dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
         tok_embeddings=(Embedding if lean else titan.Embedding).Config(
             num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
@@ -119,7 +127,7 @@ def spec_from_config(
         parallelize_fn=titan.parallelize_llama if is_llama else titan.parallelize_qwen3,
         pipelining_fn=titan.pipeline_llm,
         post_optimizer_build_fn=None,
-        state_dict_adapter=titan.Llama3StateDictAdapter if is_llama else StateDictAdapter,
+        state_dict_adapter=_ADAPTERS.get(name, StateDictAdapter),
     )
 
 
@@ -152,6 +160,12 @@ def _has_positions(config: Mapping[str, Any], layer: int) -> bool:
     return bool(layers[layer] if layers else (layer + 1) % config.get("no_rope_layer_interval", 4))
 
 
+def _is_local(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer of Gemma 3 has a sliding window and the RoPE of such layers."""
+    kinds = config.get("layer_types")
+    return bool(kinds[layer] == "sliding_attention" if kinds else (layer + 1) % config.get("sliding_window_pattern", 6))
+
+
 def _window(config: Mapping[str, Any], layer: int) -> int | None:
     """Size of a layer's sliding window in positions, including the query's own. None: no window."""
     name = config["architectures"][0]
@@ -159,10 +173,12 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
     window = config.get("sliding_window", default)
     if not window or name == "LlamaForCausalLM":
         return None
-    if name not in _SLIDING and not config.get("use_sliding_window"):
+    if name not in {*_SLIDING, "Gemma3ForCausalLM"} and not config.get("use_sliding_window"):
         return None
     if name in {*_SLIDING, "Qwen3MoeForCausalLM"}:
         slides = True
+    elif name == "Gemma3ForCausalLM":
+        slides = _is_local(config, layer)
     elif kinds := config.get("layer_types"):
         slides = kinds[layer] == "sliding_attention"
     elif name == "SmolLM3ForCausalLM":
@@ -172,8 +188,8 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
     return int(window) if slides else None
 
 
-def _rope(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
-    rope, context = families.rope_of(config), families.context_of(config)
+def _rope(config: Mapping[str, Any], layers: str, kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
+    rope, context = families.rope_of(config, layers), families.context_of(config)
     default = _THETA.get(config["architectures"][0], 10000.0)
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default)
     assert context is not None
@@ -253,6 +269,10 @@ class LlamaRope(titan.ComplexRoPE):  # type: ignore[misc]  # torchtitan is untyp
     def _precompute_cache(self) -> torch.Tensor:
         angles = _angles(self.config)
         return torch.polar(torch.full_like(angles, self.config.factor), angles)
+
+
+_ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": gemma.StateDictAdapter}
+"""TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 
 def share_rope_tables(model: torch.nn.Module) -> None:

@@ -26,8 +26,7 @@ class RMSNorm(titan.RMSNorm):  # type: ignore[misc]  # torchtitan is untyped
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalized `x`, of the same shape and dtype."""
-        output: torch.Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-        return output
+        return rms_norm(x, self.weight, self.eps)
 
 
 class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is untyped
@@ -76,6 +75,12 @@ class _Embedding(torch.autograd.Function):
         sums_UD = grad.new_zeros(len(unique_U), size, dtype=torch.float32)
         sums_UD.index_add_(0, index_T, grad.reshape(-1, size).float())
         return None, grad.new_zeros(ctx.rows, size).index_copy_(0, unique_U, sums_UD.to(grad.dtype))
+
+
+def rms_norm(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x / sqrt(mean(x^2) + eps) * w`` in float32, of the shape and dtype of `x`."""
+    output: torch.Tensor = _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -134,7 +134,7 @@ def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: boo
     On CPU also attention probabilities, up to the limit of a row.
     """
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    norms = 8 * (2 * size.hidden + (attention + kv if size.qk_norm else 0))
+    norms = 8 * (size.norms * size.hidden + (attention + kv if size.qk_norm else 0))
     routed = 2 * size.experts_per_token * size.hidden if size.experts else 0
     products = item * (2 * size.hidden + 3 * attention + 2 * kv + 4 * size.feed_forward + routed)
     longest = min(KEPT_SCORES, config.max_sample_tokens or size.context)
@@ -159,5 +159,7 @@ def _kept_selectively(size: ModelSize, item: int, *, adapter: bool) -> int:
     nearly all products of the layer are kept. `SelectiveAC` does not count products of experts.
     """
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    if size.fused:  # of four products, the first and the third
+        return item * (size.hidden + attention + (2 if adapter else 1) * (attention + 2 * kv + 2 * size.feed_forward))
     wide = size.feed_forward + size.hidden if size.plain_layers else 0
     return item * (size.hidden + attention + 2 * kv + (2 if adapter else 1) * (attention + wide))
