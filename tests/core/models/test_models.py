@@ -436,6 +436,13 @@ def test_the_tiny_model_is_made_once_under_its_name(cache, monkeypatch):
         models.resolve("/tiny-randon")
 
 
+@pytest.mark.parametrize("family", ["gemma3", "smollm3", "phi3"])
+def test_head_is_tied_by_the_default_of_the_architecture(tiny_models, family):
+    config = models.read_json(tiny_models(family=family) / "config.json")
+    del config["tie_word_embeddings"]
+    assert ModelSize.from_config(config).tied == (family != "phi3")
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_tiny_models_load_whole(tiny_models, family, tied):
