@@ -64,6 +64,12 @@ LAYOUTS = (
     Layout(name="experts, FSDP 2, EP 2", processes=2, family="qwen3_moe", settings={"ep": 2}),
     Layout(name="experts, TP 2, EP 2", processes=2, family="qwen3_moe", settings={"tp": 2, "ep": 2}),
     Layout(name="experts, FSDP 2 x TP 2, EP 2", processes=4, family="qwen3_moe", settings={"tp": 2, "ep": 2}),
+    Layout(name="Gemma, 1 process", family="gemma3"),
+    Layout(name="Gemma, TP 2", processes=2, family="gemma3", settings={"tp": 2}),
+    Layout(name="Phi, 1 process", family="phi3"),
+    Layout(name="Phi, FSDP 2", processes=2, family="phi3"),
+    Layout(name="Phi, adapter, 1 process", family="phi3", adapter=True),
+    Layout(name="Phi, adapter, FSDP 2", processes=2, family="phi3", adapter=True),
 )
 """The first of each kind is what the others are compared with."""
 

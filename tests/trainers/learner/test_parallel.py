@@ -50,6 +50,9 @@ def rows() -> dict[str, dict[str, Any]]:
         "experts, FSDP 2, EP 2",
         "experts, TP 2, EP 2",
         "experts, FSDP 2 x TP 2, EP 2",
+        "Gemma, TP 2",
+        "Phi, FSDP 2",
+        "Phi, adapter, FSDP 2",
     ],
 )
 def test_a_layout_computes_what_one_process_does(rows, layout):

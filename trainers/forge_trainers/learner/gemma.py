@@ -73,7 +73,8 @@ class TransformerBlock(titan.Qwen3TransformerBlock):  # type: ignore[misc]  # to
     def forward(self, x: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
         """The block's output, of the shape and dtype of `x`."""
         x = x + self.attention_post_norm(self.attention(self.attention_norm(x), attention_masks, positions))
-        return x + self.ffn_post_norm(self.feed_forward(self.ffn_norm(x)))
+        output: torch.Tensor = x + self.ffn_post_norm(self.feed_forward(self.ffn_norm(x)))
+        return output
 
 
 class Model(titan.Qwen3Model):  # type: ignore[misc]  # torchtitan is untyped
