@@ -171,7 +171,7 @@ _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
     },
 }
 """Values that differ by architecture. None: any value."""
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Linear layers of Phi, and the layers of other families that each of them stacks."""
 
 
@@ -244,7 +244,7 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         if allowed is not None and key in settings and settings[key] not in allowed:
             supported = ", ".join(map(repr, allowed))
             raise ValueError(f"{key}={settings[key]!r} is not supported by the learner. Supported: {supported}")
-    if rope["rope_type"] == "longrope" and (max_tokens or 0) > (limit := context_of(config) or 0):
+    if rope["rope_type"] == "longrope" and (max_tokens or 0) > (limit := positions_of(config) or 0):
         raise ValueError(
             f"samples of {max_tokens} tokens are not supported: beyond {limit} tokens, LongRoPE rotates a token by the "
             "length of the sequence, which differs between sampling and training. Set engine.max_model_len, or "
@@ -270,17 +270,26 @@ def adapted_layers(targets: Collection[str], *, fused: bool) -> tuple[str, ...]:
     """
     if not fused:
         return tuple(targets)
-    for layer, parts in FUSED.items():
+    for layer, parts in _FUSED.items():
         if 0 < len(set(parts) & set(targets)) < len(parts):
             raise ValueError(
                 f"targets={tuple(targets)} of a LoRA adapter: {layer} is one layer of this model. Name all or none of "
                 f"{', '.join(parts)}"
             )
-    of = {part: layer for layer, parts in FUSED.items() for part in parts}
+    of = {part: layer for layer, parts in _FUSED.items() for part in parts}
     return tuple(dict.fromkeys(of.get(target, target) for target in targets))
 
 
-def context_of(config: Mapping[str, Any]) -> int | None:
+def context_of(folder: Path) -> int | None:
+    """Return a model's maximum number of tokens, prompt and response together. None if its config has none.
+
+    Raises:
+        ModelNotFoundError: The config is missing or unreadable.
+    """
+    return positions_of(read_json(folder / "config.json"))
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
     """Return the number of positions with the same RoPE frequencies. None if config.json has none.
 
     LongRoPE has other frequencies for longer sequences: vLLM chooses them by its longest sequence, transformers by each

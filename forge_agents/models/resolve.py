@@ -249,17 +249,6 @@ def dtype_of(folder: Path) -> str:
     return "bfloat16"
 
 
-def context_of(folder: Path) -> int | None:
-    """Return a model's maximum number of tokens, prompt and response together. None if its config has none.
-
-    Raises:
-        ModelNotFoundError: The config is missing or unreadable.
-    """
-    from forge_agents.models import families
-
-    return families.context_of(read_json(folder / "config.json"))
-
-
 def weight_bytes(folder: Path) -> int:
     """Return the size of a model's safetensors files in bytes."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from forge_agents.models.families import FUSED
-
 if TYPE_CHECKING:
     import torch
 
@@ -215,9 +213,9 @@ def _fuse(weights: dict[str, torch.Tensor], prefix: str) -> None:
     """Stack the weights of a layer that Phi-3 fuses, in place."""
     import torch
 
-    for fused, parts in FUSED.items():
-        block = prefix + ("self_attn." if fused == "qkv_proj" else "mlp.")
-        weights[f"{block}{fused}.weight"] = torch.cat([weights.pop(f"{block}{part}.weight") for part in parts])
+    for block, fused, parts in (("self_attn", "qkv", "qkv"), ("mlp", "gate_up", ("gate", "up"))):
+        rows = [weights.pop(f"{prefix}{block}.{part}_proj.weight") for part in parts]
+        weights[f"{prefix}{block}.{fused}_proj.weight"] = torch.cat(rows)
 
 
 def _write_tokenizer(folder: Path) -> None:

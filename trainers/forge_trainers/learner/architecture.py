@@ -189,7 +189,7 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
 
 
 def _rope(config: Mapping[str, Any], layers: str, kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
-    rope, context = families.rope_of(config, layers), families.context_of(config)
+    rope, context = families.rope_of(config, layers), families.positions_of(config)
     default = _THETA.get(config["architectures"][0], 10000.0)
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default)
     assert context is not None
@@ -271,10 +271,6 @@ class LlamaRope(titan.ComplexRoPE):  # type: ignore[misc]  # torchtitan is untyp
         return torch.polar(torch.full_like(angles, self.config.factor), angles)
 
 
-_ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": gemma.StateDictAdapter}
-"""TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
-
-
 def share_rope_tables(model: torch.nn.Module) -> None:
     """Let layers with equal RoPE settings share a table. TorchTitan creates one per layer."""
     tables: dict[tuple[object, ...], torch.Tensor] = {}
@@ -295,6 +291,22 @@ class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # to
             "model.layers.{}.self_attn.qkv_proj.weight": "layers.{}.attention.qkv_linear.wqkv.weight",
             "model.layers.{}.mlp.gate_up_proj.weight": "layers.{}.feed_forward.w13.weight",
         }
+
+
+class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's state-dict adapter for Qwen3 with the names of Gemma's norms."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        self.from_hf_map |= {
+            "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attention_post_norm.weight",
+            "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.ffn_norm.weight",
+            "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.ffn_post_norm.weight",
+        }
+
+
+_ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter}
+"""TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 
 class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is untyped

@@ -99,15 +99,3 @@ class Model(titan.Qwen3Model):  # type: ignore[misc]  # torchtitan is untyped
 def _scaled(_module: object, _inputs: object, rows: torch.Tensor) -> torch.Tensor:
     """Embeddings times the square root of D. The factor is rounded to their dtype, as in transformers and vLLM."""
     return rows * float(torch.tensor(rows.shape[-1] ** 0.5, dtype=rows.dtype))
-
-
-class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's state-dict adapter for Qwen3 with the names of Gemma's norms."""
-
-    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        self.from_hf_map |= {
-            "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attention_post_norm.weight",
-            "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.ffn_norm.weight",
-            "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.ffn_post_norm.weight",
-        }

@@ -207,7 +207,7 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
     check_weights(Path(config.model))
     check_described(Path(config.model), free_bytes=available_bytes() if titan.DEVICE_TYPE == "cpu" else math.inf)
     check_degrees(config, ModelSize.from_config(hf_config))
-    max_seq_len = int(min(config.max_sample_tokens or math.inf, families.context_of(hf_config) or math.inf))
+    max_seq_len = int(min(config.max_sample_tokens or math.inf, families.positions_of(hf_config) or math.inf))
     use_fsdp = needs_fsdp(config)
     spec = spec_from_config(
         hf_config,

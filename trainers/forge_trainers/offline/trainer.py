@@ -17,6 +17,7 @@ import numpy as np
 
 from forge_agents.errors import ModelNotFoundError, NotReadyError, RunFolderError
 from forge_agents.files import user_path
+from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.rollout.rendering import Renderer
@@ -185,7 +186,7 @@ class OfflineTrainer(ABC, Generic[T]):
 
     def _read(self, dataset: Dataset, reward: Reward | None) -> Gathered[T]:
         folder = models.resolve(self.policy.model)
-        limits = (models.context_of(folder), self.config.max_sample_tokens)
+        limits = (families.context_of(folder), self.config.max_sample_tokens)
         max_tokens = min((limit for limit in limits if limit), default=sys.maxsize)
         gathered: Gathered[T] = self._gather(
             dataset,

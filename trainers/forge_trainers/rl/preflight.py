@@ -18,6 +18,7 @@ import numpy as np
 from forge_agents.envs.env import TextGame
 from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import PreflightError
+from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Oracle, Policy, Random, Scripted
 from forge_agents.rollout.conversation import Conversation
@@ -183,7 +184,7 @@ class Preflight:
 
     def _check_prompts_of(self, name: str, policy: Policy, trajectories: Sequence[Trajectory]) -> None:
         folder = models.resolve(policy.model)
-        context = self.config.engine.max_model_len or models.context_of(folder)
+        context = self.config.engine.max_model_len or families.context_of(folder)
         try:
             renderer = Renderer.of(folder, thinking=policy.thinking)
         except ValueError as cause:

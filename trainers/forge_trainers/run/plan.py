@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.hosts import Hosts
@@ -108,7 +109,7 @@ def resolve(
                 temperature=policies[name].sampling.temperature,
                 seed=config.seed,
                 dump_folder=str(out_dir / "learner" / name),
-                max_sample_tokens=config.engine.max_model_len or models.context_of(folders[name]),
+                max_sample_tokens=config.engine.max_model_len or families.context_of(folders[name]),
                 threads=settings.threads or threads.learner,
             )
             by_memory = (learners or {}).get(learner_name(names), plan).with_memory()
