@@ -206,7 +206,8 @@ def _rope(config: Mapping[str, Any], layers: str, kind: Any, head_dim: int, max_
 
         parameters = {**rope, "rope_theta": theta, "partial_rotary_factor": partial}
         if scaling == "longrope":
-            parameters["original_max_position_embeddings"] = context
+            factor = config["max_position_embeddings"] / context  # which scales cosines and sines
+            parameters |= {"original_max_position_embeddings": context, "factor": factor}
         settings = LlamaConfig(
             hidden_size=config["hidden_size"], num_attention_heads=config["num_attention_heads"], head_dim=head_dim,
             max_position_embeddings=config["max_position_embeddings"], rope_parameters=parameters,

@@ -1,7 +1,4 @@
-"""Gemma 3: norms before and after each sublayer, scaled embeddings, and GELU in the feed-forward.
-
-Axes: V vocabulary, D hidden size; any axes before the last one.
-"""
+"""Gemma 3: norms before and after each sublayer, scaled embeddings, and GELU in the feed-forward. D: hidden size."""
 
 from __future__ import annotations
 
