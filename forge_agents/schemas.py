@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -14,6 +16,11 @@ import regex  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator, validators  # type: ignore[import-untyped]
 from jsonschema.exceptions import SchemaError, ValidationError  # type: ignore[import-untyped]
 
+_REPEATED_GROUP = re.compile(r"\)\s*[*+?{]")
+_VERBOSE = re.compile(r"\(\?[A-Za-z0-9]*x")
+"""Matches a flag with which comments may hide repeated groups."""
+_MAX_COMPILED = 1 << 21
+"""Maximum size of a compiled pattern, if all its repeated groups are nested. Each may double the size."""
 _pattern_time_s: ContextVar[float] = ContextVar("remaining seconds for the patterns of a check")
 _deadline_s: ContextVar[float] = ContextVar("time of this thread's computation at which a check ends")
 
@@ -68,6 +75,7 @@ def _keywords(schema: Any) -> Iterator[str]:
 def _within_limits(kind: Any) -> Any:
     replacements = {
         "multipleOf": _multiple,
+        "uniqueItems": _unique,
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional,
@@ -106,6 +114,8 @@ def _check_time() -> None:
 
 
 def _matches(pattern: str, text: str) -> bool:
+    if len(pattern) << len(_REPEATED_GROUP.findall(pattern)) > _MAX_COMPILED or _VERBOSE.search(pattern):
+        raise SchemaError("a pattern has too many repeated groups, or the flag x. Write a simpler one")
     start = time.perf_counter()
     try:
         return regex.search(pattern, text, timeout=max(_pattern_time_s.get(), 0.0)) is not None
@@ -121,6 +131,27 @@ def _multiple(checker: Any, step: Any, value: Any, schema: Any) -> Iterator[Any]
     exact = [Fraction(float.__repr__(number) if isinstance(number, float) else number) for number in numbers]
     if not exact or exact[0] % exact[1]:
         yield ValidationError(f"{value!r} is not a multiple of {step!r}")
+
+
+def _unique(checker: Any, unique: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Compare texts of items. jsonschema compares each pair of items that Python cannot sort."""
+    if not unique or not checker.is_type(value, "array"):
+        return
+    seen = set[str]()
+    for item in value:
+        _check_time()
+        seen.add(json.dumps(_with_whole_numbers(item), sort_keys=True))
+    if len(seen) < len(value):
+        yield ValidationError(f"{value!r} has equal items")
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """Return a JSON value in which equal numbers have equal texts."""
+    if isinstance(value, Mapping):
+        return {name: _with_whole_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_whole_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _pattern(checker: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:

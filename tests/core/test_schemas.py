@@ -88,3 +88,34 @@ def test_concurrent_checks_have_separate_limits():
 def test_unlimitable_keyword_combination_is_rejected():
     with pytest.raises(SchemaError, match="Write additionalProperties"):
         Schema({"allOf": [{"patternProperties": {"a": {}}}], "unevaluatedProperties": False}, timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("items", "is_valid"),
+    [
+        ([1, True, "1", [1], {"a": 1}, None], True),
+        ([{"a": 1, "b": [2.0]}, {"b": [2], "a": 1.0}], False),
+        ([1, "a", 1.0], False),
+        ([0, False, [0], [False]], True),
+    ],
+)
+def test_unique_items_are_those_of_jsonschema(items, is_valid):
+    schema = {"uniqueItems": True}
+    assert (Schema(schema, timeout_s=5).first_error(items) is None) == is_valid
+    assert Draft202012Validator(schema).is_valid(items) == is_valid
+
+
+def test_many_unsortable_items_take_linear_time():
+    start = time.thread_time()
+    assert Schema({"uniqueItems": True}, timeout_s=30).first_error([{"a": n} for n in range(50_000)]) is None
+    assert time.thread_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?:" * 40 + "a" + "){1,9}" * 40, "(" * 30 + "a" + ")+" * 30, "(?x)" + "(?:" * 40 + "a" + ")#\n+" * 40]
+)
+def test_pattern_that_takes_exponential_memory_is_refused(pattern):
+    with pytest.raises(SchemaError, match="too many repeated groups"):
+        Schema({"pattern": pattern}, timeout_s=1).first_error("aaa")
+    url = r"^https?:(?:/{1,3}|[a-z0-9%])(?:[^\s()<>]+|\((?:[^\s()<>]+|(?:\([^\s()<>]+\)))*\))+(?::\d{2,5})?(?:/\S*)?$"
+    assert Schema({"pattern": url}, timeout_s=1).first_error("https://a.example/b") is None
