@@ -19,7 +19,7 @@ _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256
 """Suffixes of the files that runs and benchmarks read and write."""
 _READ_WHOLE = (".yaml", ".json", ".draft", ".lock", ".sha256", ".id")
 MAX_BYTES = 1 << 28
-"""Maximum size of a file, or of a line of a log, that is read as a whole. A sparse file may have any size."""
+"""Maximum size of a file or a log's line that is read as a whole. A sparse file may have any size."""
 _MAX_SPARSE = 1000
 """Maximum ratio of a large file's size to its space on the disk. Some file systems compress texts."""
 _OUR_FOLDERS = re.compile(

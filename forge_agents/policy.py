@@ -40,8 +40,8 @@ class Sampling:
     temperature: float = 1.0
     """Divisor of the logits, in [0, 5]. 0 is greedy."""
     initial_temperature: float | None = None
-    """Temperature of the first training step, in (0, 5]. It changes linearly to `temperature` over `temperature_steps`
-    steps. Evaluations always use `temperature`. None: `temperature` from the start."""
+    """Temperature of the first training step, in (0, 5]. The temperature changes linearly to `temperature` over
+    `temperature_steps` steps. Evaluations always use `temperature`. None: `temperature` from the start."""
     temperature_steps: int = 0
     """Number of training steps until `temperature` is reached. At least 1 if `initial_temperature` is set."""
     top_p: float = 1.0
@@ -58,15 +58,15 @@ class Sampling:
     """Factor for tokens that the prompt or the response contains, in (0, 10]: positive logits are divided by it,
     negative ones multiplied."""
     bad_words: tuple[str, ...] = ()
-    """Texts that a response must not contain, at most 64. They are blocked as the tokenizer encodes them at the start
-    of a text and after a space. Other tokenizations are not blocked."""
+    """Texts that a response must not contain, at most 64. Their tokenizations at the start of a text and after a space
+    are blocked. Other tokenizations are not blocked."""
     max_tokens: int = 64
     """Maximum number of tokens of a response, or of its answer if `max_reasoning_tokens` is set. At least 1."""
     max_reasoning_tokens: int | None = None
     """Maximum number of tokens of the reasoning before an answer, tags included. At least 1. Reasoning that reaches the
     limit is closed with tokens that are not trained on. None: reasoning and answer share `max_tokens`."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response, in addition to the end-of-turn token. They do not apply within reasoning. For an
+    """Texts that end a response, in addition to the end-of-turn token. Stop texts do not apply within reasoning. For an
     `Endpoint` the server decides. The stop text is removed from the answer, but its tokens are trained on and stay in
     the model's next prompt."""
 
@@ -207,13 +207,13 @@ class Policy:
     """Adapter that is trained instead of the weights. Policies with adapters on the same model share an engine, and a
     learner if their adapters have the same shape. None: all weights are trained."""
     learner: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
-    """Learner settings of this policy, by the names of `fa.LearnerConfig`'s fields, such as ``{"lr": 3e-4}``. They
-    override the trainer's settings. An `fa.LearnerConfig` overrides the fields in which it differs from the defaults.
-    None (default): the trainer's settings."""
+    """Learner settings of this policy, by the names of `fa.LearnerConfig`'s fields, such as ``{"lr": 3e-4}``. Settings
+    given here override the trainer's settings. An `fa.LearnerConfig` overrides the fields in which it differs from the
+    defaults. None (default): the trainer's settings."""
     constrain_actions: bool = field(default=False, kw_only=True)
     """Whether the engine may generate only legal actions, if the environment lists them. For play and benchmarks only:
-    the log-probabilities are those of the constrained distribution, which the learner does not compute, so a trainer
-    rejects a trainable policy with this setting. `max_tokens` must be large enough for the longest action."""
+    the log-probabilities are those of the constrained distribution. The learner does not compute this distribution, so
+    a trainer rejects a trainable policy with this setting. `max_tokens` must be large enough for the longest action."""
 
     thinking: Thinking = field(default="auto", kw_only=True)
     """Reasoning before the answer: "on", "off", or "auto" (default), which is the chat template's default. "on" and
@@ -225,7 +225,7 @@ class Policy:
     context: Context = field(default="end", kw_only=True)
     """Handling of a conversation that no longer fits the model's context. "end" (default) ends the episode. "window"
     continues with the instructions, the first observation and the last turns that fit. The omitted turns are replaced
-    by a marker, or by the text of the environment's `compact`. "summarize" first asks the policy for notes, which
+    by a marker, or by the text of the environment's `compact`. "summarize" first asks the policy for notes. The notes
     replace the omitted turns and are trained with the turn that follows."""
 
     def __post_init__(self) -> None:
@@ -273,7 +273,7 @@ def _overrides(settings: object, name: str) -> dict[str, Any]:
 @settings_class
 @dataclass(frozen=True)
 class Endpoint:
-    """A language model behind an OpenAI-compatible server, for playing an agent or judging. It is never trained.
+    """A language model behind an OpenAI-compatible server, for playing an agent or judging. The model is never trained.
 
     All episodes of a run share its connections and its budgets. A run is one event loop: the lifetime of a trainer, a
     benchmark, or a call of ``asyncio.run``.
@@ -409,7 +409,7 @@ class Random:
 class Oracle:
     """The scripted policy that the environment was registered with, if it has one.
 
-    Each agent of each episode has its own instance, which reads only this agent's observations.
+    Each agent of each episode has its own instance. An instance reads only its agent's observations.
     """
 
     name: str = "oracle"
@@ -563,7 +563,7 @@ def with_unique_names(policies: PolicyMapping) -> PolicyMapping:
 
 
 def unique_name(text: str, used: set[str]) -> str:
-    """Return a valid name of a policy, made of a text, that is not in `used`, and add it there."""
+    """Return a valid policy name that is made of a text and not in `used`, and add it to `used`."""
     base = name = re.sub(r"[^A-Za-z0-9_-]+|^[_-]+", "-", text).strip("-") or "policy"
     number = 1
     while name in used:

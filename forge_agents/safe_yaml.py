@@ -61,7 +61,7 @@ def load(text: str, *, name: str = "", loader: Callable[[str], BoundedLoader] = 
     """Read a YAML text of the file `name`.
 
     Raises:
-        ValueError: The text is not YAML, or exceeds a bound of `BoundedLoader`. The message is one printable line. It
+        ValueError: The text is not YAML, or exceeds a bound of `BoundedLoader`. The message is one printable line and
             begins with ``NAME:LINE:COLUMN`` where the place is known.
     """
     where = name or "the text"

@@ -46,7 +46,7 @@ Built by `forge_trainers.batch.packing.pack`.
 
 
 class _Stored:
-    """Base of types in stored episodes. Pydantic, which reads them, rejects unknown fields."""
+    """Base of types in stored episodes. Pydantic reads them and rejects unknown fields."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -83,7 +83,7 @@ class Completion:
     """Natural-log probability of each token under the distribution that it was sampled from."""
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]
-    """Weight versions of the tokens, in order. Tokens outside of all spans were not sampled: they close reasoning that
+    """Weight versions of the tokens, in order. Tokens outside of all spans were not sampled, but close reasoning that
     reached its limit."""
     top_logprobs: tuple[Mapping[int, float], ...] = ()
     """Most probable ids at each token with their natural-log probabilities. Empty unless requested."""
@@ -198,8 +198,8 @@ class Turn(_Stored):
     removed."""
     notes: Turn | None = None
     """Notes that the policy wrote before this turn because its context was full: `observation` is the request for
-    notes, `action` the notes. They are private, have no own reward, and are trained with this turn's advantage. None if
-    there are none."""
+    notes, `action` the notes. Notes are private, have no own reward, and are trained with this turn's advantage. None
+    if there are none."""
     usage: Usage | None = None
     """Token counts of an endpoint's answer, whose tokens are unknown. Otherwise None."""
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -256,7 +256,7 @@ class Trajectory(_Stored):
     env_id: str = ""
     seed: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
-    """The environment's last `infos[agent]`, JSON-safe. It contains gold answers for verifiers."""
+    """The environment's last `infos[agent]`, JSON-safe, with gold answers for verifiers."""
 
     @property
     def reward(self) -> float:
@@ -276,7 +276,7 @@ class EpisodeError(_Stored):
 
 
 FORMAT = 2
-"""Version of the format of stored episodes. It increases whenever the name or meaning of a field changes."""
+"""Version of the format of stored episodes. The number increases whenever the name or meaning of a field changes."""
 _RUN_FIELDS = ("format", "step", "trained", "rewards", "advantages")
 """Fields next to the episode in a line of a run's ``episodes.jsonl``."""
 _CUT = {"length": "by max_tokens", "context": "by the end of the context"}
@@ -309,7 +309,7 @@ class Episode(_Stored):
 
     @property
     def program_error(self) -> str:
-        """Failure of the program of an `fa.Program` after its first call, which is not an `error`. Empty if none.
+        """Failure of the program of an `fa.Program` after its first call, not an `error`. Empty if none.
 
         The program raised, exceeded its time limit, or exited with a status other than 0.
         """
@@ -462,7 +462,7 @@ def total_tokens(turns: Sequence[Turn]) -> int:
 Reward: TypeAlias = "Callable[[Sequence[Trajectory]], np.ndarray]"
 """Reward function: trajectories to float32 ``[n]``, NaN where it abstains. Every verifier is one.
 
-If a reward has a method ``assess``, that method is called instead. It returns an object with ``scores``, the same
-``[n]``; ``noise``, None or the standard deviation of each score; and ``turns``, None or a score per turn of each
-trajectory. All built-in verifiers have it.
+If a reward has a method ``assess``, that method is called instead. ``assess`` returns an object with ``scores``, the
+same ``[n]``; ``noise``, None or the standard deviation of each score; and ``turns``, None or a score per turn of each
+trajectory. Every built-in verifier has this method.
 """

@@ -22,7 +22,7 @@ import numpy as np
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LIBRARY = re.compile(r"[/\\](?:(?:site|dist)-packages|lib[/\\]python[\d.]+)[/\\]")
 _VERSIONED = {"forge_agents", "forge_envs", "forge_trainers", "forge_verifiers"}
-"""Packages whose version is part of the key anyway. For code of a user, they are libraries."""
+"""Packages whose version is part of the key anyway. For code of a user, the packages are libraries."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 

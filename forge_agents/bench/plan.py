@@ -87,10 +87,10 @@ class BenchConfig:
     partners: list[str] = field(default_factory=list)
     """Names of players that only serve as partners of the others and do not meet each other. Empty: all."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
-    """OpenAI-compatible servers by name, with all settings of `Endpoint`. They are players, too."""
+    """OpenAI-compatible servers by name, with all settings of `Endpoint`. Endpoints are players, too."""
     suite: str | list[str] = "core-v1"
-    """A suite's name or an environment's id, or several as a list or joined by +. module:NAME imports the module first,
-    which registers the id."""
+    """A suite's name or an environment's id, or several as a list or joined by +. module:NAME first imports the module
+    that registers the id."""
     episodes: int | None = None
     """Number of seeds per environment and line-up. null: the suite's value, or 64 for a single environment."""
     seed: int | None = None
@@ -188,7 +188,7 @@ class Match:
 def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
     """Return the suite's name and the environments' arguments by id, in order.
 
-    Several names and ids are joined by ``+``, which is a valid name as well. An environment of several suites is
+    Several names and ids are joined by ``+``. The joined name is valid as well. An environment of several suites is
     played once, with the arguments of its own id if that is listed.
 
     Raises:
@@ -262,7 +262,7 @@ def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ..
 
 
 def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:
-    """Return the episodes' seeds, which are the same for every player. Fewer episodes use the first of them.
+    """Return the episodes' seeds, the same for every player. Fewer episodes use the first of them.
 
     All environments share the seeds, but levels of one game have different ones, because the same deal at four levels
     would be one deal.

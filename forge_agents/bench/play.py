@@ -74,12 +74,12 @@ def benchmark(
     determines them (environment, weights or code of the players, sampling, seed, version of this package).
 
     Args:
-        players: Players by name: a policy, text as `forge_agents.bench.entrants.read_player` takes it, or a mapping
-            from agent to one of both, which forms a team.
+        players: Players by name: a policy, text as `forge_agents.bench.entrants.read_player` takes it, or a team as a
+            mapping from agent to one of both.
         suite: A suite's name, an environment's id, a list of several, or arguments by name or id. The suite defines the
             values that are None below and `max_tokens` of models given as text. See `SuiteDefaults`.
         episodes: Number of seeds per environment and line-up.
-        seed: Seed that chooses the episodes' seeds, which are never training seeds.
+        seed: Seed that chooses the episodes' seeds. Training seeds are never chosen.
         swap_agents: Whether both players of a pair take each side. Otherwise the first one takes the first side.
         samples: Number of episodes per seed, for pass@k.
         exploitability_samples: Number of answers per model and information set, in games such as Kuhn and Leduc poker,
@@ -89,8 +89,8 @@ def benchmark(
             that they were not trained with. Partners do not meet each other. Empty: all players are partners.
         limits: Limits of this call. If one is reached, the report is incomplete and says so.
         engine: Settings of the engines of all models.
-        out_dir: Folder of ``episodes.jsonl``, which consecutive benchmarks can share, and of the last report,
-            ``board.json``.
+        out_dir: Folder of ``episodes.jsonl`` and of the last report, ``board.json``. Consecutive benchmarks can share
+            the episodes.
         progress: Whether to show a progress bar in a terminal.
 
     Raises:

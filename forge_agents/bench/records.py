@@ -121,8 +121,8 @@ def _reported(info: Mapping[str, Any]) -> bool | None:
 def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
     """Return the agents that ended the episode by an illegal decision.
 
-    These are the agents in ``"forfeits"`` of the last infos. Without that key, they are the agents whose last decision
-    was illegal, unless play continued after it or after another illegal decision, or a limit ended the episode.
+    The last infos list them in ``"forfeits"``. Without that key, the result has the agents whose last decision was
+    illegal, unless play continued after it or after another illegal decision, or a limit ended the episode.
 
     Args:
         together: Whether all agents decide at the same time: play then ends with a round, otherwise with a decision.
@@ -210,7 +210,7 @@ class EpisodeLog:
                 self._file.close()
 
     def add(self, record: Record) -> None:
-        """Store a record. It is written before this returns, so a killed run loses only unfinished episodes."""
+        """Store a record. The record is written before this returns, so a killed run loses only unfinished episodes."""
         if self._file is None:
             raise RuntimeError("the log is closed. Use it in a with block")
         try:

@@ -24,7 +24,7 @@ _READABLE = (2, FORMAT)
 """Versions that can be read. In version 2, every agent has a success."""
 _KIND = "forge-agents benchmark"
 _MAX_SEEDS = 1_000_000
-"""Maximum number of seeds of all environments together. A merge draws them again, which takes a few seconds."""
+"""Maximum number of seeds of all environments together. A merge draws them again, in a few seconds."""
 COMPARED_SETTINGS: Mapping[str, type] = {
     "suite": str, "episodes": int, "seed": int, "swap_agents": bool, "samples": int,
 }  # fmt: skip

@@ -85,7 +85,7 @@ def mean_rate(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Inte
     """Return the mean of rates over seeds, with Wilson's interval for the effective number of trials.
 
     Correlated trials of one seed count less than independent ones. The effective number makes the binomial variance
-    equal to that of the ratio estimator over seeds. It is reduced by the quantiles of Student's t, because that
+    equal to that of the ratio estimator over seeds. The number is reduced by the quantiles of Student's t, because that
     variance comes from few seeds (Korn and Graubard 1998, Survey Methodology 24:193), and is at most the actual number.
     If no stratum has two seeds, or fewer than `MIN_INFORMATIVE_SEEDS` have a success or a failure, the variance is
     unreliable, and every seed counts as at most one trial.

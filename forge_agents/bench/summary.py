@@ -57,7 +57,7 @@ class Pair:
     first: str
     second: str
     reward: Interval
-    """Difference in reward. Over all environments, in success, which has the same scale everywhere."""
+    """Difference in reward. Over all environments, in success, because its scale is the same everywhere."""
     p_value: float
     """Two-sided p-value of sign flips over seeds."""
     p_adjusted: float

@@ -172,7 +172,7 @@ def _find_beside(file: Path, values: dict[str, Any]) -> None:
 
 
 def with_flag(flag: str, words: Sequence[str]) -> list[str]:
-    """Return the words. If the first is no flag, it is the value of `flag`."""
+    """Return the words. A first word that is no flag is the value of `flag`."""
     return [flag, *words] if words and not words[0].startswith("-") else list(words)
 
 
@@ -187,7 +187,7 @@ _KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null",
     "dict": "a mapping", "list": "a list", "tuple": "a list",
 }  # fmt: skip
-"""What a type of Python is called in a settings file."""
+"""Names of Python's types in a settings file."""
 
 
 def _about_value(message: str) -> str:

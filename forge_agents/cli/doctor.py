@@ -98,7 +98,7 @@ KNOWN_FAILURES = (
     ("No module named", REINSTALL),
     ("GLIBCXX", "the C++ library of this system is too old: use a system with GCC 11's libraries or newer"),
 )
-"""Parts of failure messages and their remedies, which replace the remedy of the probe."""
+"""Parts of failure messages, and remedies that replace the remedy of the probe."""
 
 DISTRIBUTIONS = {"monarch": "torchmonarch"}
 

@@ -24,7 +24,7 @@ class PlayConfig:
     """Settings of `play`. At most one of `model`, `endpoint` and `opponent` can be given."""
 
     env: str
-    """Environment id. It may be the first argument, without ``--env``."""
+    """Environment id. May be the first argument, without ``--env``."""
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment, such as --env_args.max_number 9."""
     agent: str = ""

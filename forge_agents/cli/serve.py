@@ -37,7 +37,7 @@ class ServeConfig:
     """Settings of `serve`."""
 
     checkpoint: str
-    """Folder of a run, an export, or a model (a built-in name, a Hugging Face id or a folder). It may be the first
+    """Folder of a run, an export, or a model (a built-in name, a Hugging Face id or a folder). May be the first
     argument, without ``--checkpoint``."""
     policy: str = ""
     """Policy that is served. Empty: all policies."""

@@ -45,7 +45,7 @@ def find_policies(checkpoint: str, *, policy: str = "", name: str = "") -> Serve
     Args:
         checkpoint: Folder of a run, an export, or a model (a built-in name, a Hugging Face id or a folder).
         policy: Only this policy. Empty: all.
-        name: Name in requests, if there is one trained policy. Empty: that of the run or the model.
+        name: Name in requests, if there is one trained policy. Empty: the name of the run or the model.
 
     Raises:
         ModelNotFoundError: There is no such model or policy, or a trained policy was not exported.

@@ -29,15 +29,15 @@ CONVERSATION = "conversation"
 
 If the entry is None or absent, the agent's main conversation continues with the observation. Otherwise it is a mapping:
 
-- ``messages``: messages with ``role`` ("system", "user" or "assistant") and ``content``. They replace instructions and
-  observation.
+- ``messages``: messages with ``role`` ("system", "user" or "assistant") and ``content``. Messages replace instructions
+  and observation.
 - ``after``: index (from 0) of the agent's decision in this episode that the messages continue, or None for a new
   conversation. Continuing a decision that already has a continuation starts a branch.
 - ``only_results``: whether the messages are results of the agent's own tool calls.
 - ``tools``: tool schemas for this answer, if they differ from the agent's.
 - ``max_tokens``: limit of this answer. The policy's own limit applies if it is lower.
 - ``stop``: additional stop strings.
-- ``asked``: other requested sampling parameters, which are recorded and ignored.
+- ``asked``: other requested sampling parameters, recorded but ignored.
 
 `Turn.new_messages` stores the messages.
 """
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Observation(str):
-    """A string with the dtype of its space, which PettingZoo's `api_test` compares."""
+    """A string with the dtype of its space, because PettingZoo's `api_test` compares it."""
 
     __slots__ = ()
     dtype: ClassVar[np.dtype[np.str_]] = np.dtype(str)
@@ -152,7 +152,7 @@ class Forkable:
         return copy.deepcopy(vars(self))
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Return to a `snapshot`, which can be used any number of times."""
+        """Return to a `snapshot`. A snapshot can be used any number of times."""
         self.__dict__ = copy.deepcopy(dict(snapshot))
 
 
@@ -229,7 +229,7 @@ class TextGame(Forkable):
         raise NotImplementedError(f"{type(self).__name__} must define instructions(self, agent)")
 
     def observe_text(self, agent: str) -> str:
-        """Return what is new for an agent. Must not change state: it may be called any number of times."""
+        """Return what is new for an agent. Must not change state, because it may be called any number of times."""
         raise NotImplementedError(f"{type(self).__name__} must define observe_text(self, agent)")
 
     def legal_actions(self, agent: str) -> Sequence[str] | None:
@@ -302,7 +302,7 @@ class TextGame(Forkable):
         self._transcript: list[tuple[dict[str, str], dict[str, float]]] = []
 
     def _check_names(self) -> None:
-        """Raise if the game hides a method, such as `last`, which PettingZoo's loop calls, or a private one."""
+        """Raise if the game hides a method of PettingZoo's loop, such as `last`, or a private one."""
         cls: type = type(self)
         hiding = [name for name, value in vars(self).items() if callable(getattr(cls, name, None)) > callable(value)]
         private, hidden = _private_methods(cls)

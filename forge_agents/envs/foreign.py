@@ -26,9 +26,9 @@ def turn_based(env: Any) -> AnyEnv:
 def find_lost_reward(env: Any, acted: str, sums_before: Mapping[str, float]) -> str:
     """Explain why PettingZoo's ``last`` misreports a reward of the last step. Empty if it reports all of them.
 
-    An `AECEnv` states the rewards of a step in `rewards`. It must also add them to the cumulative rewards, which were
-    `sums_before` before the step, by ``_accumulate_rewards``, and reset those of the agent that `acted`. Rewards that
-    only appear in the sums are allowed.
+    An `AECEnv` states the rewards of a step in `rewards`. The environment must also add them to the cumulative rewards,
+    which were `sums_before` before the step, by ``_accumulate_rewards``, and reset those of the agent that `acted`.
+    Rewards that only appear in the sums are allowed.
     """
     for agent, reward in env.rewards.items():
         after, before = env._cumulative_rewards.get(agent), sums_before.get(agent, 0.0)

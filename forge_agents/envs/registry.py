@@ -220,7 +220,7 @@ def make(
         The environment. Its attribute ``spec`` is the spec that it was made with.
 
     Raises:
-        UnknownIdError: Nothing is registered under the id.
+        UnknownIdError: No environment is registered under the id.
         ArgumentError: The constructor does not take one of the arguments.
         TypeError: `max_turns` is set for something that is not a PettingZoo environment.
     """

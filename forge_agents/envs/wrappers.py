@@ -55,7 +55,7 @@ class EnvWrapper(Forkable, BaseWrapper):  # type: ignore[misc]  # PettingZoo shi
 
 
 class RewardScale(EnvWrapper):
-    """Multiplies every reward by `scale`, which is finite and not 0."""
+    """Multiplies every reward by `scale`, a finite number other than 0."""
 
     def __init__(self, env: AnyEnv, scale: float) -> None:
         super().__init__(env)
@@ -74,7 +74,7 @@ class RewardScale(EnvWrapper):
 
 
 class ObservationWindow(EnvWrapper):
-    """Shortens observations to their last `chars` characters, at least 4, which then start with "..."."""
+    """Shortens observations to their last `chars` characters, at least 4. A shortened observation starts with "..."."""
 
     def __init__(self, env: AnyEnv, chars: int) -> None:
         super().__init__(env)
@@ -84,7 +84,7 @@ class ObservationWindow(EnvWrapper):
         self._spaces = {agent: TextSpace(chars) for agent in env.possible_agents}
 
     def observe(self, agent: str) -> Observation:
-        """Return the end of the observation. Whole messages, which an environment may write, cannot be shortened."""
+        """Return the end of the observation. Whole messages of an environment cannot be shortened."""
         if (self.env.infos.get(agent) or {}).get(CONVERSATION):
             raise ForgeError(
                 f"observation_window of {self.env}: the environment writes whole messages, which cannot be shortened. "
@@ -335,8 +335,9 @@ class WrappedEnv(_Mirror):
             at most 1000 actions and `text_to_action` accepts a number for each. Without a list, random players write
             random letters.
         instructions: System prompt for all agents, or a function of the agent.
-        illegal_reward: Reward of an illegal action, which ends the episode for all agents. The others get 0, and the
-            agent's info has the reason under ``"illegal"``. ``make(id, invalid_action=...)`` can ask again instead.
+        illegal_reward: Reward of an illegal action. Such an action ends the episode for all agents. The others get 0,
+            and the agent's info has the reason under ``"illegal"``. ``make(id, invalid_action=...)`` can ask again
+            instead.
         max_turns: Number of decisions, of all agents together, after which the episode is truncated.
         max_action_chars: Maximum length in the action spaces.
         max_observation_chars: Maximum length in the observation spaces.

@@ -42,14 +42,14 @@ def demonstrations(
         games: Number of episodes, at least 1.
         seed: Chooses the episodes' seeds. At least 0.
         env_args: Arguments of the environment.
-        agents: Agents whose trajectories are kept. Empty (default) keeps all. All play.
+        agents: Agents whose trajectories are kept. Empty (default) keeps all. Every agent plays.
 
     Returns:
         Episodes in which every ``policy`` is "oracle". An episode that failed twice has its `error`.
 
     Raises:
         UnknownIdError, ArgumentError: The environment does not exist, or does not accept the arguments.
-        ValueError: It has no oracle or no such agent, or `games` or `seed` is out of range.
+        ValueError: The environment has no oracle or no such agent, or `games` or `seed` is out of range.
     """
     if games < 1 or seed < 0:
         raise ValueError(f"games={games} must be at least 1 and seed={seed} at least 0")

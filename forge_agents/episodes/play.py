@@ -115,10 +115,10 @@ def play(
     The same seed, policies and weights repeat the episode if the environment is deterministic given its seed.
 
     Args:
-        env: An id, a spec, a class or factory, or an environment, which is reset and not closed.
+        env: An id, a spec, a class or factory, or an environment. The environment is reset and not closed.
         policies: One policy for all agents, a mapping from agent to policy, or a function ``(agent, seed) -> policy``.
-            A `Policy` gets an engine for this call, which takes ten seconds or more, unless `engines` serve its
-            model. A model behind a server, such as that of ``forge-agents serve``, is an `Endpoint`.
+            A `Policy` gets an engine for this call, unless `engines` serve its model. The start of an engine takes ten
+            seconds or more. A model behind a server, such as that of ``forge-agents serve``, is an `Endpoint`.
         seed: Seed of the episode. At least 0.
         env_args: Arguments of the environment.
         max_turns: Maximum number of decisions. None uses the registered limit, or 1000 if there is none.

@@ -151,7 +151,7 @@ def number(value: Any) -> float | None:
 
 
 def finite(value: Any, depth: int = 50) -> Any:
-    """Return `value` with None in place of NaN and infinities, which JSON lacks, cut off below `depth` levels."""
+    """Return `value` for JSON: None in place of NaN and infinities, cut off below `depth` levels."""
     if depth == 0:
         return "..."
     if isinstance(value, Mapping):

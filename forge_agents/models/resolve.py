@@ -36,7 +36,7 @@ OTHER_WEIGHT_FORMATS = (
     "*.bin", "*.ckpt*", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "*.tflite", "consolidated*",
     "onnx/*", "original/*",
 )  # fmt: skip
-"""Files of hub repositories with the weights in other formats. They are never downloaded."""
+"""Files of hub repositories with the weights in other formats. Such files are never downloaded."""
 _READ_WHOLE = (".json", ".jinja", ".model", ".txt")
 """Suffixes of a model's files that are read as a whole."""
 
@@ -328,7 +328,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _built_in(name: str) -> Path:
-    """Return the folder of a built-in model, created once. It is complete when it becomes visible, by a rename."""
+    """Return the folder of a built-in model, created once. A rename makes the complete folder visible."""
     if name == TINY:
         from forge_agents.models.tiny import tiny_model
 

@@ -173,7 +173,7 @@ class ModelSize:
         return self.layers * self.layer + self.plain_layers * plain + self.embedding + self.hidden
 
     def kv_per_token(self, tp: int = 1) -> int:
-        """Return the KV cache elements per token of one of `tp` ranks. If there are too few heads, they are copied."""
+        """Return the KV cache elements per token of one of `tp` ranks. Heads are copied if there are too few."""
         return 2 * self.layers * max(1, self.kv_heads // tp) * self.head_dim
 
     def divides(self, tp: int) -> bool:
@@ -207,7 +207,7 @@ def check_count(folder: Path, described: int) -> None:
     """Refuse a model of which `described` weights are far more than its files have.
 
     Raises:
-        ModelNotFoundError: They are more than 64 times as many as the files have bytes.
+        ModelNotFoundError: The weights are more than 64 times as many as the files have bytes.
     """
     if described > _MAX_PER_BYTE * (stored := weight_bytes(folder)):
         raise ModelNotFoundError(

@@ -63,7 +63,7 @@ def tiny_model(
     two tensor-parallel ranks can share it. No weight has its default value: norms differ from one as well.
 
     Args:
-        folder: Target folder. It is created if missing, and existing files are replaced.
+        folder: Target folder, created if missing. Existing files are replaced.
         family: ``"llama"``, ``"qwen3"`` (normalized queries and keys), ``"qwen3_moe"`` (four experts per layer, two
             per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
             in the first layer only), ``"mistral"``, ``"phi3"`` (fused weights) or ``"gemma3"`` (a sliding window of 64

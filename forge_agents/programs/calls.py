@@ -99,7 +99,7 @@ class ChatRequest:
     parallel_calls: bool = True
     """Whether one answer may contain several calls."""
     instructions: str = ""
-    """Description of the tools and of the response format, which is appended to the system prompt."""
+    """Description of the tools and of the response format, appended to the system prompt."""
     max_tokens: int | None = None
     """Token limit of the answer. None: the policy's own."""
     stop: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ def select_tools(
 def format_instructions(response_format: Any) -> str:
     """Return the text about a ``response_format`` for the system prompt.
 
-    It is not enforced: a grammar would change the model's distribution, which is trained.
+    The format is not enforced: a grammar would change the distribution that is trained.
     """
     kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
     if kind in (None, "", "text"):

@@ -160,7 +160,7 @@ class Session:
             timeout_s: Time limit of the program in seconds.
 
         Raises:
-            TimeoutError: Nothing arrived in time.
+            TimeoutError: No call or event arrived in time.
             NotReadyError: The session was closed, or the gateway has ended.
         """
         deadline = time.monotonic() + timeout_s
@@ -514,7 +514,7 @@ _shared: list[Gateway] = []
 
 
 def gateway() -> Gateway:
-    """Return the gateway of this process. It starts on first use and ends with the process."""
+    """Return the gateway of this process. The gateway starts on first use and ends with the process."""
     with _lock:
         if not _shared or not _shared[-1].alive:
             for old in _shared:

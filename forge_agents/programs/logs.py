@@ -250,7 +250,7 @@ def _with_arguments(message: ChatMessage, place: int) -> ChatMessage:
     """Return a message with valid arguments in its calls. An empty text stands for no arguments.
 
     Raises:
-        RefusedError: The arguments of a call are not a JSON object. They would be learned as they are.
+        RefusedError: The arguments of a call are not a JSON object. Such arguments would be learned as they are.
     """
     calls = []
     for call in message.calls:

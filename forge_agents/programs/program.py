@@ -52,8 +52,8 @@ class Program(TurnEnv):
 
     The program gets a task and a client of OpenAI's API, whose server is the `Gateway` of this process. The ``model``
     of a call names the agent. The observation contains the messages that are new to the agent, and the action is the
-    answer. Calls that continue an earlier answer continue its tokens. Others start a branch (`Turn.branch`). Answers
-    are sampled with the settings of the agent's policy, whatever temperature the program asks for.
+    answer. Calls that continue an earlier answer continue its tokens. Other calls start a branch (`Turn.branch`).
+    Answers are sampled with the settings of the agent's policy, whatever temperature the program asks for.
 
     When the program ends, the reward is paid to all agents, or to those that it names. After the last turn
     ``infos[agent]`` contains ``"task"``, ``"result"``, ``"calls"``, and if the task is a mapping its entries as well
@@ -62,8 +62,8 @@ class Program(TurnEnv):
     itself.
 
     A program that raises, or exceeds its time limit between two calls, ends its episode with `error_reward`: the reason
-    may be what a model wrote. It is an error of the environment if no model was called before, or if the program had
-    sent an invalid request, such as one for an unknown model.
+    may be what a model wrote. The failure is an error of the environment if no model was called before, or if the
+    program had sent an invalid request, such as one for an unknown model.
 
     Calls of one episode are answered one after the other, even if a program sends several at once. A fork of the
     environment runs the program again with the same answers.
@@ -83,9 +83,10 @@ class Program(TurnEnv):
 
     Args:
         program: A function ``(task, client)``: async with an `openai.AsyncOpenAI`, otherwise with an `openai.OpenAI` in
-            its own thread. Or a command line, which gets the task on standard input (a text as it is, other values as
-            JSON), ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (and ``ANTHROPIC_...``), and a working
-            folder that contains only `files`. With `image` a command line in the image. Empty: the image's own.
+            its own thread. Or a command line. The command gets the task on standard input (a text as it is, other
+            values as JSON), ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (and ``ANTHROPIC_...``), and
+            a working folder that contains only `files`. With `image` a command line in the image. Empty: the image's
+            own.
         agents: The agents, in their order.
         models: Agents by the model names that the program uses, if these differ from the agents' names.
         tasks: Tasks of episodes: a list, a file (JSON, JSONL, CSV, Parquet), a Hugging Face data set, or a function
@@ -165,7 +166,7 @@ class Program(TurnEnv):
 
     @property
     def num_training_tasks(self) -> int | None:
-        """Number of training tasks, all of which a trainer plays before it repeats any. None for a function."""
+        """Number of training tasks. A trainer plays all of them before it repeats any. None for a function."""
         return self._tasks.num_training
 
     def setup(self, rng: np.random.Generator) -> str:
@@ -237,7 +238,7 @@ class Program(TurnEnv):
             running.stop()
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call`, which uses this environment, in a thread if it may wait for the program."""
+        """Run `call` in a thread if it may wait for the program. The call uses this environment."""
         if where in ("observe", "reward") or (where != "reset" and self._running is None):
             return call(*args, **kwargs)
         return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")

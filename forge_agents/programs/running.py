@@ -1,6 +1,6 @@
 """Execution of programs: async functions on a shared event loop, functions in threads, and command lines.
 
-A program posts an `Ended` to its session. Nothing here waits for programs: the environment does, with a timeout.
+A program posts an `Ended` to its session. This module never waits for programs: the environment does, with a timeout.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Finished:
 
     exit_status: int
     """0 for success. Negative: the signal that ended the process. For a container: the exit status of the engine's
-    client, which is 128 plus the signal."""
+    client, 128 plus the signal."""
     stdout: str
     """The last 64 KiB of the output, or what the sandbox's limits allow. Bytes that are not UTF-8 are replaced."""
     stderr: str
     folder: Path
-    """Working folder, which contained only `files` at the start. For a sandbox: the files it left. For a container: the
+    """Working folder. At the start it contained only `files`. For a sandbox: the files it left. For a container: the
     content of ``/work``."""
     limit: str = ""
     """Name of the `SandboxLimits` field that ended the process. Empty if none did."""
@@ -92,7 +92,7 @@ def start_program(
     isolation: Sandbox | Image | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Running:
-    """Start a program, which posts its end to the session. `files` are in the working folder of a command line."""
+    """Start a program that posts its end to the session. `files` are in the working folder of a command line."""
     if not callable(program):
         words = shlex.split(program) if isinstance(program, str) else list(program)
         return _Command(words, task, session, isolation, files or {})
@@ -146,7 +146,7 @@ def check_arguments(function: Callable[..., Any], description: str, *names: str)
 
 
 def relative_path_hint(program: Sequence[str] | str, files: Mapping[str, bytes]) -> str:
-    """Return advice if a command line names a file of the current folder, which is not in `files`."""
+    """Return advice if a command line names a file that is in the current folder, but not in `files`."""
     words = shlex.split(program) if isinstance(program, str) else list(program)
     for before, word in zip(["", *words], words, strict=False):
         path = Path(os.path.expandvars(word)).expanduser()

@@ -51,7 +51,7 @@ _ROW_NUMBER = re.compile(
     r"|__index_level_\d+__|(unnamed: 0[.\d]*)?)",
     re.IGNORECASE,
 )
-"""Names of fields, also nested ones, that number the rows of a data set. Rows that differ only in them are equal tasks.
+"""Names of fields that number the rows of a data set, also nested ones. Rows that differ only in them are equal tasks.
 pandas writes an index without a name."""
 _MAX_WORD = 500
 """Maximum length of a word whose Unicode form is normalized: the time grows with its square."""

@@ -106,7 +106,7 @@ def import_traces(
 
     Args:
         sources: The files.
-        out: The file to write. It must not exist.
+        out: The file to write. Must not exist.
         model: Name of a model or an agent, to import only its calls.
         pairs: Name of a score, to write pairs: the best and the worst answer to the same messages. The score is an
             attribute of a span, an evaluation of it (``gen_ai.evaluation.result``) or a key of a row.

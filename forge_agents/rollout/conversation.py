@@ -33,11 +33,11 @@ class _PastTurn:
 class Conversation:
     """The messages and answers of one agent, and the part of them that its model reads again.
 
-    A prompt is the stream so far plus the new messages. It therefore extends the previous prompt token by token, which
-    lets the engine reuse its prefix cache and the learner train all turns as one sample. The stream is rendered again
-    only if something in it must be dropped: reasoning, by `keep_reasoning`, or turns for which the context has no room.
-    The new prompt then has the first messages, a text in place of the dropped turns, and the remaining turns. Turns
-    whose reasoning is dropped are rendered from text. The others keep their sampled tokens.
+    A prompt is the stream so far plus the new messages, so it extends the previous prompt token by token. The engine
+    can therefore reuse its prefix cache, and the learner can train all turns as one sample. The stream is rendered
+    again only if something in it must be dropped: reasoning, by `keep_reasoning`, or turns for which the context has no
+    room. The new prompt then has the first messages, a text in place of the dropped turns, and the remaining turns.
+    Turns whose reasoning is dropped are rendered from text. The others keep their sampled tokens.
 
     `limit` is the maximum number of tokens of prompt and response together, `max_tokens` that of an answer. For the
     other settings see `Policy`. A shallow copy continues independently.

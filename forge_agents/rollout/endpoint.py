@@ -348,7 +348,7 @@ _leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, tup
 
 
 async def client_of(endpoint: Endpoint) -> EndpointClient:
-    """The shared client of `endpoint` on the running loop. It closes with the loop.
+    """The shared client of `endpoint` on the running loop. The client closes with the loop.
 
     Raises:
         ValueError: The environment variable with the key is not set.

@@ -40,7 +40,7 @@ from forge_agents.types import EndReason, Episode, EpisodeError, NewMessages, Tr
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 
 _CALLER_ERRORS = (ArgumentError, MissingExtraError, UnknownIdError)
-"""Mistakes of the caller, with which no episode can be played. They are raised and not recorded."""
+"""Mistakes of the caller, with which no episode can be played. Such mistakes are raised and not recorded."""
 _DECISION_FIELDS = [each.name for each in fields(Decision) if each.name in Turn.__dataclass_fields__]
 _decision_values = attrgetter(*_DECISION_FIELDS)
 
@@ -204,7 +204,7 @@ async def play(
     """Play one episode to its end.
 
     Args:
-        env: A PettingZoo environment. It is reset with `seed`. In a parallel one all live agents decide at once.
+        env: A PettingZoo environment, to be reset with `seed`. In a parallel one all live agents decide at once.
         policies: Policy of each agent.
         seed: Seed of the environment.
         env_id: Id of the environment, for the record.
@@ -334,8 +334,8 @@ def _step(
     """Step the environment. Without a decision the agent only leaves.
 
     A cumulative reward is reset when its agent acts, or in PettingZoo's conversion of parallel environments after the
-    round. Returns the results of agents that have left and will have no turn to receive them: those that left in this
-    step, and those that left before and were paid nevertheless.
+    round. Returns the results of agents that have left and will have no turn to receive them: agents that left in this
+    step, and agents that left before and were paid nevertheless.
     """
     before, acting = list(env.agents), env.agent_selection
     if decision is not None and callable(about_answer):
@@ -476,7 +476,7 @@ def _new_messages(observation: str, conversation: Mapping[str, Any]) -> NewMessa
 
 
 def _warn_of_illegal_text(agents: Iterable[_Agent], env_id: str) -> None:
-    """Warn if the random text of random players, which had no list of legal actions, was illegal."""
+    """Warn if the random text of random players without a list of legal actions was illegal."""
     for agent in agents:
         if not (isinstance(agent.policy, Random) and agent.without_legal_actions):
             continue

@@ -46,8 +46,8 @@ def is_too_long(refusal: str) -> bool:
 def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
     """The first entry of `sent` that the body of a refusal names, or None. `sent` has the names of fields by entry.
 
-    Many refusals of a long conversation name the token limit, and "stop" is an ordinary word. These fields count only
-    if the refusal says that the field itself is not accepted.
+    Many refusals of a long conversation name the token limit, and "stop" is an ordinary word. Such fields count only if
+    the refusal says that the field itself is not accepted.
     """
     if is_too_long(body):
         return None

@@ -42,13 +42,13 @@ _ENDS = {"<|return|>": "<|end|>"}
 _CALL_MARK = re.compile(r"tool|python_|TOOL_CALLS|ARGS|CALL_ID|_ACTION")
 """Matches control tokens of tool calls, in any model family."""
 _RESULT_MARK = re.compile(r"respon|result|output|list|<\|(?:im_)?tool\|?>")
-"""Matches control tokens of tool results and lists of tools, which a model reads but does not write."""
+"""Matches control tokens that a model reads but does not write: those of tool results and lists of tools."""
 _RESULT = re.compile(r"respon|result|output", re.IGNORECASE)
-"""Matches tokens around tool results, which tokenizers such as DeepSeek's do not mark as special."""
+"""Matches tokens around tool results. Tokenizers such as DeepSeek's do not mark them as special."""
 _MAX_CACHED_TOKENS = 2_000_000
 """Size of the cache of rendered texts, about 80 MB. One text of a program may have a million tokens."""
 _TOKENS_PER_TEXT = 488
-"""Cost of a cached text in addition to its tokens, which limits the cache to 4,000 texts."""
+"""Cost of a cached text in addition to its tokens, to limit the cache to 4,000 texts."""
 _BRACKETED = re.compile(r"<\S+>|\[\S+\]")
 """Matches texts of control tokens. Some tokenizers also add runs of blanks."""
 _MAX_LAYOUTS = 4096
@@ -237,7 +237,7 @@ class Renderer:
         return self.call_reader(ids[:-1] if ids[-1] in (self.eos_id, self.end_ids[-1]) else ids, tools)
 
     def thought_length(self, response_ids: Sequence[int]) -> int:
-        """Number of reasoning tokens, including tags: those before the tokens of the answer."""
+        """Number of reasoning tokens, including tags: the tokens before those of the answer."""
         answer = self.parse(response_ids)[1]
 
         def in_answer(at: int) -> bool:  # a text that begins inside a character begins with replacement characters
@@ -372,7 +372,7 @@ class Renderer:
         return {token for token in tokens if token in shown and _BRACKETED.fullmatch(token) and not is_tag(token)}
 
     def _result_tokens(self) -> set[str]:
-        """Tokens around tool results. Those of Qwen are left out, because environments write results with them."""
+        """Tokens around tool results. Qwen's tokens are left out, because environments write results with them."""
         tokens = (token.content for token in self._tokenizer.added_tokens_decoder.values())
         return {token for token in tokens if _BRACKETED.fullmatch(token) and _RESULT.search(token)} - {*RESULT_TAGS}
 

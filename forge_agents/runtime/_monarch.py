@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     """Rank of the current call in its mesh."""
     enable_transport: Any
     invoke_main: Any
-    """Main program of a process that Monarch starts. It ends with SystemExit."""
+    """Main program of a process that Monarch starts. The program ends with SystemExit."""
     reload_config_from_env: Any
     """Read Monarch's settings again from the environment variables."""
     run_worker_loop_forever: Any
@@ -209,7 +209,7 @@ def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
 
 
 def attach(name: str, addresses: Sequence[str]) -> Any:
-    """Return the hosts at `addresses` as a mesh with dimension ``hosts``. It connects in the background."""
+    """Return the hosts at `addresses` as a mesh with dimension ``hosts``. The mesh connects in the background."""
     if not SOCKETS_ARE_PRIVATE:
         warn_of_other_users()
     with _without_notice():
@@ -219,8 +219,8 @@ def attach(name: str, addresses: Sequence[str]) -> Any:
 def use_certificate(folder: str | Path) -> None:
     """Use the certificate of a run for TLS connections, in both directions.
 
-    The folder holds ``tls.crt``, a self-signed certificate that names every host, and its key ``tls.key``. Both are
-    copied to this process's private folder.
+    The folder holds ``tls.crt``, a self-signed certificate that names every host, and its key ``tls.key``. Certificate
+    and key are copied to this process's private folder.
 
     Raises:
         HostError: A file is missing, or other users may read the key.
@@ -253,8 +253,8 @@ def new_host_address(address: str) -> str:
 def leave_quietly() -> None:
     """Shut Monarch down at the exit of this process, within a second and without messages.
 
-    Monarch's own exit handler runs later and finds nothing left to do. Without this one, it waits for hosts that are
-    gone and reports them at length.
+    Monarch's own exit handler runs later and finds nothing left to do. Without this function, that handler waits for
+    hosts that are gone and reports them at length.
     """
 
     def leave() -> None:

@@ -78,7 +78,7 @@ class Allocation:
 
     @property
     def on_one_machine(self) -> bool:
-        """Whether all hosts are one machine: they share kernel, process ids and user."""
+        """Whether all hosts are one machine, with the same kernel, process ids and user."""
         machines = {host.facts.memory_domain.partition("/")[2] for host in self.hosts if host.facts is not None}
         return len(self.hosts) == 1 or len(machines) == 1
 
@@ -142,7 +142,7 @@ class Allocator:
                 self.hosts.append(host)
 
     def allocate(self, role: str, procs: int, name: str = "") -> Allocation:
-        """Choose the hosts of one mesh: those reserved for its `name`, as long as they live.
+        """Choose the hosts of one mesh: hosts reserved for its `name`, as long as they live.
 
         A lost host is replaced by others of its role, then by spare ones, then by those of other roles. Environments
         move to the controller's host at once, because they can be played anywhere.
@@ -257,7 +257,7 @@ class Allocator:
         )
 
     def _free_gpus(self, host: Host, role: str, each: int) -> tuple[str, ...]:
-        """GPUs of a host for that many ranks: those with the fewest users. Empty if the host has none."""
+        """GPUs of a host for that many ranks: the GPUs with the fewest users. Empty if the host has none."""
         pool = self._pool(host, role)
         gpus = sorted(pool, key=lambda gpu: (host.gpu_users[gpu], pool.index(gpu)))[:each]
         if gpus and len(gpus) < each:
@@ -328,7 +328,7 @@ def _slot(name: str, role: str, rank: int, host: Host, gpu: str) -> ProcessSlot:
 
 
 def _longest_run(hosts: Sequence[Host]) -> list[Host]:
-    """The longest run of hosts with consecutive numbers, which Monarch can address as one slice."""
+    """The longest run of hosts with consecutive numbers. Monarch can address it as one slice."""
     runs: list[list[Host]] = []
     for host in sorted(hosts, key=lambda host: host.number):
         if runs and runs[-1][-1].number + 1 == host.number:
@@ -339,7 +339,7 @@ def _longest_run(hosts: Sequence[Host]) -> list[Host]:
 
 
 def gpus_per_node(config: Hosts, meshes: Sequence[MeshRequest]) -> int | None:
-    """Return the GPUs of each node of a Slurm job: those in ``config.gpus``, and one for each process that computes.
+    """Return the GPUs of each node of a Slurm job: the GPUs in ``config.gpus``, and one for each process that computes.
 
     None if no job is submitted, `slurm_args` specify GPUs, or the Python environment, which nodes share, is for CPUs.
     """

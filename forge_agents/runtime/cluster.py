@@ -28,9 +28,9 @@ _MAX_STRANGERS = 256
 class Cluster(Allocator):
     """The hosts of this process's run, and the allocation of processes to them. Arguments as for `Allocator`.
 
-    Each remote host has an agent, which connects back to the controller with a secret and sends a heartbeat every
-    second. The connection works in both directions: a host ends if it breaks, and the controller counts the host as
-    lost if it breaks or stays silent.
+    The agent of each remote host connects back to the controller with a secret and sends a heartbeat every second. The
+    connection works in both directions: a host ends if it breaks, and the controller counts the host as lost if it
+    breaks or stays silent.
     """
 
     def __init__(self, config: Hosts, here: Callable[[], Any], meshes: Sequence[MeshRequest] = ()) -> None:

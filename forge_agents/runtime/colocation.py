@@ -22,8 +22,8 @@ unshared: DeviceAccess = contextlib.nullcontext
 class Colocation:
     """Gives sides that share devices access to them, one side at a time.
 
-    A side stays on the devices until another side needs them. Then its current work finishes, it is offloaded, and only
-    then the other one is loaded, so that both are never there at the same time.
+    A side stays on the devices until another side needs them. Then its current work finishes, the side is offloaded,
+    and only then the other one is loaded, so that both are never there at the same time.
 
     Args:
         first: The side that is on the devices at the start.
@@ -41,7 +41,7 @@ class Colocation:
         """Add a side. Returns the context manager in which its work must run.
 
         Args:
-            offload: Moves the side's memory off the devices. It may be called twice.
+            offload: Moves the side's memory off the devices. May be called twice.
             onload: Moves the memory back.
         """
         self._sides[side] = (offload, onload)

@@ -37,8 +37,8 @@ _open: set[Connection] = set()
 """Connections of all servers of this process."""
 _log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.http")
-"""Logger without uvicorn's warnings of invalid requests, which any stranger can cause without end. It is not a child of
-uvicorn's loggers, because uvicorn's settings reset those."""
+"""Logger without uvicorn's warnings of invalid requests, which any stranger can cause without end. The logger is not a
+child of uvicorn's loggers, because uvicorn's settings reset those."""
 _quiet.setLevel(logging.ERROR)
 
 

@@ -78,7 +78,7 @@ class Faults:
         return fault
 
     async def start_with_retries(self, who: str, start: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `start`, which is called again if the process `who` dies on the way."""
+        """Return the result of `start`. If the process `who` dies on the way, `start` is called again."""
         faults: list[Fault] = []
         while True:
             try:

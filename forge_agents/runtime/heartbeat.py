@@ -76,10 +76,10 @@ class Heartbeat:
         self._timeout_applies = True
 
     def add_probe(self, probe: Callable[[], Awaitable[object]], what: str) -> None:
-        """Watch one actor as well, which may end or hang in a process that lives.
+        """Watch one actor as well, because it may end or hang in a process that lives.
 
         Args:
-            probe: Makes a short request to the actor. It is called again and again, and each call may take
+            probe: Makes a short request to the actor. The probe is called again and again, and each call may take
                 `heartbeat_timeout_s`, plus the time for which the controller's own thread was blocked.
             what: The actor's answer, as a noun: ``"answer of the store"``.
         """
@@ -90,7 +90,7 @@ class Heartbeat:
         return await asyncio.shield(self._lost)
 
     async def guard(self, work: Awaitable[T]) -> T:
-        """Await `work`, which needs the processes. Raise the error of a lost process at once.
+        """Await `work` that needs the processes. Raise the error of a lost process at once.
 
         If `work` fails with a `RuntimeError` and one of several processes turns out to be lost, that error is raised
         instead: the collectives of the other ranks break a moment before the loss is noticed.

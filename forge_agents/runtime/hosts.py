@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ENVS = "envs"
-"""Role of the worker processes of isolated environments. They use no GPUs."""
+"""Role of the worker processes of isolated environments. Workers use no GPUs."""
 HERE = "this host"
 """Name of the controller's host."""
 ROLES = ("learner", "engines", "store", "judges", ENVS, "spare")
@@ -39,7 +39,7 @@ class Hosts:
     The controller and rewards run where the run was started. Roles are "learner", "engines", "store" (the weight
     store), "judges" (engines of verifiers), "envs" (worker processes of environments: of all environments if they have
     hosts of their own, otherwise of those with ``isolation="process"``) and "spare" (replacements for lost hosts). A
-    role that `hosts` does not name runs on the controller's host, except the store, which runs on the learner's first.
+    role that `hosts` does not name runs on the controller's host, but the store runs on the learner's first.
     """
 
     kind: Kind = "local"
@@ -51,7 +51,7 @@ class Hosts:
     "attach" is the number of addresses in `workers`."""
     gpus: dict[str, int] = field(default_factory=dict)
     """Number of GPUs per host that a role's processes use, one each, by role. The other roles share the remaining GPUs:
-    learner ranks first, then engines, then judges, one GPU each. If there are too few, they share them."""
+    learner ranks first, then engines, then judges, one GPU each. If there are too few GPUs, these roles share them."""
     cpus: dict[str, str] = field(default_factory=dict)
     """Cores per host to which a role's processes and their OpenMP threads are bound, by role, as "0-15,32". The number
     of threads is set by `engine.threads` and `learner.threads`."""
@@ -79,7 +79,7 @@ class Hosts:
     start_timeout_s: float = 600.0
     """Maximum seconds until all hosts answer, including the time in a queue."""
     heartbeat_timeout_s: float = 30.0
-    """Seconds without a heartbeat after which a host counts as lost. If its connection ends, it is lost at once."""
+    """Seconds without a heartbeat after which a host counts as lost. A host whose connection ends is lost at once."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -160,7 +160,7 @@ class Hosts:
         """Check that a role's processes fit its hosts and GPUs. Units of `each` are spread evenly over the hosts.
 
         Raises:
-            ValueError: They do not fit. The message suggests a number that does.
+            ValueError: The processes do not fit. The message suggests a number that does.
         """
         hosts = self.counts.get(role, 1)
         if each > 1 and each % hosts:

@@ -11,7 +11,7 @@ import psutil
 from forge_agents.errors import HostError
 
 _ANY_PORT = 9
-"""Port of a probe address. Nothing is sent there. The kernel only chooses the route."""
+"""Port of a probe address. No data is sent there. The kernel only chooses the route."""
 
 
 def interface_of(address: str) -> str:

@@ -81,7 +81,7 @@ class LoopRunner:
         """Run `work` to its end. After Ctrl-C everything is closed, and the next call starts a new loop.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C. It is shown as one line.
+            KeyboardInterrupt: Ctrl-C, shown as one line.
         """
         if self._runner is None:
             self._runner, self._others, self._canceled = asyncio.Runner(), mesh.spawned(), False

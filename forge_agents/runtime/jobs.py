@@ -39,7 +39,7 @@ class Job:
 
 
 def start_job(config: Hosts, env: Mapping[str, str], *, gpus_per_node: int | None) -> Job:
-    """Start or attach to the hosts. If that needs TCP, it must be the process's first use of Monarch.
+    """Start or attach to the hosts. A start with TCP must be the process's first use of Monarch.
 
     Args:
         config: Hosts of another kind than "local".
@@ -60,7 +60,7 @@ def start_job(config: Hosts, env: Mapping[str, str], *, gpus_per_node: int | Non
 
 
 def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
-    """Start processes that behave as hosts. They end with a pipe.
+    """Start processes that behave as hosts. The processes end with a pipe.
 
     Monarch's ProcessJob is not used, because it leaves its hosts behind when the controller is killed.
     """

@@ -143,7 +143,7 @@ def control_groups() -> list[str]:
 
 
 def _inactive_bytes(stat: Path) -> int:
-    """File pages that have not been read lately. They count as used, but the kernel can reclaim them."""
+    """File pages that have not been read lately. Such pages count as used, but the kernel can reclaim them."""
     try:
         counts = dict(line.split() for line in stat.read_text().splitlines())
         return int(counts.get("total_inactive_file") or counts.get("inactive_file") or 0)

@@ -97,10 +97,10 @@ def spawn_procs(
         name: Name for errors and the log folder. Any text.
         procs: Number of processes. Replicas that may die independently need one mesh each, because one death ends the
             calls on a mesh.
-        role: A role of `Hosts`, which determines the host. Empty is this one.
+        role: Role of `Hosts` that determines the host. Empty is this host.
         env: Environment variables that are set before the processes' Python starts.
         threads: Size of the processes' OpenMP, MKL and OpenBLAS pools. None keeps the libraries' defaults.
-        program: Python source that each process runs. It must run Monarch's main program. Empty runs only that.
+        program: Python source that each process runs. The source must run Monarch's main program. Empty runs only that.
 
     Raises:
         HostError: No host is left for the role.
@@ -140,7 +140,7 @@ def spawn_procs(
 
 
 def mesh_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
-    """Return the environment variables of one mesh's processes, which see `gpus` in the order of their ranks."""
+    """Return the environment variables of one mesh. Its processes see `gpus` in the order of their ranks."""
     variables = dict(env or {})
     if threads is not None:
         variables |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
@@ -184,7 +184,7 @@ async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = (), meshe
 
 
 async def end_hosts(config: Hosts) -> None:
-    """End the hosts that `launch_hosts` started with this `config` object. Without any, nothing happens."""
+    """End the hosts that `launch_hosts` started with this `config` object, if there are any."""
     for cluster in [cluster for cluster in _clusters if cluster.config is config]:
         _clusters.remove(cluster)
         for entry in tuple(_spawned.values()):
@@ -274,7 +274,7 @@ def running_on(places: Set[tuple[str, str]]) -> list[str]:
 
 @contextlib.contextmanager
 def dividing_gpus() -> Iterator[None]:
-    """Mark, for the duration of the block, that a run is about to divide the GPUs. `gpu_neighbors` reports it."""
+    """While the block runs, mark that a run is about to divide the GPUs. `gpu_neighbors` reports it."""
     mark = object()
     _dividing.append(mark)
     try:
@@ -372,8 +372,8 @@ async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s:
     wait for it, so the caller would wait as well. Each rank is therefore called as a mesh of size 1. Inside the
     endpoint ``current_rank()`` is 0 everywhere, and actors that need their rank take it in their constructor.
 
-    Monarch 0.7 keeps about 600 bytes in the calling process for every ``call_one``, but nothing for ``choose``, which
-    picks the only actor of a mesh of size 1. It keeps 1 KB for each such mesh, so these are reused.
+    Monarch 0.7 keeps about 600 bytes in the calling process for every ``call_one``, but nothing for ``choose``. On a
+    mesh of size 1, ``choose`` picks the only actor. Monarch keeps 1 KB for each such mesh, so the meshes are reused.
     """
     if mesh not in _meshes_by_rank:
         _meshes_by_rank[mesh] = [mesh.slice(rank=rank) for rank in range(n)]
@@ -485,7 +485,7 @@ def spawned() -> frozenset[int]:
 
 
 def kill_all(*, except_for: frozenset[int]) -> None:
-    """`kill` all other meshes, except environments' workers and judges, which have other owners."""
+    """`kill` all other meshes, except those with other owners: environments' workers and judges."""
     for key, entry in tuple(_spawned.items()):
         if key not in except_for and entry.role not in (ENVS, "judges"):
             kill(entry.mesh)
@@ -568,7 +568,7 @@ def log_folder(name: str) -> Path | None:
 
 
 def log_hint(who: str) -> str:
-    """Return the location of the logs of `who`, for an error message. These logs are kept after the mesh stops."""
+    """Return the location of the logs of `who`, for an error message. The logs are kept after the mesh stops."""
     _in_trouble.add(who)
     entry = _latest(who)
     if entry is None:

@@ -48,7 +48,7 @@ def private_folder() -> Path:
     """Folder of mode 0700 for this process and those it starts.
 
     The first process of a run on a machine makes it and removes it at exit, except subfolders with logs of failed
-    processes. It also removes the folders of earlier runs that were killed.
+    processes. The first process also removes the folders of earlier runs that were killed.
     """
     inherited = os.environ.get(FOLDER_VARIABLE, "")
     if inherited and is_private(inherited):

@@ -1,8 +1,8 @@
 """Replaces the names of Monarch's Unix sockets, which every local user can reach, by files that only this user can.
 
-Monarch 0.7 runs code for any process that connects to one of its sockets. It binds most of them to abstract names,
-which have no owner and no permissions, are listed in ``/proc/net/unix``, and are shared with every container on the
-host's network. Others lie in folders that other users may enter. Monarch has no setting for this, so
+Monarch 0.7 runs code for any process that connects to one of its sockets. Monarch binds most of them to abstract names.
+Such names have no owner and no permissions, are listed in ``/proc/net/unix``, and are shared with every container on
+the host's network. Other sockets lie in folders that other users may enter. Monarch has no setting for this, so
 `use_private_sockets` redirects two functions that Monarch's shared library calls: ``bind``, where an abstract name
 becomes a path in the private folder, and ``mkdir``. Peers learn the path from the bound socket.
 """
@@ -89,7 +89,7 @@ def _mkdir(path: bytes, mode: int) -> int:
 
 
 _BOUND, _MADE = _BIND(_bind), _MKDIR(_mkdir)
-"""C callbacks. They must exist as long as the library may call them."""
+"""C callbacks, to be kept as long as the library may call them."""
 
 
 def _path(name: bytes) -> bytes:

@@ -45,7 +45,7 @@ def _token() -> str:
 
 
 def make_log_folder(name: str) -> Path:
-    """Make a log folder for a mesh of that name. It has the same, unique path on every host."""
+    """Make a log folder for a mesh of that name. The folder has the same, unique path on every host."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name) or "procs"
     oom_kills_before()
     return Path(tempfile.mkdtemp(prefix=f"{safe}-", dir=private_folder()))
@@ -144,7 +144,7 @@ def bootstrap_command(environment: Mapping[str, str], program: str = "") -> Any:
 
     Args:
         environment: Variables in addition to those of the host.
-        program: Python source to run. It must run Monarch's main program. Empty runs only that.
+        program: Python source to run. The source must run Monarch's main program. Empty runs only that.
     """
     from forge_agents.runtime._monarch import PROGRAM, default_bootstrap_cmd
 

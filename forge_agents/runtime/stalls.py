@@ -36,7 +36,7 @@ _last: tuple[float, dict[str, Any]] | None = None
 
 @contextlib.contextmanager
 def waiting(who: str, what: str, timeout_s: float) -> Iterator[None]:
-    """Record, for the duration of the block, that this process waits for `who` to do `what`."""
+    """While the block runs, record that this process waits for `who` to do `what`."""
     number = next(_numbers)
     _waits[number] = _Wait(who, what, timeout_s, time.monotonic())
     try:

@@ -32,7 +32,7 @@ _LINE_S = 30.0
 
 
 class _View:
-    """Prints a line when a startup begins, and when it succeeds. It may be used from any thread.
+    """Prints a line when a startup begins, and when it succeeds. May be used from any thread.
 
     In between, a terminal shows a spinner with a clock. Other outputs get a line every half minute.
     """

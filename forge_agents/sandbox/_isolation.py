@@ -139,7 +139,7 @@ def enter_namespaces() -> None:
 
 
 def leave_network() -> None:
-    """Enter a new network namespace, with its loopback down. For root only. Others use `enter_namespaces`."""
+    """Enter a new network namespace, with its loopback down. For root only. Other users need `enter_namespaces`."""
     _check(_libc.unshare(0x40000000), "unshare(NEWNET)")
 
 
@@ -186,8 +186,8 @@ def build_root(
     A mapping of /dev/zero opened for writing is shared memory that no counter includes, so /dev/zero exists only if
     `lock_writes` can prevent that.
 
-    /box is the only writable folder. It is in memory, with a limited number of bytes and files. Each of `folders`, such
-    as /app, is a bind mount of a folder in it, such as /box/app.
+    /box is the only writable folder. The folder is in memory, with a limited number of bytes and files. Each of
+    `folders`, such as /app, is a bind mount of a folder in it, such as /box/app.
     """
     stage = "/proc"  # exists everywhere, and nothing below it is needed inside
     _mount("none", "/", "", _REC | _PRIVATE)
@@ -235,8 +235,8 @@ def _place(path: str, target: str) -> None:
 def set_limits(limits: dict[str, int]) -> None:
     """Set soft and hard limits by their names in `resource`, e.g. ``{"RLIMIT_CORE": 0}``, never above the present ones.
 
-    The hard limit of processor time is one second higher, so that the kernel ends a program by SIGXCPU, which tells the
-    reason.
+    The hard limit of processor time is one second higher, so that the kernel ends a program by SIGXCPU, a signal that
+    tells the reason.
     """
     for name, value in limits.items():
         kind = getattr(resource, name)
@@ -269,7 +269,7 @@ def filter_system_calls(*, namespaces: bool, sockets: bool = False) -> int | Non
 
     The only sockets are pairs of connected streams, plus TCP and UDP on request, because Unix sockets are not limited
     by a network namespace. Buffers of sockets and pipes keep their default sizes. Shared anonymous memory must be
-    granted, because no file of /proc shows how much of it exists. On processors with unknown call numbers, nothing is
+    granted, because no file of /proc shows how much of it exists. On processors with unknown call numbers, no call is
     filtered.
 
     Args:
@@ -278,8 +278,8 @@ def filter_system_calls(*, namespaces: bool, sockets: bool = False) -> int | Non
         sockets: Whether it may use TCP and UDP, in a network namespace with only a loopback.
 
     Returns:
-        Descriptor for `answer_mapping`, which grants shared anonymous memory. None: such memory is refused, because
-        this kernel or an outer filter allows no listener.
+        Descriptor for `answer_mapping` to grant shared anonymous memory. None: such memory is refused, because this
+        kernel or an outer filter allows no listener.
     """
     if os.uname().machine not in _ARCHITECTURES:
         return None

@@ -1,8 +1,8 @@
 """Runs one program, isolated on request, watches it, and ends it with all its children.
 
-It reads a request from standard input and writes a reply to standard output, both marshaled. A program may run for
-`wall_s`. A command line ends when the standard input does. It is started by `python -I -S`, so it has only the standard
-library, and imports little of it, because imports are most of the cost of a run.
+The supervisor reads a marshaled request from standard input and writes a marshaled reply to standard output. A program
+may run for `wall_s`. A command line ends when the standard input does. The supervisor is started by `python -I -S`, so
+it has only the standard library, and imports little of it, because imports are most of the cost of a run.
 """
 # Importing pathlib would take as long as everything else.
 # ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH118, PTH120, PTH123, PTH208
@@ -442,7 +442,7 @@ class Command(Run):
 
     @staticmethod
     def _ended_within(pid: int, within_s: float) -> bool:
-        """Whether a child ended in time. It can still be waited for."""
+        """Whether a child ended in time. The child can still be waited for."""
         last = time.monotonic() + within_s
         while not (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and time.monotonic() < last:
             time.sleep(TICK_S)

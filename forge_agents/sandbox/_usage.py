@@ -1,6 +1,6 @@
 """Measures the memory, processor time and processes that one program and its children use.
 
-It runs in an isolated interpreter with only the standard library, and imports little of it.
+The module runs in an isolated interpreter with only the standard library, and imports little of it.
 """
 # Importing pathlib would take as long as everything else.
 # ruff: noqa: PTH123, PTH208
@@ -26,7 +26,8 @@ class Usage:
     """Usage of a tree of processes, updated by `look`.
 
     Memory is the sum of anonymous pages, swapped pages, page tables, shared anonymous mappings and, in a network
-    namespace, socket buffers. File pages are excluded: they belong to the host's cache or to the limited folder.
+    namespace, socket buffers. File pages are excluded, because they belong to the host's cache or to the limited
+    folder.
 
     Args:
         proc: Descriptor of the host's /proc.
@@ -132,7 +133,7 @@ class Usage:
         return granted
 
     def _sockets(self) -> tuple[int, int]:
-        """Number of sockets in our network namespace, those in flight included, and the most bytes of one."""
+        """Number of sockets in our network namespace, including sockets in flight, and the most bytes of one."""
         if not self.namespaces:
             return 0, 0  # the network is the host's
         num = self._counted("sockstat", b"sockets:")

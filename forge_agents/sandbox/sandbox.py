@@ -25,7 +25,7 @@ from forge_agents.settings import settings_class
 
 _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 _GRACE_S = 10.0
-"""Time after `wall_s`, which the supervisor enforces, until the supervisor itself is killed."""
+"""Time after `wall_s` (enforced by the supervisor) until the supervisor itself is killed."""
 
 
 class SandboxUnavailable(ForgeError, RuntimeError):  # noqa: N818  # a state of the machine
@@ -84,7 +84,7 @@ class SandboxResult:
     cpu_s: float
     """Processor seconds, including children."""
     peak_mb: float
-    """Peak memory of all processes together, in MiB. It is measured every 20 ms, so it is 0 for short programs."""
+    """Peak memory of all processes together, in MiB. Measured every 20 ms, so it is 0 for short programs."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files left in its folder, by path, if they were requested."""
 
@@ -122,8 +122,8 @@ class Sandbox:
     r"""Runs untrusted Python programs. Needs Linux 5.14 or newer, but no privileges or other software.
 
     The program sees the standard library, read-only, and a temporary private folder with `files`, its working
-    directory. It has no network, sees no other processes, inherits no environment variables, has no privileges, and is
-    subject to `limits`. All its processes end when its first one does.
+    directory. The program has no network, sees no other processes, inherits no environment variables, has no
+    privileges, and is subject to `limits`. All its processes end when its first one does.
 
     Example:
         >>> Sandbox().run("print(6 * 7)").stdout
@@ -138,8 +138,8 @@ class Sandbox:
     allow_weaker: bool = False
     """Whether to run with weaker isolation if namespaces are not allowed. See `guarantees`."""
     folders: tuple[str, ...] = ()
-    """Writable top-level folders, such as ``"/app"``. They are part of the private folder: the file ``/app/name`` is
-    ``"app/name"`` in `files` and among the collected ones. They need namespaces."""
+    """Writable top-level folders, such as ``"/app"``. The folders are part of the private folder: the file
+    ``/app/name`` is ``"app/name"`` in `files` and among the collected ones. Namespaces are required."""
 
     def __post_init__(self) -> None:
         for path in self.folders:
@@ -279,7 +279,7 @@ _STOP_CONTAINER_S = 60.0
 
 
 class CommandLine:
-    """A running command line. It ends with all its children when its first process or this process ends.
+    """A running command line. The command ends with all its children when its first process or this process ends.
 
     Without a sandbox it has this user's rights and runs in a folder of the host. In a sandbox it can also read the
     system's programs and the interpreter's packages, and connect to one port of its own loopback interface.
@@ -298,7 +298,7 @@ class CommandLine:
             that removes it. Processes in a container are not children of the client.
 
     Raises:
-        SandboxUnavailable: It cannot be isolated on this machine.
+        SandboxUnavailable: The command cannot be isolated on this machine.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class CommandLine:
         """Wait until it ends.
 
         Raises:
-            SandboxError: It could not be started, or the supervisor died.
+            SandboxError: The program could not be started, or the supervisor died.
         """
         with self._stdout, self._stderr:
             reply, noise = self._stdout.read(), self._stderr.read()

@@ -110,7 +110,7 @@ def _dtype(config: EnginePlan) -> str:
 
 
 def _engine_args(config: EnginePlan) -> Any:
-    """VLLM's settings. Those that concern sampling and scheduling make tokens depend on nothing but the request."""
+    """VLLM's settings. Sampling and scheduling are set so that tokens depend on nothing but the request."""
     from vllm import EngineArgs
     from vllm.platforms import current_platform
 
@@ -276,8 +276,8 @@ def _compile_by_layer() -> None:
     """Make vLLM compile a model on CPU as on a GPU: the code between two attentions, once for all layers.
 
     On CPU it takes the whole model as one graph, for which Inductor writes the code of every layer again, and which
-    cannot be loaded from the cache. One of the passes over the pieces uses kernels of CUDA, which CPU builds lack. It
-    only avoids copies around those kernels.
+    cannot be loaded from the cache. One of the passes over the pieces uses kernels of CUDA, which CPU builds lack. The
+    pass only avoids copies around those kernels.
     """
     from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
     from vllm.config import CompilationMode
@@ -361,7 +361,7 @@ def _forbid_words_after_space() -> None:
 def _is_relevant(record: logging.LogRecord) -> bool:
     """Filter vLLM's warnings about layers without weights of their own, such as rotary tables and tied heads.
 
-    They come with every version and would be the last lines of an engine that died, as if they were the reason.
+    The warnings come with every version and would be the last lines of an engine that died, as if they were the reason.
     `check_tensors` finds weights that are really missing.
     """
     return record.msg != "%s: Failed to load weights"
@@ -370,8 +370,8 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 def _use_gloo_between_ranks() -> None:
     """Make the ranks of an engine on CPU use gloo instead of vLLM's shared memory.
 
-    That memory has the same name for every engine that is started from outside. A second engine on the machine, or the
-    successor of a killed one, therefore fails, and ranks whose peer died wait for it busily.
+    The shared memory has the same name for every engine that is started from outside. A second engine on the machine,
+    or the successor of a killed one, therefore fails, and ranks whose peer died wait for it busily.
     """
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
@@ -524,7 +524,7 @@ def check_ranks(config: EnginePlan) -> None:
 
 
 def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes of the tensors in the folder's safetensors files, which an update must have, None without files.
+    """Names and shapes that an update's tensors must have, from the folder's safetensors files. None without files.
 
     A tied ``lm_head.weight`` is optional and left out.
 

@@ -322,10 +322,10 @@ class EngineClient:
         self._notify()
 
     async def _catch_up(self, engine: EngineProcess, store: WeightStoreRef | None) -> None:
-        """Load the newest weights into a new engine, which knows `store`, if any were loaded before.
+        """Load the newest weights into a new engine that knows `store`, if any were loaded before.
 
-        It tries again while it finds none: the store may have died, its successor may still be empty, or it was busy.
-        A version that is loaded while this runs reaches the engine either here or by `load_weights`.
+        Tries again while no weights are found: the store may have died, its successor may still be empty, or it was
+        busy. A version that is loaded while this runs reaches the engine either here or by `load_weights`.
         """
         failed_at: float | None = None
         while True:

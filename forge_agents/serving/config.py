@@ -59,7 +59,8 @@ class EngineConfig:
     requests. "package.module:Class": a custom `forge_agents.serving.routing.Router`."""
     on_update: Literal["continue", "restart"] = "continue"
     """Handling of completions that a weight update interrupts. "continue" (default): the new weights continue them, and
-    each token records its version. "restart": they are sampled again until one version has written all tokens."""
+    each token records its version. "restart": completions are sampled again until one version has written all
+    tokens."""
 
     def __post_init__(self) -> None:
         router_class(self.routing)

@@ -141,7 +141,7 @@ def _meshes(engines: Iterable[str], config: EngineConfig) -> list[tuple[str, str
 def assign_engines(
     policies: Mapping[str, Policy], paths: Mapping[str, Path]
 ) -> tuple[dict[str, str], dict[str, dict[str, LoRA]]]:
-    """Assign policies whose weights may change to engines: adapters on one model share one, others do not.
+    """Assign policies whose weights may change to engines. Only adapters on one model share an engine.
 
     Returns:
         The engine of each policy, called by its first policy, and the adapters that each engine serves.
@@ -162,7 +162,7 @@ class Fleet:
     engines: Mapping[str, EngineClient]
     """By engine name, which is the name of its first policy."""
     policy_engines: Mapping[str, PolicyEngine]
-    """By policy name, the engine, or the adapter in one, that samples for it."""
+    """By policy name, the engine that samples for it, or the adapter in one."""
     planned: Sequence[tuple[str, str, int]] = ()
     """Meshes that share GPUs, whose places are reserved until the end."""
 

@@ -241,8 +241,8 @@ class EngineProcess:
     ) -> dict[str, float]:
         """Load published weights between two steps: a `version`, or the latest.
 
-        Requests in flight continue with the new weights. They keep their tokens, and the completion records which
-        version sampled which token. An `adapter` is published under its own name; empty for the model's weights.
+        Requests in flight keep their tokens and continue with the new weights. The completion records which version
+        sampled which token. An `adapter` is published under its own name; empty for the model's weights.
 
         Returns:
             ``version``; ``fetch_s``, ``load_s`` and their sum ``seconds``; ``bytes``, 0 if the engine has the version.

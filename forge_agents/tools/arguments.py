@@ -123,7 +123,7 @@ def _schema_error(
 def _standard(schema: Any) -> Any:
     """Return a schema with standard keywords in place of other common spellings.
 
-    These are OpenAPI's ``nullable``, names of types such as "str" and "STRING", and lists of ``items``.
+    Such spellings are OpenAPI's ``nullable``, names of types such as "str" and "STRING", and lists of ``items``.
     """
     if not isinstance(schema, Mapping):
         return schema

@@ -27,7 +27,7 @@ _RUN_LATER = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that an agent may call. In the body of a class, it binds to the instance like a method."""
+    """A function that an agent may call. A tool in the body of a class binds to the instance like a method."""
 
     name: str
     description: str

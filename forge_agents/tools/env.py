@@ -35,7 +35,8 @@ class ToolEnv(TurnEnv):
     agent has used up its calls, its answers reach `act` unchanged.
 
     Calls count as decisions (`max_turns`). After each decision with calls ``infos[agent]["tool_calls"]`` and
-    ``["tool_errors"]`` are the agent's numbers of calls and failed calls so far. Both are absent before the first.
+    ``["tool_errors"]`` are the agent's numbers of calls and failed calls so far. Before the first such decision the
+    keys are absent.
 
     A ``copy.deepcopy`` contains tools that are methods of the game. External state of a tool (a server, a sandbox's
     files) is shared between copies.

@@ -27,7 +27,7 @@ _CALL_KEYS = {
     *("name", "arguments", "parameters", "description", "strict"),
     *("id", "call_id", "tool_call_id", "index", "type", "thought_signature"),
 }
-"""Keys of a call. Others are arguments in the wrong place."""
+"""Keys of a call. Other keys are arguments in the wrong place."""
 MAX_CALLS = 16
 """Maximum number of calls that are read in a text."""
 
@@ -315,7 +315,7 @@ def without_results(text: str) -> str:
 
 
 def render_results(results: Sequence[ToolResult], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the usual name
-    """Render results for the next observation. ``hermes`` is the text of Qwen's template, others are plain lines."""
+    """Render results for the next observation: as in Qwen's template for ``hermes``, otherwise as plain lines."""
     if format == "hermes":
         return "\n".join(
             f"<tool_response>\n{result.content.replace('</tool_response>', '</ tool_response>')}\n</tool_response>"

@@ -49,10 +49,10 @@ def mcp_tools(
     """Connect to an MCP server for the duration of a ``with`` block.
 
     A call that fails, exceeds its time limit or finds the server closed results in an error text for the model. A
-    result contains the texts, those of embedded resources too, and the structured content as JSON if no text contains
-    it. Images, sounds, binary resources and links are only named. Deep copies of an environment share the connection.
+    result contains the texts, also of embedded resources, and the structured content as JSON if no text contains it.
+    Images, sounds, binary resources and links are only named. Deep copies of an environment share the connection.
     Errors name the program and its script, or the host, and contain nothing else of the command or address, `env` and
-    `headers`: these may contain tokens, and errors become prompts and stored episodes.
+    `headers`, because these may contain tokens and errors become prompts and stored episodes.
 
     Args:
         server: The address of a server (streamable HTTP), such as ``"http://127.0.0.1:8000/mcp"``, or the command that
@@ -168,7 +168,7 @@ class _Connection:
             raise ValueError(f"the MCP server {self._name!r}: {self._describe(error)}") from None
 
     def _describe(self, error: BaseException) -> str:
-        """Return the text of an exception, without secrets. Of a group, that of its first exception."""
+        """Return the text of an exception, without secrets. Of a group, the text of its first exception."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         description = str(error)

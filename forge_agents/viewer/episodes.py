@@ -144,8 +144,8 @@ class Pieces:
     def of(self, policy: str, ids: Sequence[int]) -> list[str] | None:
         """Return one text per token, or None if the tokenizer is not on this machine.
 
-        The joined texts are the response. If several tokens form one character, it belongs to the last of them, and the
-        other texts are empty.
+        The joined texts are the response. A character of several tokens belongs to the last of them, and the other
+        texts are empty.
         """
         tokenizer = self._tokenizer(policy)
         if tokenizer is None:

@@ -100,7 +100,7 @@ class EpisodeIndex:
     """SQLite index of the episodes in one file.
 
     The index is in the cache folder: run folders may come from a stranger, so nothing is written there and no database
-    in them is read. It can be deleted at any time, and is deleted if it was not opened for a month.
+    in them is read. The index can be deleted at any time, and is deleted if it was not opened for a month.
 
     Args:
         log: ``episodes.jsonl``, which may not exist yet.

@@ -111,7 +111,8 @@ def make_app(runs: Sequence[Run], token: str) -> ASGIApp:
 def _guard(token: bytes) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     """Return a middleware that checks token, host name and method, and adds security headers.
 
-    It wraps the application, so that no part of it answers other requests, and error pages have the headers as well.
+    The middleware wraps the application, so that no part of it answers other requests, and error pages have the headers
+    as well.
     """
 
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:

@@ -160,7 +160,7 @@ class HostCopy(Records):
 
 
 def _lock(name: str) -> socket.socket | None:
-    """A lock that all processes of the host share by name, or None if it is taken. It ends with its process."""
+    """A lock that all processes of the host share by name, or None if it is taken. The lock ends with its process."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(f"\0{name}")

@@ -17,7 +17,7 @@ class Entry:
     stamp: int
     """Unique per publication, also when the same version is published again."""
     publisher: str = ""
-    """Identifier of the publisher. It is part of the keys of the bytes, so two publishers never share a key."""
+    """Identifier of the publisher, a part of the keys of the bytes, so that two publishers never share a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

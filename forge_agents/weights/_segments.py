@@ -1,7 +1,7 @@
 """Memory that processes of one host share through file descriptors.
 
-The pages belong to an anonymous file (memfd). It has no name in /dev/shm and ends with the last process that maps it,
-so a killed process leaves nothing behind and a small /dev/shm does not matter.
+The pages belong to an anonymous file (memfd). The file has no name in /dev/shm and ends with the last process that maps
+it, so a killed process leaves nothing behind and a small /dev/shm does not matter.
 """
 
 from __future__ import annotations

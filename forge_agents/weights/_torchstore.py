@@ -1,8 +1,8 @@
 """TorchStore on our version of Monarch, with shared memory as its transport within a host.
 
 TorchStore 0.1.2 mixes sync and async endpoints in its actors, which Monarch >= 0.2 refuses, and moves tensors through
-messages (0.1 GB/s). Its actors are replaced by subclasses of this module. They are pickled by reference, so every
-process that receives one imports this module and gets the transport as well.
+messages (0.1 GB/s). Its actors are replaced by subclasses of this module. The subclasses are pickled by reference, so
+every process that receives one imports this module and gets the transport as well.
 """
 
 from __future__ import annotations

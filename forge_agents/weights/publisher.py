@@ -73,8 +73,8 @@ class Publisher(Records):
             version: Not negative. An existing version is replaced.
             state_dict: Tensors by Hugging Face name, on any device. DTensors are gathered, in which all ranks take
                 part. Plain tensors are taken to be equal on all ranks. Alternatively, a function that yields names and
-                tensors, which may be created one at a time. It must yield the same names and shapes on every call and
-                rank, and is called twice for the first version.
+                tensors, perhaps created one at a time. The function must yield the same names and shapes on every call
+                and rank, and is called twice for the first version.
 
         Returns:
             ``pack_s`` and ``put_s`` in seconds, and ``bytes`` of all tensors.
@@ -112,7 +112,7 @@ class Publisher(Records):
         return {"pack_s": packed - start, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
 
     async def _report_progress(self, client: Any) -> None:
-        """Tell waiting readers, from every rank, that the write makes progress."""
+        """From every rank, tell waiting readers that the write makes progress."""
         reported = self._progress
         while True:
             await asyncio.sleep(self._timeout_s / 4)

@@ -48,7 +48,7 @@ class LoadedWeights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def check(self) -> None:
-        """Check, from a thread that is not the event loop's, that the tensors read so far are of this version.
+        """Check that the tensors read so far are of this version, from a thread that is not the event loop's.
 
         A reader that is slower than the writer's patience may see pages change. Call this before using what was read.
         Otherwise the end of the block checks it.
@@ -93,7 +93,8 @@ class Subscriber(Records):
 
         Args:
             version: Version to read, or None for the latest.
-            current: Returns the version that the caller has when its turn comes. That version is not read again.
+            current: Returns the version that the caller has when its turn comes. The caller's version is not read
+                again.
 
         Raises:
             UnknownIdError: There are no such weights or no such version. The message lists those that exist.

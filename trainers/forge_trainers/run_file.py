@@ -46,7 +46,7 @@ class RunPolicy(Policy):
     learner: LearnerOverrides | None = field(  # type: ignore[valid-type]
         default=None, kw_only=True, hash=False
     )
-    """Learner settings of this policy alone, which override those of the trainer. null (default) overrides none."""
+    """Learner settings of this policy alone, overriding those of the trainer. null (default) overrides none."""
 
     def declared(self, name: str) -> Policy:
         """Return the policy with its key as name."""
@@ -84,7 +84,7 @@ class RunConfig:
     policies: dict[str, RunPolicy] = field(default_factory=dict)
     """Policies by name, each with a model."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
-    """OpenAI-compatible servers by name. They are never trained."""
+    """OpenAI-compatible servers by name. Endpoints are never trained."""
     policy_mapping: str | dict[str, str] = ""
     """Player for each agent: one for all, or a mapping from agent to player. A player is the name of a policy or
     endpoint, "random", "human" (at the terminal) or "oracle" (the environment's scripted policy). Empty (default): the
@@ -257,7 +257,7 @@ class RunConfig:
         ]
 
     def warmed_up(self, *, train: bool = True) -> RunConfig:
-        """Return this run with the models of `warm_start`, which are in ``out_dir/warm-start``.
+        """Return this run with the models of `warm_start` in ``out_dir/warm-start``.
 
         With `train`, policies without an export are fine-tuned. Otherwise they keep their models.
 
@@ -296,7 +296,7 @@ class RunConfig:
             oracle_of(registry.spec(env_id), env_id)
 
     def _imitated_agents(self, name: str, plan: WarmStart) -> tuple[str, ...]:
-        """Agents that policy `name` imitates: those that it plays in the run's environment, else all."""
+        """Agents that policy `name` imitates: its agents in the run's environment, else all."""
         if plan.games is None or isinstance(self.policy_mapping, str):
             return ()
         if registry.spec(plan.data).name not in [registry.spec(env_id).name for env_id in self._env_ids]:
@@ -307,7 +307,7 @@ class RunConfig:
         """Describe the processes that this run starts with and their resolved settings, line by line.
 
         `gpus_per_host` is the number of GPUs of this machine, and of hosts whose role ``mesh.gpus`` does not name.
-        None: those that this machine has, and 8 of others. Raises as `forge_trainers.run.dry_run.dry_run`.
+        None: this machine's GPUs, and 8 of others. Raises as `forge_trainers.run.dry_run.dry_run`.
         """
         for env_id in self._env_ids:
             registry.spec(env_id)

@@ -124,7 +124,7 @@ def _as_text(env: Any, seen: Any) -> str:
 
 
 TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4")
-"""Gymnasium's own environments with discrete observations and actions. Others are available by name."""
+"""Gymnasium's own environments with discrete observations and actions. Other environments are available by name."""
 
 
 def list_ids(name: str | None) -> str | None:

@@ -28,9 +28,9 @@ class ReasoningGym(TurnEnv):
     ``"outcome"`` (``"solved"`` at 1, ``"partial"`` above 0, else ``"failed"``) and ``"reasoning_gym"`` (generator,
     seed, level and settings, which reproduce the question).
 
-    Some scorers evaluate the answer as Python or sympy. They only receive literals and formulas. Other answers score 0
-    with the reason under ``"refused"``. These scorers run in a process with memory and time limits. Exceptions and
-    exceeded limits score 0, with a message under ``"error"``.
+    Some scorers evaluate the answer as Python or sympy. Such scorers only receive literals and formulas. Other answers
+    score 0 with the reason under ``"refused"``. The scorers run in a process with memory and time limits. Exceptions
+    and exceeded limits score 0, with a message under ``"error"``.
 
     Args:
         generator: Name in reasoning-gym, e.g. ``"leg_counting"``.

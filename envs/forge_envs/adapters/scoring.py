@@ -192,7 +192,7 @@ def _depth(node: ast.AST, *kinds: type[ast.AST]) -> int:
 
 
 class _Scorer:
-    """The scoring process, started at the first use and restarted after its death. It ends with its standard input."""
+    """The scoring process. Starts at the first use, restarts after its death, and ends with its standard input."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

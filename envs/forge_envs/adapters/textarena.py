@@ -52,8 +52,8 @@ class TextArena(TurnEnv):
     * ``"forfeits"``: agents that forfeited; ``"score"``: the agent's reward; ``"reason"`` and ``"role"`` of TextArena.
 
     An exception in the game, or a pattern match that exceeds its time limit, is a forfeit of the acting agent: reward
-    -1, the others 0 and ``"void"``, with ``"error"`` in all infos. Each instance has a private state of Python's global
-    random generator, which TextArena uses.
+    -1, the others 0 and ``"void"``, with ``"error"`` in all infos. TextArena uses Python's global random generator, and
+    each instance has a private state of it.
 
     Args:
         game: TextArena's id, e.g. ``"TicTacToe-v0"``.
@@ -138,7 +138,7 @@ class TextArena(TurnEnv):
         return self._end(rewards or {}, infos)
 
     def _is_deserted(self) -> bool:
-        """Whether at most one player is left in a running game, which would search for the next player forever."""
+        """Whether a running game has at most one player left and would search for the next player forever."""
         eliminated = set(getattr(self._core.state, "elimination_order", ()))
         return len(eliminated) >= len(self.possible_agents) - 1 > 0
 

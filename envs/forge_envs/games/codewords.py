@@ -59,7 +59,7 @@ class Codewords(TurnEnv):
         size: Number of words per kind, 1 to 5.
         others: Number of neutral words, 1 to 20.
         near: Number of neutral words of the same theme, but another kind, as a team's words.
-        traps: Number of traps, 0 to 3. They are near words if there are any.
+        traps: Number of traps, 0 to 3. Traps are near words if there are any.
         spare: Number of rounds of a team beyond one per group.
     """
 

@@ -35,7 +35,7 @@ class _Poker(TurnEnv):
         return "player_1" if agent == "player_0" else "player_0"
 
     def _describe_moves(self, agent: str, moves: Sequence[str]) -> str:
-        """Return the moves of a round, which player_0 began, from an agent's view."""
+        """Return the moves of a round that player_0 began, from an agent's view."""
         return ", ".join(
             f"{'you' if self.possible_agents[number % 2] == agent else 'opponent'} {move}"
             for number, move in enumerate(moves)

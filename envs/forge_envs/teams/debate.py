@@ -24,13 +24,13 @@ _SIDE = {"pro": "yes", "con": "no"}
 class Debate(TurnEnv):
     """Three agents. Irving et al., "AI safety via debate" (arXiv:1805.00899), on yes-no questions.
 
-    ``pro`` argues for yes and ``con`` for no, ``pro`` first. Both read the evidence, so they know the answer. After
-    `rounds` arguments of each, ``judge``, who reads only the question and the arguments, answers.
+    ``pro`` argues for yes and ``con`` for no, ``pro`` first. The debaters read the evidence, so they know the answer.
+    After `rounds` arguments of each, ``judge`` answers. The judge reads only the question and the arguments.
 
     The judge's answer is the "yes" or "no" at the beginning of its text, else the last one in the text. A text without
     either is illegal. The judge gets 1 if it is correct, else 0. The debater whose side it took gets 1 and the other
-    -1, both 0 for an illegal text. At the end infos contain ``answer``, ``verdict`` ("yes", "no" or None), ``correct``
-    and, for the judge, ``illegal``.
+    -1. For an illegal text both get 0. At the end infos contain ``answer``, ``verdict`` ("yes", "no" or None),
+    ``correct`` and, for the judge, ``illegal``.
 
     By default the question is whether a number below `below` is prime. The numbers are primes and products of two
     primes from 7 on, with equal probability.

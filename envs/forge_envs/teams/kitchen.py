@@ -32,13 +32,15 @@ _SIGNS = {"onion": "o", "dish": "d", "soup": "s"}
 class Kitchen(ParallelTurnEnv):
     """Cooperative game of two cooks, after Overcooked as in Carroll et al. (arXiv:1910.05789).
 
-    Both see the whole map and move simultaneously, one step per round. A cook uses a thing by walking into it and holds
-    at most one item. Onions ``O`` and dishes ``D`` are sources. The pot ``P`` takes onions until it has enough, cooks
-    for `cooking` rounds, and then fills a dish. The window ``S`` takes soups. A counter ``=`` stores one item. Cooks
-    who would enter the same square or swap squares stay. If both use the same thing in a round, ``cook_0`` is first.
+    The cooks see the whole map and move simultaneously, one step per round. A cook uses a thing by walking into it and
+    holds at most one item. Onions ``O`` and dishes ``D`` are sources. The pot ``P`` takes onions until it has enough,
+    cooks for `cooking` rounds, and then fills a dish. The window ``S`` takes soups. A counter ``=`` stores one item.
+    Cooks who would enter the same square or swap squares stay. If both use the same thing in a round, ``cook_0`` is
+    first.
 
-    Both get the number of soups served over `orders`. A text that does not contain exactly one of the five words waits
-    and sets ``illegal`` in infos. At the end infos contain ``served``, ``rounds`` and ``success`` (all orders served).
+    The cooks get the number of soups served over `orders`. A text that does not contain exactly one of the five words
+    waits and sets ``illegal`` in infos. At the end infos contain ``served``, ``rounds`` and ``success`` (all orders
+    served).
 
     Args:
         layout: Name in `LAYOUTS`, or a map in the same format with one each of ``1``, ``2`` and ``P`` and at least one

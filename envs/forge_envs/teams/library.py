@@ -65,9 +65,9 @@ class Library(ToolEnv):
     the supporting pages in brackets, such as ``1911 [4] [17]``. Corpus and question are generated for every episode.
     The question follows a path of `hops` pages, each of which names the next.
 
-    Both get 1 for the correct value with citations of all pages of the path and at most two others, 0.5 for the correct
-    value with other citations, else 0. At the end infos contain ``question``, ``answer``, ``given``, ``correct``,
-    ``cited``, ``path`` (page numbers) and ``searches``.
+    The agents get 1 for the correct value with citations of all pages of the path and at most two others, 0.5 for the
+    correct value with other citations, else 0. At the end infos contain ``question``, ``answer``, ``given``,
+    ``correct``, ``cited``, ``path`` (page numbers) and ``searches``.
 
     Args:
         hops: Number of pages on the path, 1 to 6.

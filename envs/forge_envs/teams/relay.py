@@ -25,8 +25,8 @@ class Relay(ToolEnv):
     observation is the result. Any other text is the message. ``answerer`` reads only the message and answers. The last
     integer of its text counts. Thousands separators are ignored.
 
-    Both get 1 if the answer is correct, otherwise
-    ``partial_credit * max(0, 1 - |answer - gold| / max(1, |gold|))``, or 0 without an integer. Both also get
+    The agents get 1 if the answer is correct, otherwise
+    ``partial_credit * max(0, 1 - |answer - gold| / max(1, |gold|))``, or 0 without an integer. The agents also get
     `call_reward` once, for the first decision with a successful call. Infos contain ``question`` and ``answer`` (the
     gold answer, as text) from the start, and ``message``, ``given`` and ``correct`` at the end.
 

@@ -30,10 +30,10 @@ class Repair(ToolEnv):
     """Cooperative game of three agents.
 
     Every episode has a generated repository of modules with small functions, `faults` of which are faulty. ``planner``
-    alone reads the manual, which describes each function, and a failing test, and writes a plan. ``editor`` reads the
-    plan and edits lines of the modules by its tool. Any other text hands over to the tester. ``tester`` runs tests by
-    its tool. Every fault breaks at least one of them. The word SHIP in its text ends the work. Any other text is a
-    report to the editor, at most `revisions` times. Planner and editor can view all modules.
+    alone reads a failing test and the manual that describes each function, and writes a plan. ``editor`` reads the plan
+    and edits lines of the modules by its tool. Any other text hands over to the tester. ``tester`` runs tests by its
+    tool. Every fault breaks at least one of them. The word SHIP in its text ends the work. Any other text is a report
+    to the editor, at most `revisions` times. Planner and editor can view all modules.
 
     All agents get 1 if all hidden tests pass at the end, else 0. Hidden tests cover all functions and differ from the
     tester's. The process that runs the modules never receives the expected results. A truncated episode earns 0. At the

@@ -90,11 +90,12 @@ class ServiceDesk(ToolEnv):
     """Cooperative game of three agents.
 
     ``customer`` has one or more private wishes (cancel or refund an order, change the plan), each perhaps with an
-    alternative in case of a refusal. It writes to ``agent``, is notified of changes to its orders and plan, and ends
-    the episode by the word BYE. The agent alone reads the policy. Its tools look up and change the shop's database
-    without checking the policy. It refuses forbidden wishes by the number of a rule. Its texts go to ``supervisor`` if
-    they begin with "supervisor:", else to the customer. The supervisor alone knows which customers are under review,
-    and approves requests for the others. Policy, customers and orders are generated for every episode.
+    alternative in case of a refusal. The customer writes to ``agent``, is notified of changes to its orders and plan,
+    and ends the episode by the word BYE. The agent alone reads the policy. Its tools look up and change the shop's
+    database without checking the policy. The agent refuses forbidden wishes by the number of a rule. Its texts go to
+    ``supervisor`` if they begin with "supervisor:", else to the customer. The supervisor alone knows which customers
+    are under review, and approves requests for the others. Policy, customers and orders are generated for every
+    episode.
 
     All agents get 1 if the final database is what the policy prescribes for the wishes, no change violated the policy
     or lacked approval, and nothing was approved for a customer under review; else 0. A truncated episode earns 0. At

@@ -1,4 +1,4 @@
-"""Tables: an analyst queries a database and proposes an answer, which a reviewer approves or returns."""
+"""Tables: an analyst queries a database and proposes an answer, and a reviewer approves or returns it."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ class Tables(ToolEnv):
     text with the word APPROVE ends the game. Any other text returns to the analyst as a remark, at most `revisions`
     times. The proposal after the last remark is final. Tables and question are generated for every episode.
 
-    Both get 1 if the final proposal is correct, else 0. Case, punctuation, markup and spaces are ignored. The last word
-    counts, or the last number if the answer is a number (1,202 and 1202.0 equal 1202). The whole proposal counts, even
-    parts cut for the reviewer. At the end infos contain ``question``, ``query`` (reference query), ``answer``,
-    ``given``, ``correct`` and ``remarks``.
+    The agents get 1 if the final proposal is correct, else 0. Case, punctuation, markup and spaces are ignored. The
+    last word counts, or the last number if the answer is a number (1,202 and 1202.0 equal 1202). The whole proposal
+    counts, even parts cut for the reviewer. At the end infos contain ``question``, ``query`` (reference query),
+    ``answer``, ``given``, ``correct`` and ``remarks``.
 
     Args:
         level: Kind of question, 1 to 6: a cell, a count, a sum or maximum, the same over several tables, a maximum over

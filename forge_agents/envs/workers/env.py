@@ -1,6 +1,6 @@
 """Environments in worker processes, and the pool of workers.
 
-A worker contains crashes and hangs. It is no security boundary, because it has all rights of this process. Run hostile
+A worker contains crashes and hangs, but is no security boundary, because it has all rights of this process. Run hostile
 code in the sandbox.
 """
 
@@ -43,7 +43,7 @@ START_TIMEOUT_S = 120.0
 PATIENCE_S = 600.0
 """Maximum seconds that an episode on an event loop waits for a free worker while no worker is used or returned."""
 THREAD_PATIENCE_S = 60.0
-"""The same for a plain PettingZoo loop, which may hold all workers itself."""
+"""The same for a plain PettingZoo loop. Such a loop may hold all workers itself."""
 
 _POLL_S, _START_POLL_S = 0.5, 0.05
 """Seconds between checks whether the worker's process or host has ended, and the same during its first call."""
@@ -56,9 +56,9 @@ each call in the process that answers it, and an environment may keep more."""
 class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
     """An environment that runs in a worker process.
 
-    It holds a worker from its first `reset` to `close`. If a call exceeds the spec's `step_timeout_s` or the process
-    ends, the call raises, and `reset` continues in another worker. `copy.deepcopy` copies the environment within its
-    worker.
+    The environment holds a worker from its first `reset` to `close`. If a call exceeds the spec's `step_timeout_s` or
+    the process ends, the call raises, and `reset` continues in another worker. `copy.deepcopy` copies the environment
+    within its worker.
 
     Raises:
         ForgeError: Another process cannot import the environment's class.
@@ -142,7 +142,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
                 pool().give_back(worker)
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call(*args, **kwargs)`, which uses this environment, in a thread.
+        """Run `call(*args, **kwargs)` in a thread. The call uses this environment.
 
         A `reset` first waits for a free worker on the event loop, so that waiting episodes occupy no thread.
 
@@ -210,7 +210,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
 
 def _packed(spec: EnvSpec) -> bytes:
-    """Pickle a spec for another process, which imports the environment by name."""
+    """Pickle a spec for another process to import the environment by name."""
     target = spec.entry_point
     if not isinstance(target, str):
         target = f"{getattr(target, '__module__', '__main__')}:{getattr(target, '__qualname__', '<lambda>')}"
@@ -236,7 +236,7 @@ _DESCRIBE = (
 
 @functools.lru_cache(maxsize=64)
 def _about(packed: bytes) -> dict[str, Any]:
-    """Describe an environment by a short-lived process, which needs no free worker.
+    """Describe an environment by a short-lived process, without a free worker.
 
     The process is not an actor, because a run describes its environments before its hosts exist, and with hosts on TCP
     Monarch must not have been used earlier.

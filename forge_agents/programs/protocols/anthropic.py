@@ -77,7 +77,7 @@ def read_message(message: Any, where: str) -> Iterator[ChatMessage]:
 
 
 def _result_text(block: Json, where: str) -> str:
-    """Return the text of a tool result. It begins with "Error" if the tool failed, as in a `ToolEnv`."""
+    """Return the text of a tool result. The text begins with "Error" if the tool failed, as in a `ToolEnv`."""
     content = block.get("content")
     if isinstance(content, list):
         content = [_block_text(common.as_object(part, where), where) for part in content]

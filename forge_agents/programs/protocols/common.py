@@ -43,7 +43,7 @@ _REASONING_TYPES = ("reasoning", "thinking", "redacted_thinking")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that may contain reasoning."""
 MAX_NAME_CHARS = 256
-"""Maximum length of a name. Model names are compared with the known ones, which takes time for long texts."""
+"""Maximum length of a name. Comparing a model name with the known ones takes time for long texts."""
 Json: TypeAlias = Mapping[str, Any]
 Events: TypeAlias = Iterator[tuple[str, Any]]
 """Server-sent events: a name, empty if the API has none, and data as JSON value or text."""
@@ -167,7 +167,7 @@ def get_limit(body: Json, *names: str) -> int | None:
 
 
 def get_flag(body: Json, name: str) -> bool | None:
-    """Return a truth value, which may be given as text. None if it is missing."""
+    """Return a truth value that may be given as text. None if it is missing."""
     value = body.get(name)
     flag = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
     if value is None:
@@ -202,7 +202,7 @@ def _get_sampling(body: Json) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Return a number, which may be given as text, as an int if it is whole. Return other values unchanged."""
+    """Return a number that may be given as text, as an int if it is whole. Return other values unchanged."""
     try:
         number = float(value) if isinstance(value, str) else value
     except ValueError:

@@ -27,7 +27,7 @@ cost, too."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Consecutive positions of a row. They attend to all of their prefix, and causally to each other."""
+    """Consecutive positions of a row. The positions attend to all of their prefix, and causally to each other."""
 
     start: int
     """First position in the row."""
@@ -48,7 +48,7 @@ class Block:
     samples: tuple[int, ...]
     """Indices of the samples in the batch."""
     prefix_length: int
-    """Number of tokens of the common prefix, which is laid out once."""
+    """Number of tokens of the common prefix. The prefix is laid out once."""
     num_tokens: int
     """Number of positions of the block in a row by itself."""
     openings: tuple[tuple[int, int], ...] = ()
@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
-    """One rank's row, and the number of head calls, which all ranks must make together."""
+    """One rank's row, and the number of head calls that all ranks must make together."""
 
     row: Row
     num_chunks: int
@@ -205,7 +205,7 @@ def blocks_of(
 
 
 def _prompts(batch: EpisodeBatch) -> list[np.ndarray]:
-    """Return the shareable tokens of each sample: those before the first loss token, without the last token."""
+    """Return the shareable tokens of each sample: the tokens before the first loss token, without the last token."""
     ids_T, mask_T = batch["tokens"]["ids"].numpy(), batch["tokens"]["loss_mask"].numpy()
     prompts = []
     for start, length in zip(*(batch["samples"][key].tolist() for key in ("start", "length")), strict=True):

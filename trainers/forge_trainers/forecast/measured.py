@@ -89,7 +89,7 @@ def _learner_key(name: str, policy: Mapping[str, Any]) -> str:
 def read_run(folder: str | os.PathLike[str], *, cores: float | None = None) -> Measurement:
     """Read a folder of a synchronous run with ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
 
-    Engines and learner shared `cores`. None: those of this machine, or none on GPUs.
+    Engines and learner shared `cores`. None: this machine's cores, or none on GPUs.
 
     Raises:
         RunFolderError: A file is missing or of another version, there are too few steps or episodes, no step trained

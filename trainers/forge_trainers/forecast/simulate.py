@@ -85,7 +85,7 @@ class Hardware:
     learner_scaling: float = 0.9
     """Fraction of the ideal speedup that each doubling of the learner's GPUs keeps, in [0.5, 1]."""
     cores: float | None = None
-    """CPU cores that engines and learner share. None: those of this machine if the runs were measured on CPU. With GPUs
+    """CPU cores that engines and learner share. None: this machine's cores if the runs were measured on CPU. With GPUs
     none are shared."""
     gpu_gb: float = 80.0
     """Memory of each GPU in GB (1e9 bytes), for the question whether a run fits."""

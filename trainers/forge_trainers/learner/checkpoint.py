@@ -49,7 +49,7 @@ _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".tflite",
     *(f".{form}.index.json" for form in ("safetensors", "bin", "h5", "msgpack")),
 )  # fmt: skip
-"""Ends of the names of weight files, which an export must not take from the start model."""
+"""Ends of the names of weight files. An export must not take these files from the start model."""
 _TEMPLATES = "additional_chat_templates"
 """Folder of a tokenizer with several chat templates."""
 
@@ -109,8 +109,8 @@ class _Writer(FileSystemWriter):
 class Writer:
     """Writes one checkpoint at a time in the background, with torch's ``async_save``.
 
-    The state is not copied, which saves memory, so it must not change before `wait` has returned. The learner waits
-    before its optimizer changes the weights, at the end of a training step. `use_device` sets the current device of the
+    To save memory the state is not copied, so it must not change before `wait` has returned. The learner waits before
+    its optimizer changes the weights, at the end of a training step. `use_device` sets the current device of the
     writing thread.
     """
 

@@ -30,7 +30,7 @@ class LearnerConfig:
     warm-up. "sqrt" keeps `lr` until the last 20 % of the run's steps, in which the rate falls as one minus the square
     root of their progress (warm-up, stable, decay; arXiv 2405.18392)."""
     lr_min_ratio: float = 0.0
-    """Final learning rate as a fraction of `lr`, in [0, 1]. It would be reached one step after the last."""
+    """Final learning rate as a fraction of `lr`, in [0, 1]. This rate would be reached one step after the last."""
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)

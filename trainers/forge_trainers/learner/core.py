@@ -105,7 +105,7 @@ class LearnerCore:
         return self._built.max_seq_len
 
     def set_total_steps(self, total: int) -> None:
-        """Set the run's total number of training steps, which a decaying learning rate needs.
+        """Set the run's total number of training steps, for a decaying learning rate.
 
         Raises:
             ValueError: The learning rate decays, and warm-up takes all steps.
@@ -538,7 +538,8 @@ class LearnerCore:
     def _clip(self) -> float:
         """Clip the gradients by their global norm. Returns the norm before clipping.
 
-        TorchTitan also multiplies gradients that need no clipping, by 1, which takes a fifth of the optimizer step.
+        TorchTitan also multiplies gradients that need no clipping, by 1. The multiplication takes a fifth of the
+        optimizer step.
         """
         parameters, max_norm = list(self.model.parameters()), self.config.max_grad_norm
         if self.config.ep > 1:  # experts and other weights are on different meshes

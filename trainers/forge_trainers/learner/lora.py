@@ -1,6 +1,6 @@
 """LoRA adapters on TorchTitan models, also several adapters on one model.
 
-TorchTitan's ``LoRAConverter`` creates the layers. They hold ``lora_a.weight`` [rank, in] and ``lora_b.weight``
+TorchTitan's ``LoRAConverter`` creates the layers. The layers hold ``lora_a.weight`` [rank, in] and ``lora_b.weight``
 [out, rank] next to the frozen ``weight``.
 """
 

@@ -1,4 +1,4 @@
-"""Resolved settings of one learner: what the user set, and what the trainer knows of the run."""
+"""Resolved settings of one learner, from the user's settings and the trainer's knowledge of the run."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def loss_columns(
         settings: Settings of the loss.
         batch: The tokens of one optimizer step.
         logprobs: Computes the learner's current log-probabilities, float32 [T]. Called only if they are needed.
-        old_T: Log-probabilities at the start of the batch, float32 [T]. None: they are the current ones, or the loss's
+        old_T: Log-probabilities at the start of the batch, float32 [T]. None: equal to the current ones, or the loss's
             ratio is taken to the sampler.
 
     Returns:

@@ -70,7 +70,7 @@ KL: TypeAlias = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """A loss with all settings resolved: those of `LearnerConfig`, else the loss's published values."""
+    """A loss with all settings resolved: the values of `LearnerConfig`, else the loss's published values."""
 
     loss: Loss
     clip_low: float
@@ -128,7 +128,7 @@ class Loss:
     clip: tuple[float, float] = (0.2, 0.2)
     """Default of `LearnerConfig.clip`, as (low, high)."""
     sequence_ratio: bool = False
-    """Whether the loss needs `TokenInputs.sequence_log_ratio_S`, which costs another forward pass."""
+    """Whether the loss needs `TokenInputs.sequence_log_ratio_S`, at the cost of another forward pass."""
     credit: Any = field(default_factory=dict)
     """Default of `GRPOConfig.credit`: a `forge_agents.Credit`, or a mapping of its settings."""
     correction: Correction | None = _RATIO
@@ -370,8 +370,8 @@ def cispo(inputs: TokenInputs) -> TokenLoss:
 def rloo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -(R_i - mean of the others' R) log p(o_i)``: REINFORCE (RLOO, arXiv 2402.14740).
 
-    Difference to the paper: off-policy tokens are weighted by ``sg[r]``, which `clip` may bound.
-    The paper is on-policy, with r = 1.
+    Difference to the paper: off-policy tokens are weighted by ``sg[r]``, optionally bounded by `clip`. The paper is
+    on-policy, with r = 1.
     """
     return cispo(inputs)
 
@@ -403,7 +403,7 @@ def sft(inputs: TokenInputs) -> TokenLoss:
 
 
 _OURS = frozenset(_losses)
-"""Names of the losses of this module, which are reserved."""
+"""Reserved names: the losses of this module."""
 
 
 def is_advantage_times(loss: Loss) -> bool:

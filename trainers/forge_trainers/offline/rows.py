@@ -56,8 +56,8 @@ class RowReader:
     def conversation(self, source: str, row: Mapping[str, Any]) -> list[RowMessage]:
         """Return the conversation of a row with ``messages``, or with ``prompt`` and ``completion``.
 
-        It has a message to be learned, or is empty if the row is marked as not to be learned. Raises ValueError for a
-        malformed row, or a key that is neither followed nor harmless.
+        The conversation has a message to be learned, or is empty if the row is marked as not to be learned. Raises
+        ValueError for a malformed row, or a key that is neither followed nor harmless.
         """
         if row.get("messages") is not None:
             messages = self._messages(source, "messages", row["messages"])

@@ -71,7 +71,7 @@ class OfflineTrainer(ABC, Generic[T]):
 
     config: OfflineConfig
     method: ClassVar[Method]
-    """Training method. It determines the default learning rate and is shown on the console."""
+    """Training method. Determines the default learning rate and is shown on the console."""
     curves: ClassVar[Mapping[str, str]] = {"train/loss": "learned", "eval/loss": "held out"}
     """Curves of ``loss.png``: label by metric."""
     _gather: ClassVar[Callable[..., Gathered[Any]]]

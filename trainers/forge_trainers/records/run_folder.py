@@ -198,7 +198,7 @@ class RunFolder:
             raise
 
     def keep_settings(self) -> None:
-        """Replace the settings of an earlier session, which move to ``config.previous.yaml``.
+        """Replace the settings of an earlier session. The replaced file becomes ``config.previous.yaml``.
 
         Call it after the run has started, so that a refused call leaves the record unchanged.
         """
@@ -460,7 +460,7 @@ def saved_reward(folder: Path) -> dict[str, np.ndarray]:
 def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
     """Read a file of ``np.savez``, or None if it does not exist. Memory is bounded by the size of the file.
 
-    Raises ValueError or BadZipFile if it is damaged or sparse, or holds compressed or overlapping parts, which
+    Raises ValueError or BadZipFile if it is damaged or sparse, or holds compressed or overlapping parts. Such parts
     expand to more.
     """
     if not file.exists():

@@ -28,7 +28,7 @@ TRACKER_TIMEOUT_S = 30.0
 """Timeout in seconds for a tracker to take a row."""
 
 CLOSE_TIMEOUT_S = 300.0
-"""Timeout in seconds for a tracker to close, which may be an upload over a slow connection."""
+"""Timeout in seconds for a tracker to close. Closing may be an upload over a slow connection."""
 
 _MLFLOW_PARAMS, _MLFLOW_METRICS = 100, 1000
 """Maximum number of parameters and of metrics in one request to MLflow."""
@@ -48,7 +48,7 @@ class Tracker(ABC):
     extra: ClassVar[str] = ""
     """Extra of this project that installs the tracker's package, which has the same name. Empty if it needs none."""
     names: TrackerNames | None = None
-    """Names of metrics in the tracker. None: it takes any name. A resumed run passes those of earlier rows first."""
+    """Names of metrics in the tracker. None: any name is allowed. A resumed run passes those of earlier rows first."""
 
     @abstractmethod
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:

@@ -64,9 +64,9 @@ class GRPOConfig(ProcessConfig):
     "wandb" and "mlflow" are extras to install and read their own environment variables. A class derives from
     `forge_trainers.records.trackers.Tracker`. Metrics are always written to ``metrics.jsonl`` as well."""
     max_logprob_gap: float = 0.2
-    """Maximum mean absolute difference between the log-probabilities of sampler and learner. If exceeded, they no
-    longer hold the same model and training stops with `MismatchError`. Checked in steps whose samples all have the
-    learner's current version. bfloat16 shows 0.02 to 0.042 on average over a step. inf disables the check."""
+    """Maximum mean absolute difference between the log-probabilities of sampler and learner. If exceeded, sampler and
+    learner no longer hold the same model and training stops with `MismatchError`. Checked in steps whose samples all
+    have the learner's current version. bfloat16 shows 0.02 to 0.042 on average over a step. inf disables the check."""
     max_skipped_steps: int = 1
     """Maximum number of consecutive steps in which a policy skips its batch, or minibatches of it, because their loss
     or gradient is not finite. A skipped batch leaves the weights unchanged and is saved to ``failed-batches``.

@@ -42,7 +42,7 @@ class Scored:
     """The reward of one trajectory."""
 
     seed: int
-    """Key of the trajectory's group, which `Credit.by` calls "seed". Any number that differs between groups."""
+    """Key of the trajectory's group, "seed" in `Credit.by`. Any number that differs between groups."""
     role: str
     """Environment and agent."""
     reward: float
@@ -89,15 +89,15 @@ class Baselines:
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """How rewards become advantages: which trajectories are compared, and with which baseline and scale.
+    """How rewards become advantages: the trajectories to compare, the baseline and the scale.
 
     For another rule, derive from this class and override `advantages`.
     """
 
     by: tuple[Key, ...] = ("seed", "role")
-    """What compared trajectories have in common. Without "seed", all groups of the step are compared. Without "role",
-    agents share a baseline, although the reward of one agent says nothing about another's (arXiv 2602.08847). With
-    "turn", only turns of the same number are compared (arXiv 2510.11062)."""
+    """Properties that compared trajectories have in common. Without "seed", all groups of the step are compared.
+    Without "role", agents share a baseline, although the reward of one agent says nothing about another's (arXiv
+    2602.08847). With "turn", only turns of the same number are compared (arXiv 2510.11062)."""
     baseline: Literal["mean", "leave_one_out", "rae", "none"] = "mean"
     """Value subtracted from each reward. "mean": the mean of the compared rewards (GRPO, arXiv 2402.03300).
     "leave_one_out": the same without the trajectory itself (RLOO, arXiv 2402.14740). "rae": the running mean of the
@@ -116,7 +116,7 @@ class Credit:
     """Weight of the running mean when one reward is added. In [0, 1)."""
     overlong: Overlong | None = None
     """Penalty for long responses, added to the reward of each turn, or its mean over turns to the total reward. With a
-    `MultiReward`, it is added to each part."""
+    `MultiReward`, the penalty is added to each part."""
     min_spread: float = 1e-6
     """Trajectories are skipped if their rewards differ by no more than this. At least 0."""
     noise_multiple: float = 0.0
@@ -159,7 +159,7 @@ class Credit:
         return standard and "seed" in self.by and self.baseline != "rae" and self.scale != "batch_std"
 
     def advantages(self, rewards_n: np.ndarray, noise_n: np.ndarray | None = None) -> np.ndarray | None:
-        """Compute the advantages of n trajectories, or turns, that are compared with each other.
+        """Compute the advantages of n trajectories or turns that are compared with each other.
 
         A subclass may override this method. `assign` calls it for each set of compared trajectories. Running means and
         the scale over a step are applied by `assign`.

@@ -38,9 +38,9 @@ class EvalResult:
     episodes: Sequence[Episode] = dataclasses.field(repr=False)  # too long to print
     """All episodes, including failed ones."""
     failed: int
-    """Number of episodes that ended in an error. They count in no mean."""
+    """Number of episodes that ended in an error. Failed episodes count in no mean."""
     abstained: int = 0
-    """Number of other episodes in which the reward was NaN for a trained agent. That agent counts in no mean."""
+    """Number of other episodes in which the reward was NaN for a trained agent. Such an agent counts in no mean."""
     by_env: dict[str, float] = dataclasses.field(default_factory=dict)
     """`reward` of each environment or level by id. NaN if none of its episodes counts."""
     env_reward: float = math.nan

@@ -57,7 +57,7 @@ class TakenGroups:
             self.begin()
 
     def missing(self, step: int, size: int) -> list[int]:
-        """Return the numbers of the groups of `step`, of `size`, that must be collected."""
+        """Return the numbers of the groups of `step` (of `size`) that must be collected."""
         owed = [number for owed_step, number in sorted(self.owed) if owed_step == step]
         return owed or [number for number in range(size) if (step, number) not in self.early]
 
@@ -96,10 +96,10 @@ class Prefetch:
     Why no sample is older: let ``ahead, late = window(staleness)``. The groups of step j are started in ``batch(i)``
     with ``i >= j - ahead``, when the learner has finished the steps below i. `collect` first waits until the engines
     have these weights, so a sample of step j has version j - ahead or newer. A batch takes finished groups, oldest
-    first, and waits for all groups of steps up to its own minus `late`. These are never more than one batch, because
-    the batches before took as many groups as there are in older steps, all overdue ones among them. So the learner
-    trains on step j at step j + late or before, when it is at most ``ahead + late = staleness`` versions newer.
-    Versions change at no other time, so the bound holds for any timing.
+    first, and waits for all groups of steps up to its own minus `late`. The awaited groups are never more than one
+    batch, because the batches before took as many groups as there are in older steps, all overdue ones among them. So
+    the learner trains on step j at step j + late or before, when it is at most ``ahead + late = staleness`` versions
+    newer. Versions change at no other time, so the bound holds for any timing.
 
     Args:
         collect: Collects groups of a step, once the engines have the learner's weights of the moment of the call.

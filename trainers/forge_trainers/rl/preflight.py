@@ -38,7 +38,7 @@ from forge_verifiers.core.verifier import Composable, ScoreError, assessed, decl
 FinishReward: TypeAlias = Callable[[], Awaitable[None]]
 """Waits for a call of the reward that is still running."""
 SEED = HELD_OUT_FROM - 1
-"""Seed of the episodes: the largest training seed, which training almost never draws. Some games accept no larger
+"""Seed of the episodes: the largest training seed, almost never drawn in training. Some games accept no larger
 seeds."""
 SEEDS = 8
 """Number of seeds, counted down, with which an environment may fail before its first decision."""
@@ -47,8 +47,8 @@ EPISODES = 2
 BUDGET_S = 3.0
 """Time limit of random play, and of the wait for the reward."""
 _MISTAKES = ("ImportError", "ModuleNotFoundError", "NameError", "NotImplementedError", "UnboundLocalError")
-"""Errors that no text of a player can cause. Violations of a contract by a game, which its base class raises, count as
-mistakes, too. Other errors may be caused by random actions."""
+"""Errors that no text of a player can cause. Violations of a contract by a game count as mistakes, too. Its base class
+raises them. Other errors may be caused by random actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class Preflight:
                 self.say(f"preflight: {env_id}: {reason}. Random players take the place of models here")
 
     def _report_programs(self, env_id: str, group: EpisodeGroup) -> None:
-        """Report errors of programs, which end an episode with a reward like any other."""
+        """Report errors of programs. Such errors end an episode with a reward like any other."""
         errors = [episode.program_error for episode in group.episodes if episode.program_error]
         if not errors:
             return

@@ -43,7 +43,7 @@ async def train(
         config: Timeouts, and the limits of the checks.
         step: Number of the step, from 1, for errors and files.
         folder: The run's folder. Failed batches are saved to ``failed-batches`` inside.
-        temperatures: Sampling temperature by policy. Default: those of the learners' settings.
+        temperatures: Sampling temperature by policy. Default: the temperatures of the learners' settings.
         skipped: Number of consecutive earlier steps in which each policy skipped something, updated in place.
 
     Returns:

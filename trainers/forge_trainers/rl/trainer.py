@@ -42,8 +42,8 @@ from forge_verifiers.core.verifier import reward_of
 class GRPOTrainer:
     """Trains the trainable policies of a team with GRPO, by default DAPO's variant (arXiv 2503.14476).
 
-    Engines and learners start with the first call that needs them. They stop at `close`, at the end of a ``with``
-    block, or at the end of the program.
+    Engines and learners start with the first call that needs them and stop at `close`, at the end of a ``with`` block,
+    or at the end of the program.
 
     Args:
         policies: One policy for all agents, a policy per agent, a function ``(agent, episode_seed) -> policy``, or a
@@ -172,8 +172,8 @@ class GRPOTrainer:
     ) -> GRPOTrainer:
         """Return a trainer that starts from the same initial policies, such as a control run, and takes the engines.
 
-        The engines do not start a second time. Close the new trainer as any other. If this trainer is used again, it
-        starts engines of its own.
+        The engines do not start a second time. Close the new trainer as any other. This trainer, if used again, starts
+        engines of its own.
 
         Args:
             out_dir: Folder of the new run.
@@ -242,7 +242,7 @@ class GRPOTrainer:
                     raise lost
 
     def _check_resumable(self, plan: RunPlan) -> None:
-        """Check, before anything starts, that the run in `out_dir` can continue."""
+        """Before anything starts, check that the run in `out_dir` can continue."""
         if self._lifecycle.processes is None and self._checkpoints.any():
             plan.check_resumable(self.out_dir, self._checkpoints)
 

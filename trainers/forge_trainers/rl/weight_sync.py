@@ -55,7 +55,7 @@ class WeightSync(Background):
         super().__init__()
         self._max_staleness, self._timeout_s = max_staleness, timeout_s
         self.is_current = True
-        """Whether the engines have the learners' weights. True at first: both start with the same model."""
+        """Whether the engines have the learners' weights. True at first, because both start with the same model."""
 
     async def publish(self, processes: Processes) -> None:
         """Send new weights. Returns when the learners may continue: without a policy lag, after the engines loaded."""

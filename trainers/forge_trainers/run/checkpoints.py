@@ -1,7 +1,7 @@
 """Checkpoints of a run: learners, other stateful parts, and the step to continue from, and their export.
 
-A checkpoint is a folder ``step-NNNNNN``. It is complete when it holds ``experiment.json``. Training continues while its
-files are written.
+A checkpoint is a folder ``step-NNNNNN``. The folder is complete when it holds ``experiment.json``. Training continues
+while its files are written.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class RewardState:
     Steps that were scored ahead are collected and scored again after a resume, so their evidence must not be saved. The
     state is copied between steps, because a scoring thread may be changing it at any other time.
 
-    `ensembles` are those of the reward. They forget the scores of verifiers that have changed since the checkpoint.
+    `ensembles` are those of the reward. The ensembles forget the scores of verifiers that have changed since the
+    checkpoint.
     """
 
     def __init__(self, reward: object, ensembles: Sequence[Ensemble] = ()) -> None:
@@ -258,7 +259,7 @@ class Checkpoints:
         return [mark.parent for mark in checkpoint_marks(self._folder)]
 
     def standing(self) -> str:
-        """Return a message for a stopped run: what is saved, and how to continue."""
+        """Return a message for a stopped run: its saved state, and how to continue."""
         saved = self.complete()
         if not saved:
             return f"stopped before a step was saved in {self._folder.parent}. The same call starts from the beginning"

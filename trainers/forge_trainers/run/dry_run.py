@@ -39,7 +39,7 @@ def dry_run(
         hosts: Hosts of the run.
         out_dir: Run folder.
         gpus_per_host: Number of GPUs of this machine, and of each other host whose role `Hosts.gpus` does not name.
-            None: those that this machine has, and 8 of others.
+            None: this machine's GPUs, and 8 of others.
         judges: Engines of LLM judges.
 
     Raises:

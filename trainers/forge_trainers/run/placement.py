@@ -1,6 +1,6 @@
 """Placement of a run's processes on GPUs, and a check that their memory suffices.
 
-Sizes are computed by `serving.memory` and `learner.memory`, both for a starting run and for `forge-agents simulate`.
+Sizes are computed by `serving.memory` and `learner.memory`, for a starting run and for `forge-agents simulate`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Part:
     learner: LearnerPlan | None = None
     """Settings of a learner. None: an engine."""
     judge: EnginePlan | None = None
-    """Settings of a judge's engine. None: those of all engines."""
+    """Settings of a judge's engine. None: the settings of all engines."""
     dtype: str = "bfloat16"
-    """Type of the stored weights, which an engine uses unless its settings have another."""
+    """Type of the stored weights. An engine uses it unless its settings have another."""
     adapters: Sequence[LoRA] = ()
     """Adapters of an engine."""
     sharing: int = 1
@@ -263,8 +263,8 @@ def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:
 def host_bytes(parts: Sequence[Part], placement: Placement) -> dict[str, dict[str, int]]:
     """Return the bytes of host memory that a run needs in addition to its GPUs, by host and content.
 
-    These are published weights on the first host of each learner, processes that are offloaded in turns, and state of
-    learners with `LearnerConfig.cpu_offload`. Programs and libraries are not counted.
+    Contents are published weights on the first host of each learner, processes that are offloaded in turns, and state
+    of learners with `LearnerConfig.cpu_offload`. Programs and libraries are not counted.
     """
     published, colocated, offloaded = "published weights", "colocated processes", "offloaded optimizer"
     hosts = {process.slot.host: {published: 0, colocated: 0, offloaded: 0} for process in placement.processes}

@@ -121,7 +121,7 @@ def resolve(
 def _answer_timeout_s(stage_timeout_s: float) -> float:
     """Return the timeout of one completion: 600 s, or a third of `stage_timeout_s` if that is longer.
 
-    It is at most half of `stage_timeout_s`, so that a late completion fails its episode and not the run.
+    The timeout is at most half of `stage_timeout_s`, so that a late completion fails its episode and not the run.
     """
     return min(stage_timeout_s / 2, max(_ANSWER_TIMEOUT_S, stage_timeout_s / 3))
 

@@ -1,8 +1,8 @@
 """Runs hidden tests against a candidate in another process, so that it can neither read nor change them.
 
-This file is the stand-alone program in the sandbox. It reads candidate and tests from standard input (JSON) and writes
-one line per test to standard output (JSON). The two processes exchange messages of plain data. The candidate's results
-are compared here, by Python's own types, never by the candidate's code.
+This file is the stand-alone program in the sandbox. The program reads candidate and tests from standard input (JSON)
+and writes one line per test to standard output (JSON). The two processes exchange messages of plain data. The
+candidate's results are compared here, by Python's own types, never by the candidate's code.
 """
 # Every exception here is a test result, and tests must be executed.
 # ruff: noqa: BLE001, S102
@@ -169,7 +169,7 @@ class Service:
 
 
 class Remote:
-    """An object of the candidate that is not plain data. It is compared with plain data by its plain content."""
+    """An object of the candidate that is not plain data, compared with plain data by its plain content."""
 
     def __init__(self, candidate: Candidate, number: int, *, has_plain: bool) -> None:
         home = candidate.pipe  # identifies the process of the object

@@ -40,8 +40,8 @@ class CombinerReport:
     fpr: Floats
     """[m] P(verifier says yes | wrong) at the same threshold. ``tpr < fpr`` marks an inverted verifier."""
     tpr_error: Floats
-    """[m] standard error of `tpr`, NaN where not estimated. It covers how well the scores separate right from wrong
-    responses, and contradictions between hypotheses about copies."""
+    """[m] standard error of `tpr`, NaN where not estimated. The error covers how well the scores separate right from
+    wrong responses, and contradictions between hypotheses about copies."""
     fpr_error: Floats
     """[m] standard error of `fpr`."""
     weight: Floats
@@ -94,7 +94,7 @@ def sigmoid(logits: Floats) -> Floats:
 
 
 def logit(p: ArrayLike) -> Floats:
-    """Log-odds of probabilities, which are clipped to [1e-6, 1 - 1e-6]."""
+    """Log-odds of probabilities, clipped to [1e-6, 1 - 1e-6]."""
     clipped = np.clip(np.asarray(p, np.float64), 1e-6, 1.0 - 1e-6)
     return np.asarray(np.log(clipped / (1.0 - clipped)))
 
@@ -230,7 +230,7 @@ def find_clusters(scores: Floats) -> Ints:
 
 
 def rate_errors(rates: Floats, q: Floats, observed: Bools, learned: float = 1.0) -> Floats:
-    """Standard errors [2, m] of the rates P(says yes | Y), wrong class first, that were counted with a posterior.
+    """Standard errors [2, m] of the rates P(says yes | Y) counted with a posterior, wrong class first.
 
     A row counts as far as its class is known: by the fraction of the variance of Y that the posterior `q` [n] explains,
     to the power 1.5. With this power, 95 % intervals covered the true rates of simulated verifiers in at least 92 % of
@@ -332,7 +332,8 @@ class Combiner(ABC):
     ) -> Floats:
         """Standard deviation [n] of `predict_proba`, for combiners with `has_uncertainty`. Arguments as in `fit`.
 
-        It does not cover the error that verifiers agree on something other than correctness, which no data can show.
+        The deviation does not cover the error that verifiers agree on something other than correctness, which no data
+        can show.
 
         Raises:
             TypeError: The combiner has no uncertainty.

@@ -20,7 +20,7 @@ _LOADING, _SPREAD = 0.45, 0.4
 _COPY_SHAPE, _GROUP_COST, _COPY_COST = 4.0, 2.5, 0.5
 """A copy's loading on its group follows Beta(4, 1). A group of copies costs 2.5 nats, each copy in it another 0.5."""
 _WORST_FIT = 30.0
-"""Maximum penalty in nats for a bad fit. It is bounded because real scores fit no model exactly, however many rows."""
+"""Maximum penalty in nats for a bad fit, because real scores fit no model exactly, however many rows."""
 _ANCHOR, _ANCHOR_SPREAD = 0.8, 0.2
 """The same for anchors."""
 

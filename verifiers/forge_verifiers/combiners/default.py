@@ -36,7 +36,7 @@ _EQUIVALENT, _CONTRADICTORY = 0.9, 0.5
 """Two hypotheses are equivalent above the first correlation of their P(correct), and contradict below the second."""
 _UNDECIDED, _DECIDED = 1.5, 3.5
 """Log-odds in nats between contradictory hypotheses: up to the first, P(correct) is the plain mean of the scores. From
-the second on, it is the average over the hypotheses."""
+the second on, P(correct) is the average over the hypotheses."""
 _YES = 0.5
 """Scores above it count as "yes" for a `Prior`."""
 
@@ -82,8 +82,8 @@ class Default(Combiner):
     2. Verifiers may agree because they are right, or because they are copies. `copies.hypotheses` lists the divisions
        of the verifiers into voices that the correlations allow, with their probabilities. A declared family is always
        one voice.
-    3. EM (Dawid and Skene 1979) fits each probable hypothesis. It estimates the remaining error correlation between
-       voices and discounts it. Each prompt has its own rate of correct responses.
+    3. EM (Dawid and Skene 1979) fits each probable hypothesis. The fit estimates and discounts the remaining error
+       correlation between voices. Each prompt has its own rate of correct responses.
     4. P(correct) is the average over the hypotheses. If two hypotheses contradict each other and neither is much more
        probable, P(correct) is the mean of the scores, and a warning asks for a family, an anchor or five labels.
     5. With fewer than three voices, or if no voice predicts another, accuracies cannot be estimated, and P(correct) is
@@ -212,8 +212,8 @@ def _select_hypotheses(fitted: Sequence[_Fitted], plain: _Fitted) -> tuple[list[
     """The hypotheses that P(correct) averages over, and their probabilities.
 
     Of hypotheses with an equivalent ranking of the responses, only the most probable remains. The hypothesis without
-    undeclared copies remains alone if the average gives the same ranking and is not more certain: it uses the evidence
-    of each verifier, and copies do no harm if all agree on which responses are right.
+    undeclared copies remains alone if the average gives the same ranking and is not more certain: this hypothesis uses
+    the evidence of each verifier, and copies do no harm if all agree on which responses are right.
     """
     distinct: list[_Fitted] = []
     for each in sorted(fitted, key=lambda each: -each.hypothesis.score):

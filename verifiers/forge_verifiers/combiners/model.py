@@ -119,7 +119,7 @@ class Start(NamedTuple):
     def of(
         cls, hypothesis: Hypothesis, scale: Scale, scores: Floats, queried: Bools, side_information: SideInformation
     ) -> Self:
-        """Prepare EM on scores [n, m]. If labels contradict the initial P(Y = 1), it is inverted."""
+        """Prepare EM on scores [n, m]. The initial P(Y = 1) is inverted if labels contradict it."""
         v, info = len(hypothesis.loading), side_information
         voices = Voices(hypothesis.voice, np.zeros((v, 0)), np.arange(0))
         values, voice_queried = voices.values(scale, scores, queried)
@@ -289,7 +289,7 @@ def _initial_posterior(data: Data, side: Floats, balance: float) -> Floats:
 def _mean_share(
     data: Data, agreement: Floats, side_information: SideInformation, q: Floats, *, num_varying: int
 ) -> float:
-    """Weight in [0, 1] of the plain mean in P(correct). It decreases with the number of labels and prior rows.
+    """Weight in [0, 1] of the plain mean in P(correct). The weight decreases with the number of labels and prior rows.
 
     The mean keeps its full weight if the data cannot tell which voice is better: with one or two voices, with
     correlations no larger than chance, or if EM found no classes.

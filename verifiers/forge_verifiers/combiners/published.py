@@ -124,7 +124,7 @@ def _features(scores: Floats, low: Floats, high: Floats) -> Floats:
 class DawidSkene(Combiner):
     """Two-coin Dawid-Skene (1979) by EM from the majority vote. Abstentions are ignored.
 
-    Verifiers with two values vote directly, others at Otsu's threshold. A prior of two right answers and one wrong
+    Verifiers with two values vote directly, and others at Otsu's threshold. A prior of two right answers and one wrong
     answer per verifier and class prevents label switching. Labeled rows keep their label during EM.
     """
 

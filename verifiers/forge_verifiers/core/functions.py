@@ -186,7 +186,7 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
     Args:
         function: The function.
         role: ``"verifier"`` or ``"reward"``, for errors.
-        default: Meaning of a single parameter of another name. With None, it raises.
+        default: Meaning of a single parameter of another name. With None, such a parameter raises.
 
     Raises:
         ArgumentError: Not a function, or the parameters have no or contradictory meanings.

@@ -71,7 +71,7 @@ class Assessment:
     turns: Sequence[Scores] | None = None
     """Scores of each trajectory's turns, float32 [number of turns], NaN for abstentions. None without turn scores."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """Error by row whose question or call failed. A failure is not an abstention: it is no evidence about the row."""
+    """Error by row whose question or call failed. Unlike an abstention, a failure is no evidence about the row."""
 
 
 class Composable:
@@ -95,7 +95,7 @@ class Composable:
     """True if a right answer always scores 1. Checks do, graded scores do not. `check_verifier` tests it."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Store the constructor's arguments, which a run writes to its ``config.yaml``."""
+        """Store the constructor's arguments. A run writes them to its ``config.yaml``."""
         instance = super().__new__(cls)
         object.__setattr__(instance, "_constructor_arguments", (args, kwargs))
         return instance
@@ -250,7 +250,7 @@ def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
 class Nested(Composable):
     """A verifier made of `parts`, by the prefix of their state. Its cost is that of its most expensive part.
 
-    It inherits the errors of its `relatives`, by default all parts, and their `family` if they have the same.
+    The verifier inherits the errors of its `relatives`, by default all parts, and their `family` if they have the same.
     """
 
     def __init__(self, name: str, parts: Mapping[str, Verifier], relatives: Sequence[Verifier] = ()) -> None:
@@ -403,8 +403,8 @@ class Rule(TrajectoryRule):
 
     Args:
         function: Its parameter names decide its arguments, see `functions.parse_signature`. A single parameter of
-            another name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain. If it takes all
-            trajectories, it returns one value each, and the scores are never cached.
+            another name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain. A function of all
+            trajectories returns one value each, and its scores are never cached.
         name: Name in reports. By default that of the function.
         family: Label of verifiers that share a cause of error.
         cost: Cost class of a call.

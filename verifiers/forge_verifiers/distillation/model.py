@@ -99,9 +99,9 @@ class Agreement:
 class Distilled(Composable):
     """A small text model that replaces an ensemble. Created by `distill` or `load`.
 
-    Its features are the texts of the last turns, the final answer and the observation. It scores style and wording,
-    cannot check results, and repeats the errors of its ensemble, so it adds nothing to that ensemble. Distill again
-    when the policy changes its style.
+    Its features are the texts of the last turns, the final answer and the observation. The model scores style and
+    wording, cannot check results, and repeats the errors of its ensemble, so it adds nothing to that ensemble. Distill
+    again when the policy changes its style.
 
     Args:
         name: Name in reports.

@@ -38,14 +38,14 @@ class RewardHackingWarning(UserWarning):
 class HackingAlarm:
     """Conditions under which an ensemble's reward is suspected of being hacked, and the reaction.
 
-    The tests compare the later half of the last `window` learning calls with the earlier half by Welch's t. They start
-    with the twelfth call of a run, and each alarm is raised at most once per window.
+    The tests compare the later half of the last `window` learning calls with the earlier half by Welch's t. The first
+    test is at the twelfth call of a run, and each alarm is raised at most once per window.
 
     * ``reward_against_witness``: the mean reward rises and the mean score of a witness falls, each by at least
-      `min_change`. Their difference, which cancels the effect of hard and easy tasks, must exceed `threshold` standard
+      `min_change`. Their difference cancels the effect of hard and easy tasks and must exceed `threshold` standard
       errors. Witnesses are the anchors. Without anchors, the witness is the verifier that correlates least with the
-      others among those better than chance, because members that share a cause of error are hacked together
-      (Eisenstein et al., arXiv 2312.09244).
+      others among those better than chance, because members that share a cause of error are hacked together (Eisenstein
+      et al., arXiv 2312.09244).
     * ``plateau``: the same for a reward that no longer rises, if the witness falls by twice `min_change`.
     * ``effective_number``: the effective number of verifiers falls by at least the fraction `max_shrinkage`.
     * ``disagreement``: verifiers disagree more on responses with a high posterior, by `threshold` standard errors and
@@ -62,9 +62,9 @@ class HackingAlarm:
     threshold: float = 5.0
     """Number of standard errors, above 0."""
     min_change: float = 0.03
-    """Smallest change of a mean score, in (0, 1), that raises an alarm."""
+    """Smallest change of a mean score that raises an alarm, in (0, 1)."""
     max_shrinkage: float = 0.3
-    """Fraction of the effective number of verifiers, in (0, 1), that may be lost within a window."""
+    """Fraction of the effective number of verifiers that may be lost within a window, in (0, 1)."""
     min_spread: float = 0.02
     """Standard deviation of rewards within groups, in (0, 1), below which they count as equal."""
 

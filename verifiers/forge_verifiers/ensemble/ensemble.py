@@ -149,7 +149,7 @@ class Ensemble(Composable):
         lower_bound: Replaces P(correct) by a lower bound: `SoftMinimum` or `LowerConfidenceBound`.
         scale: "probability" scores P(correct). "log_odds" scores its log-odds between -8 and 8, mapped to [0, 1]. The
             order of the responses and the score 0.5 stay the same. Log-odds keep differences between responses that
-            the combiner rates close to 0 or 1, which helps if it takes too many responses for correct.
+            the combiner rates close to 0 or 1. This helps if the combiner takes too many responses for correct.
         cache_rows: Number of cached scores of model and expensive verifiers. See `ScoreCache`.
         timeout_s: Timeout in seconds of a call, for verifiers without limits of their own. See `Caller`.
         name: Name in reports.

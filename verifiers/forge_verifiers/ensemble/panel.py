@@ -61,7 +61,7 @@ class Cascade:
     undecided: tuple[float, float] = (0.1, 0.9)
     """A row is undecided while its P(correct) lies strictly between these two."""
     verified_share: float = 0.2
-    """Fraction of groups, in (0, 1], that all verifiers score."""
+    """Fraction of groups that all verifiers score, in (0, 1]."""
     warm_up_rows: int = 256
     """Number of fully scored rows before the first call is skipped."""
     seed: int = 0

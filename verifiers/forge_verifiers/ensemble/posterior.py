@@ -49,7 +49,7 @@ class SoftMinimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerConfidenceBound:
-    """P(correct) minus a number of its standard deviations, at least 0. It discounts estimates from few rows."""
+    """P(correct) minus a number of its standard deviations, at least 0. The bound discounts estimates from few rows."""
 
     deviations: float = 1.0
     """Number of standard deviations, above 0. `Combiner.uncertainty` says what they cover."""
@@ -109,8 +109,8 @@ class Posterior:
 
     Without its strictest verifier, an ensemble rates all responses higher, and rows that were scored by fewer verifiers
     (in a cascade, or after a failure) would earn more. Their log-odds are therefore shifted. The shift is the one that
-    gives fully scored rows the same mean probability with the same verifiers left out as with all verifiers. It is
-    computed on reference rows: `scores` [N, m], their prompts `groups` [N], and the mask `queried` [N, m].
+    gives fully scored rows the same mean probability with the same verifiers left out as with all verifiers. Reference
+    rows determine the shift: `scores` [N, m], their prompts `groups` [N], and the mask `queried` [N, m].
     """
 
     def __init__(self, combiner: Combiner, scores: NDArray[np.float32], groups: NDArray[np.int64], queried: Bools):

@@ -1,4 +1,4 @@
-"""Clients of a judge's model, an engine or an endpoint, that synchronous code can call from any thread."""
+"""Clients of a judge's model (an engine or an endpoint) for calls from synchronous code in any thread."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Conversation:
     def ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
         """The reply to each question, or its error. All questions run concurrently, each with its own timeout.
 
-        If the model dies, it is restarted once, and unanswered questions are repeated.
+        A model that dies is restarted once, and unanswered questions are repeated.
         """
         replies = self._ask(questions)
         lost = [k for k, reply in enumerate(replies) if isinstance(reply, ActorDiedError)]

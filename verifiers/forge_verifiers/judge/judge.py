@@ -70,8 +70,8 @@ class Judge(Composable):
     """Asks a language model whether an agent's text satisfies a rubric.
 
     A policy or a model name is served by the judge's own engine, in a process that starts with the first score (seconds
-    to a minute) or with `start`. It stops with `close`, at the end of a ``with`` block, or with this process. A judge
-    can be called from any thread, with or without a running event loop.
+    to a minute) or with `start`. The engine stops with `close`, at the end of a ``with`` block, or with this process. A
+    judge can be called from any thread, with or without a running event loop.
 
     Texts are fenced with a code that their author cannot know, control tokens in them are broken up, and the model's
     answer is constrained to valid answers. For any other reply the judge abstains and counts it in `usage`. A judge
@@ -174,7 +174,7 @@ class Judge(Composable):
 
         Raises:
             ModelNotFoundError: There is no such model.
-            StallError: It was not ready in time.
+            StallError: The model was not ready in time.
             ValueError: The endpoint's key is not set.
         """
         self._conversation.start()
@@ -270,7 +270,7 @@ class Judge(Composable):
         return Assessment(scores=scores, failed=failed)
 
     def _matches(self, texts: Iterable[Document], opponents: int | None) -> list[tuple[Document, Document]]:
-        """Pairs of texts: neighbors in the order of a keyed hash, which is independent of their content."""
+        """Pairs of texts: neighbors in the order of a keyed hash, independent of their content."""
         order = sorted(texts, key=lambda text: mark_of(text, key=self._key))
         return [(order[first], order[second]) for first, second in pairings(len(order), opponents)]
 

@@ -111,8 +111,8 @@ class Evidence:
     def balance_error(self) -> float:
         """Standard error of the fraction of correct rows, or NaN for one prompt.
 
-        It is the error of the mean posterior, clustered by prompt (Liang and Zeger 1986), divided by the fraction of
-        the variance of correctness that the posterior explains. Infinite if the posterior is constant.
+        Computed as the error of the mean posterior, clustered by prompt (Liang and Zeger 1986), divided by the fraction
+        of the variance of correctness that the posterior explains. Infinite if the posterior is constant.
         """
         posterior, prompt = self.posterior(), np.unique(self.groups, return_inverse=True)[1]
         mean = float(posterior.mean())
@@ -164,7 +164,7 @@ class Evidence:
         return [[k for source in columns[half::2] for k in source] for half in (0, 1)]
 
     def _refitted(self, kind: str, columns: Sequence[int]) -> Floats:
-        """P(correct) [N] from a subset of the verifiers, without prompts, which both halves would share."""
+        """P(correct) [N] from a subset of the verifiers, without prompts, because both halves would share them."""
         families = [self.families[k] for k in columns]
         combiner = combiners.get(kind, families=families if any(f is not None for f in families) else None)
         return combiner.fit_predict(self.scores[:, columns], labels=self.labels, queried=self.queried[:, columns])
@@ -230,7 +230,7 @@ class VerifierReport:
     fpr_error: float = math.nan
     weight_error: float = math.nan
     rows: int = 0
-    """Number of score rows behind the estimates: those of the window that it scored."""
+    """Number of score rows behind the estimates: the rows of the window that it scored."""
     scored: int
     """Number of trajectories with a score."""
     abstained: int
@@ -314,7 +314,7 @@ class EnsembleReport:
 
     @property
     def skipped_fraction(self) -> float:
-        """Fraction of scores, in [0, 1], that were not computed: skipped by a cascade, or cached."""
+        """Fraction of scores that were not computed, in [0, 1]: skipped by a cascade, or cached."""
         skipped = sum(v.cached + v.skipped for v in self.verifiers)
         return skipped / max(sum(v.scored + v.abstained + v.failed + v.skipped for v in self.verifiers), 1)
 
@@ -431,7 +431,7 @@ def page(report: EnsembleReport) -> str:
     """The report as self-contained HTML without scripts.
 
     Names and error messages come from users, models and servers. The template's environment therefore escapes every
-    text, and figures are embedded as images, which cannot run code.
+    text, and figures are embedded as images, because images cannot run code.
     """
     evidence = report.evidence
     context: dict[str, Any] = {"report": report}

@@ -1,8 +1,8 @@
 """Words that state answers in languages other than English, and normalization of digits and letters.
 
-The words are regular expressions for `re`. They cover the languages of MGSM (arXiv 2210.03057) and MMMLU: Arabic,
-Bengali, Chinese, French, German, Hindi, Indonesian, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Swahili,
-Telugu, Thai and Yoruba, and some more.
+The words are regular expressions for `re`, for the languages of MGSM (arXiv 2210.03057) and MMMLU: Arabic, Bengali,
+Chinese, French, German, Hindi, Indonesian, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Swahili, Telugu,
+Thai and Yoruba, and some more.
 """
 
 from __future__ import annotations
