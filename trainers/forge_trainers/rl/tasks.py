@@ -134,7 +134,9 @@ class TaskSampler:
         The result depends only on the arguments, and in a curriculum on the progress that a checkpoint keeps, so a
         resumed run collects the same groups.
         """
-        rng, picks = self._picks(seed, step, count, resample)
+        rng = np.random.default_rng([seed, step, resample])
+        shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
+        picks = rng.choice(len(self.env_ids), size=count, p=shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
         pairs = [(self.env_ids[pick], int(env_seed)) for pick, env_seed in zip(picks, seeds, strict=True)]
         if not resample and self._num_tasks:
@@ -151,12 +153,6 @@ class TaskSampler:
             for number, (env_id, env_seed) in enumerate(pairs)
         ]
 
-    def _picks(self, seed: int, step: int, count: int, resample: int = 0) -> tuple[np.random.Generator, np.ndarray]:
-        """Return the indices of the environments of a step's groups, and the generator that made them."""
-        rng = np.random.default_rng([seed, step, resample])
-        shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
-        return rng, rng.choice(len(self.env_ids), size=count, p=shares)
-
     def _earlier_groups(self, seed: int, step: int, count: int) -> Counter[str]:
         """Return the number of groups of each environment in all earlier steps, empty for a curriculum."""
         if self.curriculum is not None:
@@ -165,7 +161,9 @@ class TaskSampler:
         if until > step:
             until, counted = 0, Counter()
         for earlier in range(until, step):
-            counted.update(self.env_ids[pick] for pick in self._picks(seed, earlier, count)[1])
+            rng = np.random.default_rng([seed, earlier, 0])  # as in `tasks`
+            picks = rng.choice(len(self.env_ids), size=count, p=self._shares)
+            counted.update(self.env_ids[pick] for pick in picks)
         self._counted = {(seed, count): (step, counted)}
         return counted.copy()
 
