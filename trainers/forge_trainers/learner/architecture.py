@@ -71,28 +71,16 @@ def spec_from_config(
     head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
     tied = families.is_tied(config)
 
+    ropes = _ropes(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
+
     def norm(size: int) -> Any:
         kind = ((gemma.RMSNorm, gemma.LeanRMSNorm) if is_gemma else (titan.RMSNorm, RMSNorm))[lean]
         return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
 
-    def feed_forward() -> Any:
-        ffn = titan.make_ffn_config(
-            dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
-        )
-        if families.is_fused(config):
-            return FusedFeedForward.of(ffn)
-        if is_gemma:
-            return gemma.FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3)
-        return FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3) if lean else ffn
-
     def attention(layer: int) -> Any:
-        layers = "sliding_attention" if is_gemma and _is_local(config, layer) else "full_attention"
-        rope = _rope(config, layers, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
-        if not _has_positions(config, layer):
-            rope = replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
         qk_norm = norm(head_dim) if name in _NORMED else None
         return _attention(
-            config, layer, inner_attention, head_dim=head_dim, rope=rope, qk_norm=qk_norm, fuse_qkv=fuse_qkv
+            config, layer, inner_attention, head_dim=head_dim, rope=ropes[layer], qk_norm=qk_norm, fuse_qkv=fuse_qkv
         )
 
     def block(**parts: Any) -> Any:
@@ -108,7 +96,7 @@ def spec_from_config(
             ffn_norm=norm(dim),
             attention=attention(layer),
             **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if families.has_experts(config, layer) else
-               {"feed_forward": feed_forward()}),
+               {"feed_forward": _feed_forward(config, lean=lean)}),
         )
         for layer in range(config["num_hidden_layers"])
     ]  # fmt: skip
@@ -129,6 +117,20 @@ def spec_from_config(
         post_optimizer_build_fn=None,
         state_dict_adapter=_ADAPTERS.get(name, StateDictAdapter),
     )
+
+
+def _feed_forward(config: Mapping[str, Any], *, lean: bool) -> Any:
+    ffn = titan.make_ffn_config(
+        dim=config["hidden_size"],
+        hidden_dim=config["intermediate_size"],
+        w1_param_init=_NORMAL,
+        w2w3_param_init=_NORMAL,
+    )
+    if families.is_fused(config):
+        return FusedFeedForward.of(ffn)
+    if config["architectures"][0] == "Gemma3ForCausalLM":
+        return gemma.FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3)
+    return FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3) if lean else ffn
 
 
 def _attention(
@@ -186,6 +188,23 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
     else:
         slides = layer >= config.get("max_window_layers", 28)
     return int(window) if slides else None
+
+
+def _ropes(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> list[Any]:
+    """RoPE of each layer."""
+    is_gemma = config["architectures"][0] == "Gemma3ForCausalLM"
+    ropes = {
+        layers: _rope(config, layers, kind, head_dim, max_seq_len)
+        for layers in ("full_attention", "sliding_attention")[: 1 + is_gemma]
+    }
+    result = []
+    for layer in range(config["num_hidden_layers"]):
+        rope = ropes["sliding_attention" if is_gemma and _is_local(config, layer) else "full_attention"]
+        has_positions = _has_positions(config, layer)
+        result.append(
+            rope if has_positions else replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
+        )
+    return result
 
 
 def _rope(config: Mapping[str, Any], layers: str, kind: Any, head_dim: int, max_seq_len: int | None) -> Any:

@@ -78,13 +78,13 @@ DOUBTING = re.compile(
 )
 """Text after a value that offers an alternative."""
 SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=(?!\u00a0)\s|[*_\"$]|$)(?!\s*=)|[\u3002\u0964]|\n|</")
+"""End of a sentence."""
 STARTS = re.compile(
     r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*){0,2}[-+\u2212]?"
     r"(?:\.?\d|(?:all|any)\s+real\b|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2150-\u215e]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
     r"|[A-Za-z\u03b1-\u03c9](?:[\u2080-\u2089]|\([a-z]\))?\s*(?:-\s*\d|[=<>^+*/\u2264\u2265\u2208])|[a-z]\s*\\|(?<=\{)[a-z]\s*[:|]|\(?[A-J]\)?(?![\w'\u2019]|\s+(?!because|since|as\b|is\b)[a-z]))"
 )
 """Start of a value: a number, a formula or an option."""
-"""End of a sentence."""
 _UNIT = (
     r"(?:percent|dollars?|euros?|cents?|[kcm]?m|[km]?g|k?m/h|mph|ft|foot|lbs?|oz|ounces?|pounds?|inch|inches|feet|miles"
     r"|[kMGm\u03bc]?(?:N|J|W|V|A|K|Pa|Hz|eV|\u03a9)|\u00b0\s?[CF]"
