@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,3 +123,14 @@ def test_pattern_that_takes_exponential_memory_is_refused(pattern):
         Schema({"pattern": pattern}, timeout_s=1).first_error("aaa")
     url = r"^https?:(?:/{1,3}|[a-z0-9%])(?:[^\s()<>]+|\((?:[^\s()<>]+|(?:\([^\s()<>]+\)))*\))+(?::\d{2,5})?(?:/\S*)?$"
     assert Schema({"pattern": url}, timeout_s=1).first_error("https://a.example/b") is None
+
+
+def test_garbage_collection_does_not_count_as_time_of_a_check(monkeypatch):
+    schema = Schema({"properties": {"x": {"type": "integer"}}}, timeout_s=0.25)
+    one_pause = iter([0.0, 0.4, *(0.4 + n / 1e6 for n in range(1000))])
+    monkeypatch.setattr("forge_agents.schemas.time", SimpleNamespace(thread_time=lambda: next(one_pause)))
+    assert schema.first_error({"x": 5}) is None
+    always_slow = iter(n * 0.4 for n in range(1000))
+    monkeypatch.setattr("forge_agents.schemas.time", SimpleNamespace(thread_time=lambda: next(always_slow)))
+    with pytest.raises(TimeoutError):
+        schema.first_error({"x": 5})
