@@ -177,8 +177,8 @@ class LoRA:
         for target in self.targets:
             if target not in LORA_TARGETS:
                 raise ValueError(
-                    f"target {target!r} of a LoRA adapter is unknown. Choose from {', '.join(LORA_TARGETS)}."
-                    f"{did_you_mean(str(target), LORA_TARGETS)}"
+                    f"targets={self.targets} of a LoRA adapter: {target!r} is unknown. Choose from "
+                    f"{', '.join(LORA_TARGETS)}.{did_you_mean(str(target), LORA_TARGETS)}"
                 )
         if ("k_proj" in self.targets) != ("v_proj" in self.targets):
             raise ValueError(

@@ -1,6 +1,5 @@
 """Values that every settings class refuses, and the error messages."""
 
-import contextlib
 import dataclasses
 from typing import Literal, get_origin
 
@@ -18,6 +17,7 @@ from forge_agents.sandbox import SandboxLimits
 from forge_agents.settings import OTHER_NAMES, field_hints
 from forge_trainers.demo import DemoConfig
 from forge_trainers.forecast.simulate import Hardware
+from forge_trainers.losses.registry import Correction
 from forge_trainers.offline.config import SFTRunConfig, WarmStart
 
 CLASSES = {
@@ -148,24 +148,49 @@ def test_a_setting_without_effect_is_refused(make, said):
         make()
 
 
-def test_settings_that_another_one_switches_on_are_taken():
-    fa.GRPOConfig(max_staleness=1, learner={"correction": {"how": "truncate", "high": 2.0}})
-    fa.GRPOConfig(learner={"loss": "gspo", "correction": {"how": "truncate", "high": 3.0}})
-    fa.GRPOConfig(learner={"lr_decay": "cosine", "lr_min_ratio": 0.1})
-    fa.SFTConfig(learner={"kl_coef": 0.1, "kl": "k1"})
-    fa.Credit(baseline="rae", by=("role",), scale="batch_std", rae_decay=0.5)
-    fa.Credit(turns="to_go", discount=0.5)
+TRUNCATED = {"correction": Correction(how="truncate", high=3.0)}
 
 
-ODD_VALUES = [None, [], ["x"], "x", -1, 0, 1.5, True, {}, {"a": 1}, object(), b"x", (1, 2), 10**30, lambda: 1]
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda values: fa.GRPOConfig(max_staleness=1, learner=values).learner, TRUNCATED),
+        (lambda values: fa.GRPOConfig(learner=values).learner, {"loss": "gspo", **TRUNCATED}),
+        (lambda values: fa.GRPOConfig(learner=values).learner, {"lr_decay": "cosine", "lr_min_ratio": 0.1}),
+        (lambda values: fa.SFTConfig(learner=values).learner, {"kl_coef": 0.1, "kl": "k1"}),
+        (
+            lambda values: fa.Credit(**values),
+            {"baseline": "rae", "by": ("role",), "scale": "batch_std", "rae_decay": 0.5},
+        ),
+        (lambda values: fa.Credit(**values), {"turns": "to_go", "discount": 0.5}),
+    ],
+)
+def test_settings_that_another_one_switches_on_are_taken(make, values):
+    config = make(values)
+    assert {name: getattr(config, name) for name in values} == values
+
+
+UNFIT_VALUES = [object(), b"x"]
+"""Values that no setting takes."""
+ODD_VALUES = [None, [], ["x"], "x", -1, 0, 1.5, True, {}, {"a": 1}, (1, 2), 10**30, lambda: 1]
+
+
+def refusal(kind, name, value):
+    """Return the error message for a value, or None if it is taken."""
+    try:
+        kind(**{**CLASSES[kind], name: value})
+    except (TypeError, ValueError, ForgeError) as error:
+        return str(error)
+    return None
 
 
 @of_each_class
 def test_odd_value_of_any_setting_is_taken_or_refused_by_its_own_error(kind):
     for field in dataclasses.fields(kind):
-        for value in ODD_VALUES if field.init else ():
-            with contextlib.suppress(TypeError, ValueError, ForgeError):
-                kind(**{**CLASSES[kind], field.name: value})
+        for value in (*UNFIT_VALUES, *ODD_VALUES) if field.init else ():
+            message = refusal(kind, field.name, value)
+            assert message is not None or value in ODD_VALUES, f"{field.name}={value!r} is taken"
+            assert field.name in (message or field.name), f"{field.name}={value!r}: {message}"
 
 
 @pytest.mark.parametrize("value", [True, 2.5, [], b"mask"])

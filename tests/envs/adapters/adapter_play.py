@@ -58,14 +58,20 @@ def _answer(game: Any, agent: str, rng: random.Random) -> str:
     return f"<answer>{rng.choice(options)}</answer>"
 
 
-def survives(env_id: str, texts: tuple[str, ...], **kwargs: Any) -> None:
-    """Play every text, in as many episodes as necessary. None may raise."""
-    waiting = list(texts)
-    env = fa.make(env_id, **kwargs)
+def infos_after(env_id: str, texts: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
+    """Play every text, in as many episodes as necessary. Return each with the info of its agent after the move."""
+    waiting, played = list(texts), []
+    env = fa.make(env_id)
     while waiting:
         env.reset(seed=len(waiting))
         while env.agents and waiting:
+            agent = env.agent_selection
             observation, _, terminated, truncated, _ = env.last()
-            assert env.observation_space(env.agent_selection).contains(observation)
-            env.step(None if terminated or truncated else waiting.pop())
+            assert env.observation_space(agent).contains(observation)
+            if terminated or truncated:
+                env.step(None)
+                continue
+            env.step(waiting[-1])
+            played.append((waiting.pop(), dict(env.infos[agent])))
     env.close()
+    return played

@@ -1,6 +1,8 @@
+import re
+
 import gymnasium
 import pytest
-from adapter_play import plausible, play, survives
+from adapter_play import infos_after, plausible, play
 from hostile_strings import HOSTILE_STRINGS
 from team_play import act, begin
 
@@ -69,9 +71,22 @@ def test_random_classic_games_end(game):
         assert first == play(fa.make(f"pettingzoo/{game}"), seed, plausible) and not env.agents
 
 
-@pytest.mark.parametrize("game", [*(f"pettingzoo/{game}" for game in CLASSIC[3:]), "gymnasium/Taxi-v4"])
-def test_hostile_texts_are_moves_like_others(game):
-    survives(game, HOSTILE_STRINGS)
+@pytest.mark.parametrize(
+    ("game", "move"),
+    [
+        ("pettingzoo/rps", None),
+        ("pettingzoo/texas_holdem", r"\[fold\]"),
+        ("pettingzoo/texas_holdem_no_limit", r"\[fold\]"),
+        ("pettingzoo/tictactoe", r".*(?<!\d)\d(?!\d).*"),
+        ("gymnasium/Taxi-v4", None),
+    ],
+)
+def test_hostile_texts_are_moves_or_illegal(game, move):
+    infos = infos_after(game, HOSTILE_STRINGS)
+    legal = [text for text, info in infos if "illegal" not in info]
+    assert len(infos) == len(HOSTILE_STRINGS) and bool(legal) == bool(move)
+    assert all(re.fullmatch(move, text, re.DOTALL) for text in legal)
+    assert not [info["error"] for _, info in infos if "error" in info]
 
 
 def test_an_unknown_classic_game_names_the_known_ones():
