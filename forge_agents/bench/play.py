@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rich import progress as bars
@@ -107,9 +108,6 @@ def benchmark(
         settings["partners"] = _partner_names(partners, players)
     named = named_players(players, Sampling(max_tokens=defaults.max_tokens))
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
-    human = any(isinstance(policy, Human) for player in named.values() for policy in policies_of(player))
-    if human:  # people share one terminal, without a progress bar
-        limits = replace(limits, max_concurrent_episodes=1)
     specs = [registry.spec(id_) for id_ in arguments]
     facts = {name: _facts(player, engine, specs, players[name]) for name, player in named.items()}
     environments = suite_envs(arguments)
@@ -120,6 +118,9 @@ def benchmark(
         raise ValueError(
             f"max_cost={limits.max_cost} and no player has a price. Set price_in and price_out of the endpoints"
         )
+    human = any(isinstance(policy, Human) for player in named.values() for policy in policies_of(player))
+    if human:  # people share one terminal, without a progress bar
+        limits = replace(limits, max_concurrent_episodes=1)
     with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress, interactive=human) as bar:
         search = Exploitability(out_dir, environments, named, facts, samples=exploitability_samples)
         run = _Run(players=named, facts=facts, plan=plan, log=log, search=search, limits=limits, bar=bar, engine=engine)
@@ -127,12 +128,15 @@ def benchmark(
         with contextlib.closing(LoopRunner(status=lambda: status)) as loop:
             loop.run(run.play())
         report = run.report(settings, environments)
-        board = log.path.with_name(BOARD)
-        try:
-            report.save(board)
-        except OSError as cause:
-            raise not_written(board, cause) from cause
+        _save(report, log.path.with_name(BOARD))
         return report
+
+
+def _save(report: Report, path: Path) -> None:
+    try:
+        report.save(path)
+    except OSError as cause:
+        raise not_written(path, cause) from cause
 
 
 def _settings(suite: str, chosen: Mapping[str, Any], **others: int) -> dict[str, Any]:

@@ -174,14 +174,18 @@ def play(
     finally:
         if game is not env:
             rollout.close(game, env_id)
+    _warn_if_failed(episode)
+    return episode
+
+
+def _warn_if_failed(episode: Episode) -> None:
     if (error := episode.error) is not None and error.kind != PlayerLeftError.__name__:
         warnings.warn(
-            f"{env_id} failed in {error.where}, {error.kind}: {printable(error.message)}. Its rewards are those "
-            "that were paid before the failure. Episode.error has the traceback",
+            f"{episode.env_id} failed in {error.where}, {error.kind}: {printable(error.message)}. Its rewards are "
+            "those that were paid before the failure. Episode.error has the traceback",
             RuntimeWarning,
-            stacklevel=3,  # the caller, behind the frame of named_arguments
+            stacklevel=4,  # the caller of `play`, behind the frame of named_arguments
         )
-    return episode
 
 
 def _check_seed(seed: Any) -> int:

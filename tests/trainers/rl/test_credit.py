@@ -9,11 +9,15 @@ rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 nan = float("nan")
 
 
-def one(reward, *, seed=0, role="a", turns=None, tokens=None, noise=None):
+def one(reward, *, group=0, role="a", turns=None, tokens=None, noise=None):
     """Return a trajectory: `turns` are rewards of turns, `tokens` lengths of responses."""
     tokens = tokens or [1] * (1 if turns is None else len(turns))
     scores = None if turns is None else np.array(turns, np.float32)
-    return Scored(seed=seed, role=role, reward=reward, response_tokens=tokens, turns=scores, noise=noise)
+    return Scored(group=group, role=role, reward=reward, response_tokens=tokens, turns=scores, noise=noise)
+
+
+def keys_of(trajectory):
+    return {"seed": trajectory.group, "role": trajectory.role}
 
 
 def by_turn(*turns, **kwargs):
@@ -76,12 +80,12 @@ RULES = [
 @given(st.integers(0, 10_000), st.sampled_from(RULES))
 def test_advantages_sum_to_zero_and_do_not_depend_on_order(seed, credit):
     rng = np.random.default_rng(seed)
-    scored = [one(float(rng.integers(-2, 3)), seed=s, role=role) for s in range(3) for role in "ab" for _ in range(4)]
+    scored = [one(float(rng.integers(-2, 3)), group=s, role=role) for s in range(3) for role in "ab" for _ in range(4)]
     result = credit.assign(scored)
     flat = np.array([0.0 if own is None else own[0] for own in result])
     sums = {}
     for advantage, s in zip(flat, scored, strict=True):
-        part = tuple(getattr(s, name) for name in credit.by if name != "turn")
+        part = tuple(keys_of(s)[name] for name in credit.by if name != "turn")
         sums[part] = sums.get(part, 0.0) + advantage
     assert max(map(abs, sums.values())) < 1e-4
     order = rng.permutation(len(scored))
@@ -92,11 +96,12 @@ def test_advantages_sum_to_zero_and_do_not_depend_on_order(seed, credit):
 @pytest.mark.parametrize("by", [("seed", "role"), ("seed",), ("role",), ()], ids=str)
 def test_by_selects_the_compared_trajectories(by):
     scored = [
-        one(0, seed=0, role="a"), one(1, seed=0, role="a"), one(5, seed=0, role="b"), one(15, seed=0, role="b"),
-        one(0, seed=1, role="a"), one(2, seed=1, role="a"), one(9, seed=1, role="b"), one(7, seed=1, role="b"),
+        one(0, group=0, role="a"), one(1, group=0, role="a"), one(5, group=0, role="b"), one(15, group=0, role="b"),
+        one(0, group=1, role="a"), one(2, group=1, role="a"), one(9, group=1, role="b"), one(7, group=1, role="b"),
     ]  # fmt: skip
+
     for own, s in zip(assigned(Credit(by=by, scale="none"), scored), scored, strict=True):
-        alike = [o.reward for o in scored if all(getattr(o, name) == getattr(s, name) for name in by)]
+        alike = [o.reward for o in scored if all(keys_of(o)[name] == keys_of(s)[name] for name in by)]
         assert own == pytest.approx([s.reward - sum(alike) / len(alike)])
 
 
@@ -113,11 +118,11 @@ def test_spread_below_the_noise_has_no_advantages():
 
 
 def test_batch_std_is_one_number_per_role():
-    scored = [one(0, seed=0), one(2, seed=0), one(0, seed=1), one(4, seed=1), one(0, role="b"), one(100, role="b")]
+    scored = [one(0, group=0), one(2, group=0), one(0, group=1), one(4, group=1), one(0, role="b"), one(100, role="b")]
     spread = np.std([-1, 1, -2, 2])
     result = np.concatenate(Credit(scale="batch_std").assign(scored))
     np.testing.assert_allclose(result, [-1 / spread, 1 / spread, -2 / spread, 2 / spread, -1, 1], rtol=1e-6)
-    equal = [one(3, seed=2), one(3, seed=2)]  # a zero-variance group does not count
+    equal = [one(3, group=2), one(3, group=2)]  # a zero-variance group does not count
     np.testing.assert_array_equal(np.concatenate(Credit(scale="batch_std").assign([*scored, *equal])[:6]), result)
     alike = np.concatenate(Credit(by=("seed",), scale="batch_std").assign(scored[:4]))
     np.testing.assert_allclose(alike, result[:4], rtol=1e-6)
@@ -160,7 +165,7 @@ def test_turn_without_a_reward_has_no_advantage():
 
 def test_running_baseline_is_per_role():
     credit, running = Credit(baseline="rae", scale="none", rae_decay=0.5), Baselines()
-    scored = [one(1.0, seed=0), one(3.0, seed=1), one(-8.0, role="b")]
+    scored = [one(1.0, group=0), one(3.0, group=1), one(-8.0, role="b")]
     a, b = 0.75 * 2.0, 0.5 * -8.0  # from 0, with weights 0.5**2 and 0.5**1
     assert assigned(credit, scored, running) == [[1 - a], [3 - a], [-8 - b]]
     later = Baselines()
@@ -230,8 +235,8 @@ def test_custom_credit_rule_is_used():
             return np.where(rewards_n == rewards_n.max(), 2.0, 0.0) if len(rewards_n) > 1 else None
 
     step = [
-        Scored(seed=seed, role=role, reward=reward, response_tokens=[3, 4], noise=0.1)
-        for seed, role, reward in [(0, "a", 1.0), (0, "a", 5.0), (0, "b", 7.0), (1, "a", 9.0)]
+        Scored(group=group, role=role, reward=reward, response_tokens=[3, 4], noise=0.1)
+        for group, role, reward in [(0, "a", 1.0), (0, "a", 5.0), (0, "b", 7.0), (1, "a", 9.0)]
     ]
     given = [None if own is None else own.tolist() for own in Best().assign(step)]
     assert given == [[0.0, 0.0], [2.0, 2.0], None, None]

@@ -41,8 +41,8 @@ class Overlong:
 class Scored:
     """The reward of one trajectory."""
 
-    seed: int
-    """Key of the trajectory's group, "seed" in `Credit.by`. Any number that differs between groups."""
+    group: int
+    """Number of the trajectory's group, "seed" in `Credit.by`. Any number that differs between groups."""
     role: str
     """Environment and agent."""
     reward: float
@@ -207,7 +207,7 @@ class Credit:
         by = [name for name in self.by if name != "seed" or self.baseline != "rae"]
         for i, rewards in enumerate(values):
             for t in np.flatnonzero(~np.isnan(rewards)).tolist():
-                key = {"seed": str(scored[i].seed), "role": scored[i].role, "turn": str(t)}
+                key = {"seed": str(scored[i].group), "role": scored[i].role, "turn": str(t)}
                 compared.setdefault(tuple(key[name] for name in by), []).append((i, t))
         result: list[np.ndarray | None] = [None] * len(scored)
         for shared, members in compared.items():

@@ -83,7 +83,7 @@ def _scored_parts(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> l
                     turns = part.episodes[index].trajectories[agent].turns
                     _, rows = parts.setdefault(name, (weight, {}))
                     rows[number, agent, index] = Scored(
-                        seed=number,
+                        group=number,
                         role="/".join(filter(None, (part.env_id, agent, name))),
                         reward=float(part.rewards[agent][index]),
                         response_tokens=[len(turn.response_ids) for turn in turns],
