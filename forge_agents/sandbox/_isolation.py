@@ -329,7 +329,10 @@ def _filter(
             *(second, (_EQUAL, 0, 6, 1), third, (_EQUAL, 3, 0, 7), (_EQUAL, 2, 0, 8), (_EQUAL, 1, 0, 32)),
             *((_EQUAL, 0, 1, 33), (_RETURN, 0, 0, _ERRNO), allow),
         ],
-        _FCNTL: [second, (_EQUAL, 0, 1, 1031), refuse, allow],  # F_SETPIPE_SZ
+        _FCNTL: [  # no leases, which stop other processes that open the file, no owners of signals, no larger pipes
+            *(second, (_AT_LEAST, 0, 7, 8), (_EQUAL, 6, 0, 36), (_EQUAL, 5, 0, 37), (_EQUAL, 4, 0, 38)),
+            *((_EQUAL, 3, 0, 1030), (_AT_LEAST, 0, 1, 1032), (_ABOVE, 0, 1, 1034), refuse, allow),
+        ],
         _MMAP: [  # MAP_HUGETLB, of the host's pool; MAP_SHARED with MAP_ANONYMOUS
             *(fourth, (_ANY_BIT, 0, 1, 0x40000), refuse),
             *((_AND, 0, 0, 0x21), (_EQUAL, 0, 1, 0x21), (_RETURN, 0, 0, shared), allow),

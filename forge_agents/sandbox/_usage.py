@@ -188,9 +188,12 @@ class Usage:
 
 
 def _kib(text: bytes, name: bytes) -> int:
-    """Bytes from a line such as ``b"VmSwap:    12 kB"``, or 0 if it is missing."""
-    at = text.find(name)
-    return int(text[at + len(name) :].split(None, 1)[0]) << 10 if at >= 0 else 0
+    """Bytes from a line such as ``b"VmSwap:    12 kB"``, or 0 if it is missing.
+
+    The first line of ``status`` is the program's own name for itself, which may contain `name`.
+    """
+    at = text.find(b"\n" + name)
+    return int(text[at + len(name) + 1 :].split(None, 1)[0]) << 10 if at >= 0 else 0
 
 
 def _tcp_bytes(family: int) -> int:

@@ -76,6 +76,9 @@ REACH = {
     "shared memory of /dev/zero": "os.open('/dev/zero', os.O_RDWR)",
     "inotify instances of the user": "checked(libc.inotify_init())",
     "larger pipe": "import fcntl; fcntl.fcntl(os.pipe()[0], 1031, 1 << 18)",
+    "lease on a file": "import fcntl; open('own', 'w').close(); fcntl.fcntl(os.open('own', os.O_RDONLY), 1024, 1)",
+    "news of a folder": "import fcntl; fcntl.fcntl(os.open('.', os.O_RDONLY), 1026, 4)",
+    "owner of signals": "import fcntl; fcntl.fcntl(os.pipe()[0], 8, os.getpid())",
     "other socket buffer": (
         "a, b = socket.socketpair(); size = a.getsockopt(1, 7); a.setsockopt(1, 7, 9999); "
         "assert a.getsockopt(1, 7) != size"
@@ -217,7 +220,7 @@ def test_32_bit_system_calls_end_the_program(box):
 
 
 ORDINARY = """
-import array, asyncio, bz2, concurrent.futures, gzip, hashlib, json, lzma, mmap, os, random, select, selectors, shutil
+import array, asyncio, bz2, concurrent.futures, fcntl, gzip, hashlib, json, lzma, mmap, os, random, select, selectors, shutil
 import signal, socket, sqlite3, subprocess, sys, tempfile, threading, time, zipfile
 with tempfile.TemporaryDirectory(dir='.') as folder:
     db = sqlite3.connect(folder + '/db')
@@ -228,6 +231,8 @@ with tempfile.TemporaryDirectory(dir='.') as folder:
         with module.open(folder + '/c', 'wb') as file: file.write(b'x' * 9999)
     shutil.copyfile(folder + '/z', folder + '/y'); os.replace(folder + '/y', folder + '/x'); os.statvfs('.')
     os.symlink('x', folder + '/l'); os.link(folder + '/x', folder + '/h'); os.truncate(folder + '/x', 3)
+    with open(folder + '/x', 'a') as file: fcntl.lockf(file, fcntl.LOCK_EX); fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(os.dup(1)); assert fcntl.fcntl(1, fcntl.F_GETFL) and fcntl.fcntl(os.pipe()[1], 1032) >= 4096
     with open(folder + '/x', 'r+b') as file: mmap.mmap(file.fileno(), 3)[:]; os.fsync(file.fileno())
 async def both():
     reader = await asyncio.create_subprocess_exec(sys.executable, '-S', '-c', 'print(6)', stdout=-1)

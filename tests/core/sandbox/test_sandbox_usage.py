@@ -75,6 +75,17 @@ def test_written_pages_of_forked_processes_count():
     assert result.limit == "memory_mb", result
 
 
+@pytest.mark.parametrize("name", ["RssAnon: 0001 k", "RssAnon:", "VmSwap:\n1"])
+def test_memory_of_a_program_that_names_itself_like_a_field_of_its_status_counts(name):
+    renamed = f"import ctypes\nctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)\n{FORKS}"
+    held = renamed.replace("SIZE", "1").replace(
+        "time.sleep(0.5)", "y = bytearray(60 << 20); y[::4096] = bytes([1]) * len(y[::4096]); time.sleep(100)"
+    )
+    result = Sandbox(limits=replace(LIMITS, memory_mb=100)).run(held)
+    assert result.limit == "memory_mb", result
+    assert result.peak_mb > 100, result
+
+
 def test_shared_memory_that_was_freed_may_be_used_again():
     program = "import mmap\nfor _ in range(20):\n    with mmap.mmap(-1, 20 << 20) as m: m.write(b'x')\nprint('all')"
     result = Sandbox(limits=replace(LIMITS, memory_mb=100)).run(program)
