@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from forge_agents.sandbox import Sandbox, SandboxResult, validate_path
@@ -9,6 +10,10 @@ from forge_agents.tools import Tool, tool
 
 _MAX_STDERR_CHARS = 1500
 """Maximum length of the end of standard error in a result."""
+_PAGE_BYTES = 4096
+"""The sandbox's folder is in memory, which a file takes in whole pages."""
+_FILES_FRACTION = 0.9
+"""Maximum fraction of the sandbox's files and folders before a run. The rest is for the sandbox and the program."""
 
 
 class Workspace:
@@ -49,11 +54,13 @@ class Workspace:
         for other in self._files:
             if other.startswith(f"{name}/") or name.startswith(f"{other}/"):
                 raise ValueError(f"{path!r} cannot be a file next to {other!r}")
-        others = [len(data) for key, data in self._files.items() if key != name]
-        if len(content) > limits.file_mb << 20 or sum(others) + len(content) > limits.disk_mb << 20:
+        files = {**self._files, name: content}
+        num_bytes = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in files.values())
+        if len(content) > limits.file_mb << 20 or num_bytes > limits.disk_mb << 20:
             raise ValueError(f"{path!r} has {len(content)} bytes. There is no room for so many")
-        if len(others) >= limits.files // 2:  # the sandbox counts folders, too
-            raise ValueError(f"there are {len(others)} files already, and no more are allowed")
+        folders = set[str]().union(*map(_folders, files))
+        if len(files) + len(folders) > limits.files * _FILES_FRACTION:
+            raise ValueError(f"{path!r} makes {len(files)} files in {len(folders)} folders. There is no room for them")
         self._files[name] = content
 
     def run(self, code: str, *, stdin: str = "") -> SandboxResult:
@@ -113,6 +120,11 @@ class Workspace:
     def tools(self) -> list[Tool]:
         """Return the tools python, read_file, write_file and list_files."""
         return [self.python, self.read_file, self.write_file, self.list_files]
+
+
+@functools.lru_cache(maxsize=4096)
+def _folders(path: str) -> frozenset[str]:
+    return frozenset(path[:at] for at, character in enumerate(path) if character == "/")
 
 
 def format_result(result: SandboxResult) -> str:

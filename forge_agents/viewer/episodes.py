@@ -22,9 +22,12 @@ _NOT_DECODED = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "
 _MAX_DECODERS = 8
 _MAX_PENDING = 16
 """Maximum number of tokens that form one character."""
-_MAX_CHARS = 1 << 24
-_MAX_S = 10.0
-"""Maximum time for the tokens of one turn. Longer turns are shown without the texts of their tokens."""
+_MAX_TOKEN_CHARS = 1024
+"""Maximum length of a token in a tokenizer. Long tokens make short rows of a file into long pages."""
+_MAX_CHARS, _CHARS_PER_TOKEN = 4000, 32
+"""Maximum length of a turn's texts, and its growth per token. Longer turns are shown without the texts of tokens."""
+_MAX_S, _S_PER_TOKEN = 5.0, 5e-5
+"""Maximum computation for all turns of a run, and its growth per token. A token usually takes 5 us."""
 Decode = Callable[[str, Sequence[int]], "list[str] | None"]
 
 
@@ -140,6 +143,7 @@ class Pieces:
     def __init__(self, folder: Path, models: Mapping[str, str]) -> None:
         self._folder, self._models = folder, dict(models)
         self._tokenizer = functools.lru_cache(maxsize=16)(self._load)
+        self._max_s = _MAX_S
 
     def of(self, policy: str, ids: Sequence[int]) -> list[str] | None:
         """Return one text per token, or None if the tokenizer is not on this machine.
@@ -148,13 +152,15 @@ class Pieces:
         texts are empty.
         """
         tokenizer = self._tokenizer(policy)
-        if tokenizer is None:
+        if tokenizer is None or self._max_s < 0:
             return None
         from tokenizers.decoders import DecodeStream
 
         texts: list[str] = []
         pending: list[int] = []
-        stream, size, start = DecodeStream(skip_special_tokens=False), 0, time.monotonic()
+        stream, size, start = DecodeStream(skip_special_tokens=False), 0, time.thread_time()
+        max_chars = _MAX_CHARS + _CHARS_PER_TOKEN * len(ids)
+        max_s = self._max_s = self._max_s + _S_PER_TOKEN * len(ids)
         try:
             for token in ids:
                 text = stream.step(tokenizer, token)
@@ -164,14 +170,16 @@ class Pieces:
                     stream, pending = DecodeStream(skip_special_tokens=False), []
                 texts.append(text or "")
                 size += len(texts[-1])
-                if size > _MAX_CHARS or time.monotonic() - start > _MAX_S:
+                if size > max_chars or time.thread_time() - start > max_s:
                     return None
         except (OverflowError, TypeError, ValueError):
             return None  # tokens of another tokenizer
+        finally:
+            self._max_s -= time.thread_time() - start
         return texts
 
     def _load(self, policy: str) -> Any:
-        """Return the tokenizer of a policy, or None if there is none, or if its texts could be far longer than it."""
+        """Return the tokenizer of a policy. None if there is none, or if its texts could be very long."""
         from tokenizers import Tokenizer
 
         file = next((file for file in self._candidates(policy) if file.is_file()), None)
@@ -182,7 +190,8 @@ class Pieces:
             decoders = list(parts(settings.get("decoder")))
             if len(decoders) > _MAX_DECODERS or any(map(_lengthens, decoders)):
                 return None
-            return Tokenizer.from_str(json.dumps(settings))
+            tokenizer = Tokenizer.from_str(json.dumps(settings))
+            return tokenizer if max(map(len, tokenizer.get_vocab())) <= _MAX_TOKEN_CHARS else None
         except Exception:  # noqa: BLE001  # the library raises this for invalid files
             return None
 

@@ -220,8 +220,8 @@ def test_32_bit_system_calls_end_the_program(box):
 
 
 ORDINARY = """
-import array, asyncio, bz2, concurrent.futures, fcntl, gzip, hashlib, json, lzma, mmap, os, random, select, selectors, shutil
-import signal, socket, sqlite3, subprocess, sys, tempfile, threading, time, zipfile
+import array, asyncio, bz2, concurrent.futures, fcntl, gzip, hashlib, json, lzma, mmap, os, random, select, selectors
+import shutil, signal, socket, sqlite3, subprocess, sys, tempfile, threading, time, zipfile
 with tempfile.TemporaryDirectory(dir='.') as folder:
     db = sqlite3.connect(folder + '/db')
     with db: db.execute('CREATE TABLE t (x)'); db.execute('INSERT INTO t VALUES (1)')

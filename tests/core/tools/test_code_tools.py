@@ -72,11 +72,27 @@ def test_folder_size_is_bounded():
         assert use(box, "write_file", path=name, text="x" * (1 << 20)).ok
     assert "no room" in use(box, "write_file", path="c", text="x").content
     assert use(box, "write_file", path="b", text="").ok
-    for name in "cd":
+    for name in "cdefg":
         box.put(name, b"")
-    assert "no more are allowed" in use(box, "write_file", path="e", text="").content
+    assert "8 files in 0 folders" in use(box, "write_file", path="h", text="").content
     assert "cannot be a file next to" in use(box, "write_file", path="a/b", text="").content
     assert "File too large" in use(box, "python", code="open('x', 'wb').write(bytes(2 << 20))").content
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "for i in range(499):\n    with open(f'f{i}', 'wb') as file: file.truncate(4097)",
+        "import os\nfor i in range(60):\n    os.makedirs(f'{i}/a/b/c/d'); open(f'{i}/a/b/c/d/x', 'w').close()",
+    ],
+    ids=["pages", "folders"],
+)
+def test_no_program_can_leave_a_folder_that_the_next_run_cannot_have(program):
+    box = Workspace(Sandbox(limits=SandboxLimits(wall_s=60, disk_mb=2, files=400)))
+    for _ in range(2):
+        box.run(program)
+        assert 40 < len(box.files) < 360
+        assert use(box, "python", code="print(6 * 7)").content == "42"
 
 
 def test_copies_of_an_environment_have_separate_files():

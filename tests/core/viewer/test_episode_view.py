@@ -1,7 +1,9 @@
 import functools
+import itertools
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -161,6 +163,26 @@ def test_tokens_that_form_no_character_take_linear_time(model, tmp_path):
     ids = [Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id("\u0122")] * 50_000
     result = Pieces(tmp_path, {"hero": str(model)}).of("hero", ids)
     assert result is not None and len(result) == len(ids) and set("".join(result)) == {"\ufffd"}
+
+
+def test_short_tokens_of_a_strangers_long_texts_show_ids(model, tmp_path):
+    def texts(length, ids):
+        vocabulary = {"a" * length: 0, "b": 1}
+        Tokenizer(models.WordLevel(vocabulary, unk_token="b")).save(str(model / "tokenizer.json"))
+        return Pieces(tmp_path, {"hero": str(model)}).of("hero", ids)
+
+    assert texts(128, [0] * 4 + [1] * 2000) == ["a" * 128] + [" " + "a" * 128] * 3 + [" b"] * 2000
+    assert texts(1024, [0, 1]) == ["a" * 1024, " b"]
+    assert texts(1025, [0, 1]) is None
+    assert texts(1024, [0] * 1000) is None
+
+
+def test_time_of_all_turns_together_is_bounded(model, tmp_path, monkeypatch):
+    seconds = itertools.count(0, 0.002)
+    monkeypatch.setattr("forge_agents.viewer.episodes.time", SimpleNamespace(thread_time=lambda: next(seconds)))
+    pieces, ids = Pieces(tmp_path, {"hero": str(model)}), [1] * 100
+    shown = [pieces.of("hero", ids) is not None for _ in range(40)]
+    assert 20 <= sum(shown) <= 30 and not any(shown[30:])
 
 
 @pytest.mark.parametrize(
