@@ -6,21 +6,24 @@ import json
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from fractions import Fraction
 from functools import lru_cache
+from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import regex  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator, validators  # type: ignore[import-untyped]
 from jsonschema.exceptions import SchemaError, ValidationError  # type: ignore[import-untyped]
 
-_REPEATED_GROUP = re.compile(r"\)\s*[*+?{]")
-_VERBOSE = re.compile(r"\(\?[A-Za-z0-9]*x")
-"""Matches a flag with which comments may hide repeated groups."""
-_MAX_COMPILED = 1 << 21
-"""Maximum size of a compiled pattern, if all its repeated groups are nested. Each may double the size."""
+_MAX_PATTERN_CHARS = 10_000
+_MAX_PATTERN_SIZE = 100_000
+"""Maximum size of a pattern with its repetitions written out. Compiling may take 650 bytes for each part."""
+_PROPERTY = re.compile(r"\\[pP]\{[A-Za-z][^{}]*\}")
+_CHARACTERS = frozenset(("LITERAL", "NOT_LITERAL", "ANY", "IN"))
+_NAMED_GROUP = re.compile(r"\(\?<(?=\w)")
 _pattern_time_s: ContextVar[float] = ContextVar("remaining seconds for the patterns of a check")
 _deadline_s: ContextVar[float] = ContextVar("time of this thread's computation at which a check ends")
 
@@ -121,13 +124,50 @@ def _check_time() -> None:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    if len(pattern) << len(_REPEATED_GROUP.findall(pattern)) > _MAX_COMPILED or _VERBOSE.search(pattern):
-        raise SchemaError("a pattern has too many repeated groups, or the flag x. Write a simpler one")
+    if len(pattern) > _MAX_PATTERN_CHARS or _size(pattern) > _MAX_PATTERN_SIZE:
+        raise SchemaError("a pattern is too long, has too many repetitions, or has unusual syntax. Write a simpler one")
     start = time.thread_time()
     try:
         return regex.search(pattern, text, timeout=max(_pattern_time_s.get(), 0.0)) is not None
     finally:
         _pattern_time_s.set(_pattern_time_s.get() - (time.thread_time() - start))
+
+
+@lru_cache
+def _size(pattern: str) -> float:
+    """Return the number of a pattern's parts with its repetitions written out. Infinite for unknown syntax.
+
+    `regex` writes out repetitions when it compiles a pattern, without a time limit, and may overflow the stack.
+    """
+    pattern = _NAMED_GROUP.sub("(?P<", _PROPERTY.sub(r"\\w", pattern))  # ECMAScript's syntax that Python's lacks
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # sets in sets
+            return _parsed_size(_parser.parse(pattern))
+    except (re.error, RecursionError, OverflowError):
+        return math.inf
+
+
+def _parsed_size(parsed: Any) -> int:
+    """Return the size of a list of parts, as `re._parser` makes them: pairs of an operation and its operands."""
+    size = 0
+    for operation, operands in parsed:
+        times, inner = 1, operands
+        if str(operation).endswith("_REPEAT"):
+            low, high, inner = operands
+            is_character = len(inner) == 1 and str(inner[0][0]) in _CHARACTERS
+            times = max(low, 1) if is_character else max(low, 2) if high is _parser.MAXREPEAT else max(high, 2)
+        size += int(times) * max(1, sum(map(_parsed_size, _lists_in(inner))))
+    return size
+
+
+def _lists_in(operands: Any) -> Iterator[Any]:
+    """Yield the lists of parts among an operation's operands, which may be in a tuple or a list."""
+    if isinstance(operands, _parser.SubPattern):
+        yield operands
+    elif isinstance(operands, tuple | list):
+        for each in operands:
+            yield from _lists_in(each)
 
 
 def _multiple(checker: Any, step: Any, value: Any, schema: Any) -> Iterator[Any]:

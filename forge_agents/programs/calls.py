@@ -32,7 +32,6 @@ SAMPLING = (
 )
 """Sampling fields of a request. In episodes they are ignored: a policy samples as it is trained."""
 _CHOICES = ("auto", "none", "required", "any")
-_MAX_TOOLS = 256
 _MAX_LISTED_CALLS = 8
 """Number of calls that an error message lists."""
 _abbreviation = reprlib.Repr()
@@ -152,8 +151,6 @@ def select_tools(
         parallel: Whether the program accepts parallel calls. None: yes.
         omitted_types: Types of tools that the model is not offered.
     """
-    if len(tools) > _MAX_TOOLS:
-        raise RefusedError(f"{len(tools)} tools arrived. Send at most {_MAX_TOOLS}")
     name = None
     if isinstance(choice, Mapping):
         function, kind = choice.get("function"), choice.get("type")

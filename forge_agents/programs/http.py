@@ -17,6 +17,8 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES = 8 << 20
 """Maximum size of a request: a conversation that fills a context of a million tokens."""
+_MAX_CONTAINERS = 500_000
+"""Maximum number of opening brackets in a request. Each may become an object of 72 bytes."""
 BODY_TIMEOUT_S = 30.0
 """Time limit for the arrival of a request's body."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -86,8 +88,11 @@ async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any
                     break
     except TimeoutError:
         raise RefusedError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
+    body = b"".join(parts)
+    if (containers := body.count(b"[") + body.count(b"{")) > _MAX_CONTAINERS:
+        raise RefusedError(f"the body has {containers} brackets. Send at most {_MAX_CONTAINERS}", status=413)
     try:
-        return json.loads(b"".join(parts))
+        return json.loads(body)
     except (ValueError, RecursionError) as cause:
         raise RefusedError(f"the body is not JSON ({cause})") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,11 +45,9 @@ def _read_messages(body: Json) -> Iterator[ChatMessage]:
         if not common.is_reasoning(entry.get("content")):
             yield from message
     if messages and messages[-1].get("role") == "assistant":
-        warnings.warn(
+        common.warn(
             "the last message of a request is the model's own. Models here do not continue it, but answer with a new "
-            "message",
-            RuntimeWarning,
-            stacklevel=2,
+            "message"
         )
 
 
@@ -96,7 +93,7 @@ def _block_text(block: Json, where: str) -> str:
     else:
         return common.text_of([block], where)
     if common.as_object(block.get("citations") or {}, where).get("enabled"):
-        warnings.warn("a program asks for citations, which models here do not give", RuntimeWarning, stacklevel=2)
+        common.warn("a program asks for citations, which models here do not give")
     heads = [head for head in (block.get("title"), block.get("context"), source) if head and isinstance(head, str)]
     return "\n".join([*map(writable, heads), common.text_of(content, where)])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from forge_agents.envs.env import writable
@@ -81,11 +80,9 @@ def _with_name(text: str, name: Any, role: str, where: str) -> str:
     if not name or role in ("tool", name):
         return text
     if role == "assistant":
-        warnings.warn(
+        common.warn(
             "a program names the author of an assistant message. The name is not shown to models, because the message "
-            "may be their own",
-            RuntimeWarning,
-            stacklevel=2,
+            "may be their own"
         )
         return text
     return f"{writable(name)}: {text}"

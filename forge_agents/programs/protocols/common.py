@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -34,8 +35,13 @@ _KNOWN_FIELDS = frozenset((
     "thinking", "thread",
 ))  # fmt: skip
 """Fields of a request that are read, or that change nothing except decisions of the policy."""
-_MAX_WARNINGS = 4
-"""Maximum number of unknown fields that one request is warned about."""
+_MAX_UNKNOWN = 4
+"""Maximum number of unknown fields of one object that are reported."""
+_MAX_WARNINGS, _MAX_REPEATS = 200, 100
+"""Maximum number of different warnings in this process, and how often each is passed to Python's filter."""
+_MAX_TOOLS = 256
+_MAX_STOP_TEXTS, _MAX_STOP_CHARS = 64, 1024
+"""Maximum number of stop texts and length of each. The engine compares each with every new token."""
 _TEXT_TYPES = (None, "text", "input_text", "output_text", "refusal")
 """Types of content parts that are text."""
 _REASONING_TYPES = ("reasoning", "thinking", "redacted_thinking")
@@ -44,6 +50,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that may contain reasoning."""
 MAX_NAME_CHARS = 256
 """Maximum length of a name. Comparing a model name with the known ones takes time for long texts."""
+_warned = Counter[str]()
 Json: TypeAlias = Mapping[str, Any]
 Events: TypeAlias = Iterator[tuple[str, Any]]
 """Server-sent events: a name, empty if the API has none, and data as JSON value or text."""
@@ -82,7 +89,10 @@ def read_request(
     """
     if not isinstance(model := body.get("model"), str) or len(model) > MAX_NAME_CHARS:
         raise RefusedError(f"model is {abbreviate(model)}. Name an agent")
-    tools = [(_parse_tool(read_tool, tool), tool.get("type")) for tool in get_list(body, "tools")]
+    offered = get_list(body, "tools")
+    if len(offered) > _MAX_TOOLS:
+        raise RefusedError(f"{len(offered)} tools arrived. Send at most {_MAX_TOOLS}")
+    tools = [(_parse_tool(read_tool, tool), tool.get("type")) for tool in offered]
     omitted = [kind for tool, kind in tools if tool is None]
     if parallel is None:
         parallel = get_flag(body, "parallel_tool_calls")
@@ -109,24 +119,29 @@ def _parse_tool(read: Callable[[Json], Json | None], tool: Any) -> Tool | None:
     definition = read(as_object(tool, "a tool"))
     if definition is not None:
         return make_tool(definition.get("name"), definition.get("description"), definition.get("parameters"))
-    warnings.warn(
+    warn(
         f"a program offers a tool of type {abbreviate(tool.get('type'))}, which is ignored: models are offered only "
-        "functions, which the program runs itself",
-        RuntimeWarning,
-        stacklevel=2,
+        "functions, which the program runs itself"
     )
     return None
 
 
+def warn(text: str) -> None:
+    """Warn of a request. A process prints and keeps a bounded number of warnings, because programs choose the texts."""
+    if text not in _warned and len(_warned) >= _MAX_WARNINGS:
+        text = "programs caused many warnings. Further ones are not shown"
+    _warned[text] += 1
+    if _warned[text] <= _MAX_REPEATS:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
 def warn_of_unknown(value: Json, known: frozenset[str], where: str = "") -> None:
     """Warn of unknown fields. Only names are reported, because Python stores the text of each warning."""
+    if len(_warned) > _MAX_WARNINGS:
+        return
     unknown = sorted(name for name in value.keys() - known if value[name] not in (None, False, "", [], {}))
-    for name in unknown[:_MAX_WARNINGS]:
-        warnings.warn(
-            f"a program sends {abbreviate(name)[1:-1]}{where}, an unknown field, which is ignored",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    for name in unknown[:_MAX_UNKNOWN]:
+        warn(f"a program sends {abbreviate(name)[1:-1]}{where}, an unknown field, which is ignored")
 
 
 def as_object(value: Any, where: str = "the body") -> Json:
@@ -182,6 +197,11 @@ def get_stop(stop: Any) -> tuple[str, ...]:
     texts = [] if stop is None else stop if isinstance(stop, list) else [stop]
     if not all(isinstance(text, str) and text for text in texts):
         raise RefusedError(f"stop={abbreviate(stop)}. Send a text, or a list of texts")
+    if len(texts) > _MAX_STOP_TEXTS or max(map(len, texts), default=0) > _MAX_STOP_CHARS:
+        raise RefusedError(
+            f"{len(texts)} stop texts arrived, the longest of {max(map(len, texts))} characters. Send at most "
+            f"{_MAX_STOP_TEXTS} of {_MAX_STOP_CHARS}"
+        )
     return tuple(map(writable, texts))
 
 

@@ -12,7 +12,7 @@ import pytest
 from forge_agents.programs import gateway as module
 from forge_agents.programs.calls import ChatMessage, RefusedError, as_text, make_response
 from forge_agents.programs.gateway import Gateway, ModelCall
-from forge_agents.programs.protocols import PROTOCOLS
+from forge_agents.programs.protocols import PROTOCOLS, common
 from forge_agents.runtime import connections
 
 from .helpers import WAIT_S, asked, request  # noqa: TID252 (tests are no installed package)
@@ -245,6 +245,10 @@ def test_results_must_match_the_calls_by_id_or_position():
         ({"response_format": {"type": "json_schema", "json_schema": "x"}}, 400, "has no schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, 400, "has no schema"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "a tool has the name 'a b'"),
+        ({"tools": [{"type": "web"}] * 257}, 400, "257 tools arrived. Send at most 256"),
+        ({"stop": ["a", "bb"] * 33}, 400, "66 stop texts arrived, the longest of 2 characters. Send at most 64"),
+        ({"stop": "a" * 1025}, 400, "1 stop texts arrived, the longest of 1025 characters"),
+        ({"metadata": {"x": [[]] * 499_999}}, 413, "Send at most 500000"),
     ],
 )
 def test_invalid_request_is_rejected_with_a_reason_and_recorded(session, change, status, says):
@@ -760,6 +764,21 @@ def test_ignored_fields_are_warned_about(session):
             protocol.read({"model": "coder", "messages": [message]})
     status, body = request(session, body=asked(continue_final_message=True))
     assert status == 400 and "continue_final_message is not supported here" in body["error"]["message"]
+
+
+def test_warnings_of_programs_are_bounded():
+    shown = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda text, *_: shown.append(str(text))
+        for number in range(1000):
+            CHAT.read(asked(messages=[{"role": "user", "content": "-", f"f{number}": 1}, {"role": "user", "x": 1}]))
+    assert len(set(shown)) == common._MAX_WARNINGS + 1 and shown.count(shown[1]) == common._MAX_REPEATS
+    assert shown[-1] == "programs caused many warnings. Further ones are not shown"
+
+
+def test_stop_texts_within_the_limit_are_read():
+    assert len(CHAT.read(asked(stop=[f"{n:02}" * 500 for n in range(64)])).stop) == 64
 
 
 @pytest.mark.parametrize(("given", "read"), [("20", 20), (20.0, 20), ("2e1", 20), (None, None)])
