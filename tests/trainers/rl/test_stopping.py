@@ -604,6 +604,28 @@ def test_reward_below_its_maximum_ends_as_plateau(tmp_path):
         assert run.fit(Duel, steps=200).reason.startswith("plateau: all 96 episodes")
 
 
+@pytest.mark.parametrize("changed", [True, False])
+def test_highest_reward_is_forgotten_if_the_reward_changes(tmp_path, changed):
+    def strict(trajectory):
+        return 0.9 if trajectory.reward == 1.0 else 0.5 if trajectory.reward else 0.1
+
+    def lenient(trajectory):
+        return 0.5 if trajectory.reward else 0.1
+
+    with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=n) for n in range(4)], reward=strict) as run:
+        run.fit(Duel, steps=1)
+
+    def played(step):
+        return [group(*((0.0, 0.5) * 2 if step == 1 else (0.5,) * 4), seed=10 * step + n) for n in range(4)]
+
+    with trainer(tmp_path, played, reward=lenient if changed else strict, max_empty_steps=4) as run:
+        if changed:
+            assert run.fit(Duel, steps=200).reason.startswith("plateau: all 96 episodes of the last 6 steps")
+        else:
+            with pytest.raises(EmptyBatchError, match=r"Best of each group: .* 0\.5, the highest seen is 0\.9"):
+                run.fit(Duel, steps=200)
+
+
 @pytest.mark.parametrize(("most", "known"), [(3, 3.0), (2.5, 2.5), (np.float32(2), 2.0), ("much", None), (print, None)])
 def test_max_reward_of_an_environment_must_be_a_number(most, known):
     kind = type("t", (Duel,), {"max_reward": most})

@@ -147,21 +147,29 @@ class RunPlan:
 
     def measure(self, settings: Mapping[str, Any]) -> str:
         """Return a hash of the `settings` that held-out rewards depend on besides the weights."""
-        names = ("env_args", "reward", "players", "policy_function", "policy_mapping")
-        environments = {
-            env_id: {name: fact for name, fact in facts.items() if name != "weight"}  # evaluations use all evenly
-            for env_id, facts in settings["environments"].items()
-        }
+        names = ("players", "policy_function", "policy_mapping")
         policies = {
             name: {field: value for field, value in policy.items() if field != "learner"}
             for name, policy in settings["policies"].items()
         }
         frozen = {name: weights for name, weights in settings["weights"].items() if name not in self.trained}
         facts = {name: settings.get(name) for name in names} | {"frozen": frozen, "policies": policies}
-        facts |= {"environments": environments, "episodes": self.config.eval_episodes}
+        facts |= _scoring(settings) | {"episodes": self.config.eval_episodes}
         if league := settings.get("league"):
             facts["opponents"] = league.get("held_out") or league.get("anchors")
         return digest(yaml.safe_dump(facts))
+
+    def scoring(self, settings: Mapping[str, Any]) -> str:
+        """Return a hash of the `settings` that rewards depend on, whoever plays."""
+        return digest(yaml.safe_dump(_scoring(settings)))
+
+
+def _scoring(settings: Mapping[str, Any]) -> dict[str, Any]:
+    environments = {
+        env_id: {name: fact for name, fact in facts.items() if name != "weight"}  # evaluations use all evenly
+        for env_id, facts in settings["environments"].items()
+    }
+    return {"env_args": settings.get("env_args"), "reward": settings.get("reward"), "environments": environments}
 
 
 def _environment(sampler: TaskSampler, env_id: str) -> dict[str, Any]:

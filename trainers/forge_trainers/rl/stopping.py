@@ -46,8 +46,13 @@ class StoppingCriteria:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
+        self.scoring = ""
+        """Hash of the environments and the reward of this session."""
         self._range: dict[EnvAgent, tuple[float, float]] = {}
-        """Lowest and highest reward of the whole run, of episodes in which the agent acted."""
+        """Lowest and highest reward since the environments and the reward are these, of episodes in which the agent
+        acted."""
+        self._range_scoring = ""
+        """`scoring` of `_range`."""
         self._tokens: Counter[str] = Counter()
         """Number of sampled tokens of each trained policy in the whole run."""
         self._informative_steps = 0
@@ -81,6 +86,8 @@ class StoppingCriteria:
 
         `max_rewards` has every environment of the run, or None if the maximum is unknown. `last` marks the last step.
         """
+        if self._range_scoring != self.scoring:
+            self._range, self._range_scoring = {}, self.scoring
         problem, informative = nothing_to_train_on(groups, trained), bool(samples.samples)
         for trajectory in (t for group in groups for t in group.trajectories if t.policy in trained):
             tokens = total_tokens(trajectory.turns)
@@ -224,6 +231,7 @@ class StoppingCriteria:
         return {
             "agents": np.array([list(key) for key in self._range], dtype=np.str_).reshape(-1, 2),
             "ranges": np.array(list(self._range.values()), dtype=np.float64).reshape(-1, 2),
+            "scoring": np.array(self._range_scoring, dtype=np.str_),
             "policies": np.array(list(self._tokens), dtype=np.str_),
             "tokens": np.array(list(self._tokens.values()), dtype=np.int64),
             "informative_steps": np.array(self._informative_steps),
@@ -234,6 +242,7 @@ class StoppingCriteria:
         """Continue from `state_dict`."""
         keys, ranges = state["agents"].tolist(), state["ranges"].tolist()
         self._range = {(e, a): (low, high) for (e, a), (low, high) in zip(keys, ranges, strict=True)}
+        self._range_scoring = str(state.get("scoring", ""))  # earlier versions did not save it
         self._tokens = Counter(dict(zip(state["policies"].tolist(), state["tokens"].tolist(), strict=True)))
         self._informative_steps = int(state["informative_steps"])
         self._learned = set(state.get("learned", state["policies"]).tolist())  # earlier versions did not save it

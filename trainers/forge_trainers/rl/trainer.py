@@ -223,7 +223,7 @@ class GRPOTrainer:
         is_function = callable(self._given_policies) and not isinstance(self._given_policies, AnyPolicy)
         function = describe(self._given_policies) if is_function else None
         settings = plan.settings(reward=self._reward_settings, policy_function=function, steps=steps, hosts=self._hosts)
-        self._checkpoints.measure = plan.measure(settings)
+        self._checkpoints.measure, self._state.stopping.scoring = plan.measure(settings), plan.scoring(settings)
         run = RunFolder(self.out_dir, settings, tracker=self.config.tracker)
         with run, stalls_recorded(self.out_dir):
             while True:  # until the end of the run; again after the loss of a learner
