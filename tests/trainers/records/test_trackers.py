@@ -3,6 +3,7 @@ import math
 import os
 import posixpath
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -79,6 +80,27 @@ def test_resumed_run_continues_its_curves_in_wandb(wandb, tmp_path):
     assert first.finished and first.metric == (("*",), {"step_metric": "step"})
     assert not (tmp_path / "guess/tensorboard").exists()
     assert [row["step"] for row in run.metrics()] == [0, 1]  # whatever a tracker does
+
+
+def test_copied_run_has_curves_of_its_own_and_a_moved_one_continues(wandb, tmp_path, caplog):
+    first, copied, moved = (tmp_path / name for name in ("first", "copied", "moved"))
+
+    def opened(folder):
+        RunFolder(folder, {}, tracker="wandb").close()
+        return wandb.runs[-1].given["id"]
+
+    assert opened(first) is None
+    shutil.copytree(first, copied)
+    init = wandb.init
+    wandb.init = lambda **given: init(**given | {"id": given["id"] or "def"})  # W&B chooses another id
+    assert opened(copied) == "def" and f"{copied} is a copy of {first}: new curves begin" in caplog.text
+    assert opened(first) == "abc" and opened(copied) == "def"
+    first.rename(moved)
+    assert opened(moved) == "abc" and opened(moved) == "abc"
+    (tmp_path / "link").symlink_to(moved)
+    assert opened(tmp_path / "link") == "abc" and opened(moved) == "abc"
+    (moved / "wandb.id").write_text("abc")  # as earlier versions wrote it
+    assert opened(moved) == "abc"
 
 
 def test_a_tracker_that_fails_costs_its_curve_and_not_the_run(wandb, tmp_path, caplog):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
+import logging
 import math
 import os
 import re
@@ -17,6 +19,8 @@ from typing import Any, ClassVar
 from forge_agents.errors import DISTRIBUTION, ForgeError, MissingExtraError, StallError, did_you_mean
 from forge_agents.imports import import_object
 from forge_agents.runtime.threads import begin_in_thread
+
+_log = logging.getLogger(__name__)
 
 PROJECT = "forge-agents"
 """Default project or experiment, if ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` is not set."""
@@ -155,13 +159,33 @@ def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], An
             raise RuntimeError(f"{names} left out: {type(why).__name__}: {why}") from None
 
 
-def _read_mark(mark: Path) -> str:
-    """Return the tracker's id of a run. Raises ForgeError for a text that no tracker writes, such as a path."""
+def _read_mark(mark: Path) -> str | None:
+    """Return the tracker's id of the run in this folder, or None if there is none or the folder is a copy of the run's.
+
+    Raises ForgeError for a text that no tracker writes, such as a path.
+    """
+    if not mark.exists():
+        return None
+    run, folder = _content_of(mark)
+    original = Path(folder) / mark.name
+    with contextlib.suppress(OSError):  # the folder was moved
+        if folder and not original.samefile(mark) and _content_of(original)[0] == run:
+            _log.warning("%s is a copy of %s: new curves begin, and those of the original stay", mark.parent, folder)
+            return None
+    return run
+
+
+def _content_of(mark: Path) -> tuple[str, str]:
+    """Return the id in a mark and the run's folder, which is empty in marks of earlier versions."""
     with mark.open("rb") as file:
-        text = file.read(200).decode("utf-8", "replace")
-    if not re.fullmatch(r"[\w-]{1,128}", text, re.ASCII):
+        text = os.fsdecode(file.read(8192))
+    if not (match := re.fullmatch(r"([A-Za-z0-9_-]{1,128})(?:\n(/[^\0]*))?", text)):
         raise ForgeError(f"{mark} holds {text[:40]!r}, which is no id of a run. Delete the file to start new curves")
-    return text
+    return match[1], match[2] or ""
+
+
+def _write_mark(mark: Path, run: str) -> None:
+    mark.write_bytes(os.fsencode(f"{run}\n{mark.parent.resolve()}"))
 
 
 def _check_wandb_settings() -> None:
@@ -234,10 +258,10 @@ class _WandB(Tracker):
             name=folder.resolve().name,
             dir=str(folder),
             config=dict(config),
-            id=_read_mark(mark) if mark.exists() else None,
+            id=_read_mark(mark),
             resume="allow",
         )
-        mark.write_text(self._run.id)
+        _write_mark(mark, self._run.id)
         self._run.define_metric("*", step_metric="step")  # W&B's own counter cannot go back when a run is resumed
         self.names = TrackerNames(r"-\w./")
 
@@ -264,15 +288,16 @@ class _MLflow(Tracker):
         self._client = MlflowClient()
         self.names = TrackerNames(r"-\w. /", nested=False)
         mark = folder / "mlflow.id"
-        if mark.exists():
-            self._run: str = _read_mark(mark)
+        if earlier := _read_mark(mark):
+            self._run: str = earlier
             self._client.update_run(self._run, status="RUNNING")
+            _write_mark(mark, self._run)
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         existing = self._client.get_experiment_by_name(name)
         experiment = existing.experiment_id if existing else self._client.create_experiment(name)
         self._run = self._client.create_run(experiment, run_name=folder.resolve().name).info.run_id
-        mark.write_text(self._run)
+        _write_mark(mark, self._run)
         settings = dict(leaves(config))
         names = TrackerNames(r"-\w. /").of(settings)
         params = [Param(names[key], str(value)[:500]) for key, value in settings.items()]  # MLflow's limit
