@@ -26,8 +26,23 @@ def overlap(prompt: Sequence[Hashable], answer: Sequence[Hashable], instructions
 
     The whole prompt may follow the system messages of the answer, whose number is `instructions`.
     """
-    for begin in range(instructions + 1):
-        if prompt and answer[begin : begin + len(prompt)] == prompt:
-            return begin, begin + len(prompt)
-    sizes = range(min(len(prompt), len(answer)), 0, -1)
-    return 0, next((size for size in sizes if prompt[-size:] == answer[:size]), 0)
+    if not (prompt and answer):
+        return 0, 0
+    for end, size in enumerate(_sizes(prompt, answer[: instructions + len(prompt)]), 1):
+        if size == len(prompt):
+            return end - size, end
+    return 0, _sizes(answer, prompt)[-1]
+
+
+def _sizes(pattern: Sequence[Hashable], items: Sequence[Hashable]) -> list[int]:
+    """Return for each item how many items up to it equal the beginning of `pattern` (Knuth, Morris and Pratt).
+
+    The time is linear, because a file of a stranger may have any number of equal messages.
+    """
+    sizes: list[int] = []  # first those of the pattern's own items, from its second on
+    for place, item in enumerate((*pattern[1:], *items)):
+        size = 0 if place in (0, len(pattern) - 1) else sizes[-1]
+        while size and (size == len(pattern) or pattern[size] != item):
+            size = sizes[size - 2] if size > 1 else 0
+        sizes.append(size + (pattern[size] == item))
+    return sizes[len(pattern) - 1 :]

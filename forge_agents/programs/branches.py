@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from forge_agents.programs.calls import ChatMessage, ChatRequest
@@ -27,32 +28,39 @@ class BranchIndex(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._answers: dict[bytes, list[T]] = {}
-        self._continued: set[tuple[str, T]] = set()
+        self._answers: dict[bytes, OrderedDict[T, None]] = {}
+        self._unused: dict[bytes, OrderedDict[T, None]] = {}
+        """Answers that no request has continued. Plain dicts would search for their first item in linear time."""
 
     def match(self, agent: str, request: ChatRequest) -> tuple[T | None, tuple[ChatMessage, ...], bytes]:
         """Return the answer that a request continues, the messages after that answer, and the request's digest."""
         digest = hashlib.blake2b(f"{agent}\0{request.instructions}".encode()).digest()
-        parent: T | None = None
-        num_known = 0
+        known, num_known = b"", 0
         for position, message in enumerate(request.messages, 1):
             digest = hashlib.blake2b(digest + message.js_key).digest()
-            if message.role == "assistant" and (answers := self._answers.get(digest)):
-                unused = (answer for answer in answers if (agent, answer) not in self._continued)
-                parent, num_known = next(unused, answers[-1]), position
-        if parent is not None:
-            self._continued.add((agent, parent))
+            if message.role == "assistant" and digest in self._answers:
+                known, num_known = digest, position
+        if not known:
+            return None, request.messages, digest
+        if known in self._unused:
+            parent, _ = self._unused[known].popitem(last=False)
+            if not self._unused[known]:
+                del self._unused[known]
+        else:
+            parent = next(reversed(self._answers[known]))
         return parent, request.messages[num_known:], digest
 
     def add(self, request_digest: bytes, message: ChatMessage, answer: T) -> bytes:
         """Store the answer to the request with this digest. Returns the digest of the answer."""
         digest = hashlib.blake2b(request_digest + message.js_key).digest()
-        self._answers.setdefault(digest, []).append(answer)
+        for answers in (self._answers, self._unused):
+            answers.setdefault(digest, OrderedDict())[answer] = None
         return digest
 
-    def remove(self, agent: str, digest: bytes, answer: T) -> None:
+    def remove(self, digest: bytes, answer: T) -> None:
         """Remove an answer, so no later request continues it."""
-        self._continued.discard((agent, answer))
-        rest = [other for other in self._answers.pop(digest, ()) if other != answer]
-        if rest:
-            self._answers[digest] = rest
+        for answers in (self._answers, self._unused):
+            if digest in answers:
+                answers[digest].pop(answer, None)
+                if not answers[digest]:
+                    del answers[digest]

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import reprlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -258,13 +259,13 @@ def order_results(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]) -> list[ChatMessage]:
     if len(calls) == len(results) and not any(result.call_id for result in results):
         return list(results)
-    waiting: dict[str, list[ChatMessage]] = {}
+    waiting: dict[str, deque[ChatMessage]] = {}
     for result in results:
-        waiting.setdefault(result.call_id, []).append(result)
+        waiting.setdefault(result.call_id, deque()).append(result)
     matched, missing = [], []
     for call in calls:
         if waiting.get(call.id):
-            matched.append(waiting[call.id].pop(0))
+            matched.append(waiting[call.id].popleft())
         else:
             missing.append(f"{call.name} ({abbreviate(call.id)})")
     if missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ _MAX_CONVERSATION_TOKENS = _MAX_TOKENS // 8
 class _Conversation:
     agent: str
     player: ModelPlayer
-    answers: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    answers: OrderedDict[int, tuple[bytes, int]] = field(default_factory=OrderedDict)
     """Digest and tokens (prompt included) of each remembered answer by decision, the most recently used last."""
     num_decisions: int = 0
     """Number of decisions of the player, including those that failed afterwards."""
@@ -68,7 +69,7 @@ class PolicyServer(Session):
         self._policies, self._policy_engines = policies, engines
         self._engine_loop = asyncio.get_running_loop()
         self._index: BranchIndex[tuple[_Conversation, int]] = BranchIndex()
-        self._conversations: dict[_Conversation, None] = {}  # least recently used first
+        self._conversations: OrderedDict[_Conversation, None] = OrderedDict()  # least recently used first
         self._tokens = 0
         self._tasks: set[Future[None]] = set()
         self.failed: asyncio.Future[None] = self._engine_loop.create_future()
@@ -117,7 +118,7 @@ class PolicyServer(Session):
         parent, new_messages, digest = self._index.match(agent, request)
         conversation, after = parent or (self._new_conversation(agent), None)
         if after is not None:  # move to the end, so that the root of many branches is not evicted first
-            conversation.answers[after] = conversation.answers.pop(after)
+            conversation.answers.move_to_end(after)
         number, self._num_calls = self._num_calls, self._num_calls + 1
         call = ModelCall(agent=agent, request=request, number=number, after=after, new_messages=new_messages)
         info = call.conversation()
@@ -137,24 +138,22 @@ class PolicyServer(Session):
         return _Conversation(agent, ModelPlayer(self._policy_engines[agent], self._policies[agent], ""))
 
     def _remember(self, conversation: _Conversation, tokens: int) -> None:
-        self._conversations.pop(conversation, None)
         self._conversations[conversation] = None
+        self._conversations.move_to_end(conversation)
         conversation.tokens += tokens
         self._tokens += tokens
         while conversation.tokens > _MAX_CONVERSATION_TOKENS and len(conversation.answers) > 1:
             self._evict_answer(conversation)
         while self._tokens > _MAX_TOKENS and len(self._conversations) > 1:
-            oldest = next(iter(self._conversations))
-            del self._conversations[oldest]
+            oldest, _ = self._conversations.popitem(last=False)
             while oldest.answers:
                 self._evict_answer(oldest)
 
     def _evict_answer(self, conversation: _Conversation) -> None:
-        index = next(iter(conversation.answers))
-        digest, tokens = conversation.answers.pop(index)
+        index, (digest, tokens) = conversation.answers.popitem(last=False)
         conversation.tokens -= tokens
         self._tokens -= tokens
-        self._index.remove(conversation.agent, digest, (conversation, index))
+        self._index.remove(digest, (conversation, index))
         conversation.player.forget(index)
 
 

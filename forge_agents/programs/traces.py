@@ -159,7 +159,8 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
             reader.skipped["repeated in another"] += 1
             continue
         written.update(mark for _, mark in new)
-        yield from _split_runs(conversation, {place for place, _ in new})
+        if new:
+            yield _row(conversation, {place for place, _ in new}), len(new)
 
 
 def _trailing_recorded(marks: Sequence[tuple[int, bytes]], recorded: set[bytes]) -> list[tuple[int, bytes]]:
@@ -167,18 +168,23 @@ def _trailing_recorded(marks: Sequence[tuple[int, bytes]], recorded: set[bytes])
     return list(itertools.takewhile(lambda mark: mark[1] in recorded, reversed(marks)))[::-1]
 
 
-def _split_runs(conversation: _Conversation, places: Collection[int]) -> Iterator[tuple[dict[str, Any], int]]:
-    every = (place for place, _ in conversation.marks)
-    for learned, run in itertools.groupby(every, key=lambda place: place in places):
-        answers = list(run)
-        if not learned:
-            continue
-        first, messages = answers[0], conversation.messages[: answers[-1] + 1]
-        if any(message.role == "assistant" for message in messages[:first]):
-            prompt = as_text(messages[:first], conversation.instructions)
-            yield {"prompt": prompt, "completion": as_text(messages[first:])}, len(answers)
-        else:
-            yield {"messages": as_text(messages, conversation.instructions)}, len(answers)
+def _row(conversation: _Conversation, places: Collection[int]) -> dict[str, Any]:
+    """Return a row that learns the answers at these places. Other answers before the last of them have weight 0.
+
+    The size of the row is linear in that of the conversation, however learned and other answers alternate.
+    """
+    messages = conversation.messages[: max(places) + 1]
+    answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    unlearned, first = [place for place in answers if place not in places], min(places)
+    if unlearned and unlearned[-1] < first:
+        prompt = as_text(messages[:first], conversation.instructions)
+        return {"prompt": prompt, "completion": as_text(messages[first:])}
+    row: dict[str, Any] = {"messages": as_text(messages, conversation.instructions)}
+    texts = [message for message in row["messages"] if message["role"] == "assistant"]
+    for place, text in zip(answers, texts, strict=True):
+        if place not in places:
+            text["weight"] = 0
+    return row
 
 
 def _pairs(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:

@@ -42,6 +42,23 @@ child of uvicorn's loggers, because uvicorn's settings reset those."""
 _quiet.setLevel(logging.ERROR)
 
 
+class _Strict(h11.Connection):
+    """h11's parser, which also refuses requests with two meanings.
+
+    A proxy in front of the server might use the length of a body that is sent in chunks, and take its rest for the
+    request of another client.
+    """
+
+    def next_event(self) -> Any:
+        """Return the next event. Raises RemoteProtocolError, to which uvicorn answers with status 400."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("a body in chunks has a length, or the protocol has no chunks")
+        return event
+
+
 class Connection(H11Protocol):
     """uvicorn's connection by h11, with limits of time, size and number.
 
@@ -50,6 +67,7 @@ class Connection(H11Protocol):
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        self.conn = _Strict(h11.SERVER, config.h11_max_incomplete_event_size)
         self.logger = _quiet
         self.trusted = False
         self.opened = time.monotonic()

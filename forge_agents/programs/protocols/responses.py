@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forge_agents.envs.env import writable
-from forge_agents.programs.calls import ChatMessage, ChatRequest, ChatResponse, RefusedError, abbreviate
+from forge_agents.programs.calls import ChatMessage, ChatRequest, ChatResponse, FunctionCall, RefusedError, abbreviate
 from forge_agents.programs.protocols import common
 from forge_agents.programs.protocols.common import Events, Json, Protocol
 
@@ -36,6 +36,7 @@ def _read_messages(body: Json) -> Iterator[ChatMessage]:
 def read_items(items: list[Any], name: str) -> Iterator[ChatMessage]:
     """Yield messages of a list called `name`. An assistant's text and the calls after it are one message."""
     answer: ChatMessage | None = None  # to which the next items may add calls
+    calls: list[FunctionCall] = []
     thoughts: list[str] = []
     for index, entry in enumerate(items):
         where = f"{name}[{index}]"
@@ -47,20 +48,19 @@ def read_items(items: list[Any], name: str) -> Iterator[ChatMessage]:
             thoughts += [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
             continue
         if kind == "function_call":
-            call = common.function_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
+            calls.append(common.function_call(item.get("call_id"), item.get("name"), item.get("arguments"), where))
             answer = answer or ChatMessage(role="assistant", text="")
-            answer = replace(answer, calls=(*answer.calls, call))
             continue
         message = _read_item(item, kind, where)
         if answer is not None:
-            yield replace(answer, reasoning="\n".join(thoughts))
-            thoughts = []
+            yield replace(answer, calls=tuple(calls), reasoning="\n".join(thoughts))
+            calls, thoughts = [], []
         answer = message if message.role == "assistant" else None
         if answer is None:
             thoughts = []
             yield message
     if answer is not None:
-        yield replace(answer, reasoning="\n".join(thoughts))
+        yield replace(answer, calls=tuple(calls), reasoning="\n".join(thoughts))
 
 
 def _read_item(item: Json, kind: Any, where: str) -> ChatMessage:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.programs.branches import BranchIndex
-from forge_agents.programs.calls import make_response
+from forge_agents.programs.calls import ChatMessage, ChatRequest, make_response
 from forge_agents.programs.gateway import ModelCall
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
@@ -137,6 +137,33 @@ def test_each_sampled_token_is_trained_once_for_any_edited_history(renderer, ste
             for version, place in first.items():  # after what the engine read, token by token
                 assert tuple(sample.token_ids[:place]) == engine.read[version][0]
     assert sorted(trained) == sorted(engine.sampled)
+
+
+def test_many_equal_conversations_are_matched_in_constant_time_each():
+    class Answer(int):
+        hashed = 0
+
+        def __hash__(self):
+            Answer.hashed += 1
+            return int(self)
+
+    question, reply = ChatMessage(role="user", text="a"), ChatMessage(role="assistant", text="b")
+    asked, continued = (ChatRequest(model="m", messages=each) for each in ((question,), (question, reply, question)))
+    index = BranchIndex()
+    for number in range(1000):
+        _, new, mark = index.match("a", asked)
+        assert new == (question,)
+        known = index.add(mark, reply, Answer(number))
+    Answer.hashed = 0
+    assert [index.match("a", continued)[:2] for _ in range(1000)] == [(number, (question,)) for number in range(1000)]
+    assert index.match("a", continued)[0] == 999, "all are continued already: the last"
+    assert index.match("b", continued)[0] is None, "another agent"
+    for number in range(999, 0, -1):
+        index.remove(known, Answer(number))
+    assert Answer.hashed < 10_000
+    assert index.match("a", continued)[0] == 0
+    index.remove(known, Answer(0))
+    assert index.match("a", continued)[0] is None
 
 
 class SaysAnything(Says):

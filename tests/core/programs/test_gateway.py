@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import threading
+import time
 import warnings
 
 import pytest
@@ -193,6 +194,27 @@ def test_parallel_results_are_in_the_order_of_the_calls(path):
     ):
         with pytest.raises(RefusedError, match=re.escape(says)):
             read(*order)
+
+
+@pytest.mark.parametrize("name", ["call{}", "call"])  # with one id for all, each result takes the next call
+def test_many_calls_of_one_answer_take_linear_time(name):
+    seconds = []
+    for count in (5_000, 40_000):
+        ids = [name.format(number) for number in range(count)]
+        calls = [{"type": "function_call", "call_id": each, "name": "add", "arguments": "{}"} for each in ids]
+        results = [{"type": "function_call_output", "call_id": each, "output": "1"} for each in ids]
+        start = time.thread_time()
+        answer, *rest = RESPONSES.read({"model": "coder", "input": [*calls, *results]}).messages
+        seconds.append(time.thread_time() - start)
+        assert [call.id for call in answer.calls] == ids == [result.call_id for result in rest]
+    assert seconds[1] < 20 * seconds[0], seconds  # 8 times if linear
+
+
+def test_each_answer_of_a_run_of_calls_has_its_own():
+    calls = [{"type": "function_call", "call_id": name, "name": "add", "arguments": "{}"} for name in "abc"]
+    results = [{"type": "function_call_output", "call_id": name, "output": "1"} for name in "abc"]
+    read = RESPONSES.read({"model": "coder", "input": [*calls[:2], *results[:2], calls[2], results[2]]}).messages
+    assert ["".join(call.id for call in message.calls) for message in read] == ["ab", "", "", "c", ""]
 
 
 def test_results_must_match_the_calls_by_id_or_position():

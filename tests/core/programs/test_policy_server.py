@@ -275,7 +275,7 @@ def test_least_recently_used_conversation_is_evicted(renderer, serve, monkeypatc
     assert len(session._conversations) == 1 and session._tokens == sum(talk.tokens for talk in session._conversations)
     expected = session._index
     assert sum(map(len, expected._answers.values())) == sum(len(talk.answers) for talk in session._conversations) == 2
-    assert len(expected._continued) == 1
+    assert sum(map(len, expected._unused.values())) == 1
 
 
 def test_endlessly_branching_conversation_evicts_its_own_answers(renderer, serve, monkeypatch):

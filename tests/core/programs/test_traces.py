@@ -385,10 +385,20 @@ def test_answers_of_weight_0_are_not_learned(tmp_path):
     done, rows, _ = imported(tmp_path, one, two, {"messages": [*ASKED, unlearned]})
     assert rows == [
         {"prompt": [*ASKED, bad, again], "completion": [good]},
-        {"messages": [*ASKED, good]},
-        {"prompt": [*ASKED, good, again, bad, again], "completion": [good, again, good]},
+        {"messages": [*ASKED, good, again, unlearned, again, good, again, good]},
     ]
     assert done.skipped == {"answers of weight 0": 3}
+
+
+def test_alternating_weights_make_one_row_of_the_size_of_the_chat(tmp_path):
+    for count in (4, 300):
+        answers = [{"role": "assistant", "content": f"{number:03}", "weight": number % 2} for number in range(count)]
+        chat = {"messages": [message for answer in answers for message in (ASKED[1], answer)]}
+        done, (row,), _ = imported(tmp_path, chat)
+        assert (done.rows, done.answers, done.skipped) == (1, count // 2, {"answers of weight 0": count - count // 2})
+        assert len(json.dumps(row)) <= len(json.dumps(chat))
+        targets = [message for message in row["messages"] if message["role"] == "assistant" and "weight" not in message]
+        assert [message["content"] for message in targets] == [f"{number:03}" for number in range(1, count, 2)]
 
 
 def test_answer_that_calls_an_unlisted_tool_is_not_learned(tmp_path):

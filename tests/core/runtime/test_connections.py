@@ -197,3 +197,26 @@ def test_invalid_requests_are_not_logged(address, caplog):
             assert b" 401 " in stranger.recv(4096)
     assert [record for record in caplog.records if record.name.startswith(("uvicorn", "forge_agents"))] == []
     assert not connections._quiet.name.startswith("uvicorn")  # whose settings reset the children of its loggers
+
+
+@pytest.mark.parametrize(
+    ("version", "framing", "status"),
+    [
+        ("1.1", "content-length: 3\r\ntransfer-encoding: chunked", 400),
+        ("1.1", "Transfer-Encoding: chunked\r\nContent-Length: 0", 400),
+        ("1.0", "transfer-encoding: chunked", 400),
+        ("1.1", "transfer-encoding: chunked", 200),
+        ("1.1", "content-length: 5", 200),
+    ],
+)
+def test_body_with_two_meanings_is_refused_and_the_connection_closed(address, version, framing, status):
+    with connect(address) as connection:
+        head = f"POST / HTTP/{version}\r\nhost: x\r\nx-token: good\r\n{framing}\r\n\r\n"
+        hidden = "GET /open HTTP/1.1\r\nhost: x\r\n\r\n" if status == 400 else ""
+        connection.sendall(f"{head}0\r\n\r\n{hidden}".encode())
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        text = answer.read()
+        assert (answer.status, text == b"fine") == (status, status == 200)
+        if status == 400:
+            assert closed(connection)

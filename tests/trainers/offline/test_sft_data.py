@@ -22,6 +22,8 @@ from forge_agents.types import (
     Trajectory,
     Turn,
 )
+from forge_trainers.batch import packing
+from forge_trainers.batch.packing import samples_from
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
 from forge_trainers.records.run_folder import RunFolder
@@ -206,6 +208,23 @@ def test_a_row_that_is_too_long_is_named_dropped_and_counted(read, caplog):
     assert f"row 1 has {long} tokens" in caplog.text and "max_sample_tokens" in caplog.text
     with pytest.raises(ValueError, match=r"nothing is left to learn.*2 too long.*max_sample_tokens"):
         read(rows, room=3)
+
+
+def test_a_long_row_keeps_no_prompts_of_turns_without_room(read, monkeypatch):
+    row = chat(*["uone", "atwo"] * 50)
+    (whole,) = read([row], room=10_000).items
+    kept = []
+
+    def samples(trajectory, *arguments):
+        kept.append(sum(len(turn.prompt_ids) for turn in trajectory.turns))
+        return samples_from(trajectory, *arguments)
+
+    monkeypatch.setattr(packing, "samples_from", samples)
+    with pytest.raises(ValueError, match=f"row 0 has {len(whole.ids)} tokens, the learner takes at most 200"):
+        read([row], room=200, too_long="error")
+    assert kept[0] < 2 * len(whole.ids)
+    (again,) = read([row], room=len(whole.ids)).items
+    assert again.content == whole.content and kept[1] > 20 * len(whole.ids), "with room, each turn is read"
 
 
 def test_the_digest_is_of_the_tokens_and_their_order(read):

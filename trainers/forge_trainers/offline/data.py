@@ -303,7 +303,8 @@ class _Reader:
             waiting.clear()
         last = max((number for number, is_learned in enumerate(learned) if is_learned), default=-1)
         spoken = Trajectory(agent="", policy="", turns=tuple(turns[: last + 1]))
-        return _marked(source, _rerendered(source, spoken, self._renderer, self._keep_reasoning), learned)
+        tokens = _rerendered(source, spoken, self._renderer, self._keep_reasoning, room=self._room)
+        return _marked(source, tokens, learned)
 
     def streams(self, item: _Played) -> tuple[Demonstration, ...]:
         """Return the streams of a trajectory: its tokens if the learner decodes them to the same text, else its text.
@@ -442,6 +443,10 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
     return groups.values()
 
 
+def _num_tokens(turn: Turn) -> int:
+    return len(turn.prompt_ids) + len(turn.response_ids)
+
+
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     """Return whether the learner's tokenizer decodes the tokens of `turn` to its prompt and answer."""
     if renderer.parse(turn.response_ids) == (turn.reasoning, turn.action):
@@ -456,8 +461,20 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     return renderer.reads(turn.prompt_ids, messages[-1][1] if messages else turn.observation)
 
 
-def _rerendered(source: str, trajectory: Trajectory, renderer: Renderer, keep_reasoning: KeepReasoning) -> Trajectory:
-    """Return the trajectory in tokens of the trained model, as it would have read and written it."""
+def _rerendered(
+    source: str,
+    trajectory: Trajectory,
+    renderer: Renderer,
+    keep_reasoning: KeepReasoning,
+    *,
+    room: int = sys.maxsize,
+) -> Trajectory:
+    """Return the trajectory in tokens of the trained model, as it would have read and written it.
+
+    Of several turns in a row with more than `room` tokens, only the last keeps its tokens. Its stream is too long, and
+    the prompts of all turns of a long conversation would take quadratic memory. A trajectory whose turns continue from
+    turns other than the previous one needs the default.
+    """
 
     def sampled(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
         cut = turn.finish_reason in ("length", "context")
@@ -493,6 +510,9 @@ def _rerendered(source: str, trajectory: Trajectory, renderer: Renderer, keep_re
             notes = sampled(turn.notes, talk.ask_for_notes()) if turn.notes is not None else None
             if turn.compaction is not None and after is not None:
                 prompt_ids = talk.drop_turns(turn.compaction.turns, turn.compaction.text, new_messages)
+            if number and min(len(prompt_ids), _num_tokens(turns[-1])) > room:
+                turns[-1] = replace(turns[-1], prompt_ids=(), response_ids=(), logprobs=())
+                conversations[-1] = begun
             turns.append(replace(sampled(turn, prompt_ids), notes=notes))
             talk.add_turn(new_messages, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
             conversations.append(talk)
