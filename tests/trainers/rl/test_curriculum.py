@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -269,6 +270,35 @@ def test_resumed_curriculum_draws_the_same_tasks():
     empty = Progress()
     empty.load_state_dict(Progress().state_dict())
     assert empty.shares(plan) == pytest.approx([0.25] * 4)
+
+
+@fa.register("test/Listed-v0", max_turns=1, levels=[{"faces": 2}, {"faces": 4}])
+class Listed(Dice):
+    num_training_tasks = 20
+
+
+@pytest.mark.parametrize("replay", [0.0, 0.3])
+def test_all_tasks_of_each_level_are_drawn_before_any_is_repeated(replay):
+    plan, progress = Curriculum("test/Listed-v0", replay=replay, explore=0.3), Progress()
+    sampler, drawn = TaskSampler(plan, progress=progress), {}
+
+    def sample(step):
+        drawn[step] = sampler.tasks(0, step, 4)
+
+    for step in range(80):
+        if step == 40:  # resumed after 39 steps; the step that was sampled ahead is sampled again
+            state, progress = progress.state_dict(), Progress()
+            progress.load_state_dict(state)
+            sampler = TaskSampler(plan, progress=progress)
+            sample(step - 1)
+        sample(step)
+        if step:  # each step is sampled before the last one is trained
+            groups = [groups_of(t.env_id, [t.env_id[-1] == "1", t.seed % 3 == 0], t.seed) for t in drawn[step - 1]]
+            progress.record(plan, [group for pair in groups for group in pair], {"me"}, {})
+    for level in (1, 2):
+        seeds = {t.seed for step in drawn for t in drawn[step] if t.env_id == f"test/Listed-v0@{level}"}
+        count = Counter(seed % 20 for seed in seeds)
+        assert len(count) == 20 and max(count.values()) - min(count.values()) <= 1, count
 
 
 def test_run_file_declares_a_curriculum():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -109,6 +110,10 @@ class Progress:
         """Success rate of seeds whose episodes differed."""
         self._replayed: set[tuple[str, int]] = set()
         """Replayed seeds. A group may finish after its seed was solved and dropped."""
+        self._collected: Counter[str] = Counter()
+        """Number of groups with new seeds in all trained steps, by environment."""
+        self.ahead: dict[int, Counter[str]] = {}
+        """The same of each step that was sampled and not trained. Empty if no environment has a list of tasks."""
         self._warned: set[str] = set()
 
     def record(
@@ -124,6 +129,8 @@ class Progress:
             ``curriculum/level``: mean position of the groups' environments in the curriculum, from 1.
             ``curriculum/success/ID``: success rate of each environment so far.
         """
+        if self.ahead:
+            self._collected += self.ahead.pop(min(self.ahead))
         ids = curriculum.env_ids
         groups = [group for group in groups if group.env_id in ids]
         levels = [ids.index(group.env_id) + 1 for group in groups]
@@ -140,6 +147,11 @@ class Progress:
                 self._keep_seed(curriculum, key, float(values.mean()))
         rates = {f"curriculum/success/{env_id}": self.success(env_id) for env_id in ids if env_id in self._success}
         return {"curriculum/level": float(np.mean(levels))} | rates if levels else rates
+
+    def collected_before(self, step: int) -> Counter[str]:
+        """Return the number of groups with new seeds in all earlier steps, by environment."""
+        ahead = [counts for earlier, counts in self.ahead.items() if earlier < step]
+        return sum(ahead, Counter(self._collected))
 
     def success(self, env_id: str) -> float:
         """Return the success rate of an environment with episodes, in [0, 1]."""
@@ -217,6 +229,8 @@ class Progress:
             "seed_ids": np.array([env_id for env_id, _ in self._seeds], dtype=np.str_),
             "seeds": np.array([seed for _, seed in self._seeds], np.int64),
             "seed_success": np.array(list(self._seeds.values()), np.float64),
+            "collected_ids": np.array(list(self._collected), dtype=np.str_),
+            "collected": np.array(list(self._collected.values()), np.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -225,6 +239,9 @@ class Progress:
         self._success = dict(zip(state["ids"].tolist(), sums, strict=True))
         keys = zip(state["seed_ids"].tolist(), state["seeds"].tolist(), strict=True)
         self._seeds = dict(zip(keys, state["seed_success"].tolist(), strict=True))
+        self._collected, self.ahead = Counter(), {}
+        if "collected" in state:  # earlier versions did not save it
+            self._collected.update(dict(zip(state["collected_ids"].tolist(), state["collected"].tolist(), strict=True)))
 
 
 def _variance(success: float) -> float:

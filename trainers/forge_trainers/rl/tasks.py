@@ -139,24 +139,29 @@ class TaskSampler:
         picks = rng.choice(len(self.env_ids), size=count, p=shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
         pairs = [(self.env_ids[pick], int(env_seed)) for pick, env_seed in zip(picks, seeds, strict=True)]
+        replays: list[tuple[str, int] | None] = [None] * count
+        if self.curriculum is not None:
+            replays = [self._progress.replayed(self.curriculum, rng) for _ in pairs]
         if not resample and self._num_tasks:
             earlier = self._earlier_groups(seed, step, count)
-            for i, (env_id, _) in enumerate(pairs):
-                if env_id in self._num_tasks:  # a curriculum's shares of earlier steps are unknown
-                    number = earlier[env_id] if self.curriculum is None else step * count + i
-                    pairs[i] = env_id, self._listed_seed(env_id, seed, number)
+            new = [number for number, replay in enumerate(replays) if replay is None]
+            for number in new:
+                env_id = pairs[number][0]
+                if env_id in self._num_tasks:
+                    pairs[number] = env_id, self._listed_seed(env_id, seed, earlier[env_id])
                 earlier[env_id] += 1
-        if self.curriculum is not None:
-            pairs = [self._progress.replayed(self.curriculum, rng) or pair for pair in pairs]
+            if self.curriculum is not None:
+                self._progress.ahead[step] = Counter(pairs[number][0] for number in new)
+        pairs = [replay or pair for replay, pair in zip(replays, pairs, strict=True)]
         return [
             Task(env_id=env_id, seed=env_seed, agents=self.agents[env_id], number=number)
             for number, (env_id, env_seed) in enumerate(pairs)
         ]
 
     def _earlier_groups(self, seed: int, step: int, count: int) -> Counter[str]:
-        """Return the number of groups of each environment in all earlier steps, empty for a curriculum."""
-        if self.curriculum is not None:
-            return Counter()
+        """Return the number of groups of each environment in all earlier steps."""
+        if self.curriculum is not None:  # its shares of earlier steps are unknown
+            return self._progress.collected_before(step)
         until, counted = self._counted.get((seed, count), (0, Counter()))
         if until > step:
             until, counted = 0, Counter()
