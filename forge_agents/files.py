@@ -239,10 +239,17 @@ def find_damage(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: in
     Args:
         files: Size and checksums by path in `folder`.
         chunk_bytes: Chunk size of the checksums, or 0 if each covers its whole file.
+
+    Raises:
+        ValueError: A file is sparse, or `chunk_bytes` is negative.
+        RunFolderError: A file is a link.
     """
+    if chunk_bytes < 0:
+        raise ValueError(f"chunk_bytes={chunk_bytes} of the checksums. Expected at least 0")
     chunks: list[tuple[str, int, int, int]] = []
     for name, (size, *crcs) in files.items():
         check_plain_file(folder / name)
+        check_dense(folder / name)
         if (actual := (folder / name).stat().st_size) != size:
             return f"{name} has {actual} bytes, {size} were written"
         step = chunk_bytes or max(size, 1)

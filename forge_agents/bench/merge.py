@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -162,10 +163,7 @@ def _merged(named: Mapping[str, Report]) -> Report:
         names = set(lineup.values())
         return env_id not in competitive or not different or len(names) == 1 or bool(names & common)
 
-    records: dict[str, Record] = {}
-    for record in (record for report in reports for record in report.records if counts(record.env, record.lineup)):
-        if record.key not in records or records[record.key].error:  # it may have failed in one report only
-            records[record.key] = record
+    records = _merged_records(named, counts)
     planned = {
         (env.id, *sorted(lineup.items()))
         for report in reports
@@ -184,7 +182,7 @@ def _merged(named: Mapping[str, Report]) -> Report:
         settings={**first.settings, "exploitability_samples": min(filter(None, samples.values()), default=0)},
         players={name: facts for report in reports for name, facts in report.players.items()},
         provenance=_merged_provenance([report.provenance for report in reports]),
-        records=tuple(records.values()),
+        records=records,
         planned=max(len(records), total),
         stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped)
         if len(records) < total
@@ -192,6 +190,31 @@ def _merged(named: Mapping[str, Report]) -> Report:
         exploitability=exploitability,
         timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
     )
+
+
+def _merged_records(
+    named: Mapping[str, Report], counts: Callable[[str, Mapping[str, str]], bool]
+) -> tuple[Record, ...]:
+    """Return the episodes of all reports. Warns if an episode has another result in a later report."""
+    records: dict[Any, tuple[str, Record]] = {}
+    differing: Counter[tuple[str, str]] = Counter()
+    for label, report in named.items():
+        for record in report.records:
+            if not counts(record.env, record.lineup):
+                continue
+            source, earlier = records.setdefault(record.played, (label, record))
+            if earlier.error and not record.error:  # it may have failed in one report only
+                records[record.played] = label, record
+            elif not record.error and earlier.seats != record.seats:
+                differing[source, label] += 1
+    for (source, label), number in differing.items():
+        warnings.warn(
+            f"{count(number, 'episode')} of the same players and seeds have other results in {label} than in {source}, "
+            "whose results count. If both are your own, the players' answers differ between runs. Otherwise trust one",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return tuple(record for _, record in records.values())
 
 
 def _merged_provenance(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -92,6 +92,11 @@ class Record:
         results = {str(agent): AgentRecord(**result) for agent, result in row["seats"].items()}
         return cls(**{**row, "seats": results})
 
+    @property
+    def played(self) -> tuple[str, int, int, tuple[tuple[str, str], ...]]:
+        """Environment, seed, sample and players. A report has one episode of each."""
+        return self.env, self.seed, self.sample, tuple(sorted(self.lineup.items()))
+
     def as_json(self, *, timing: bool = True) -> dict[str, Any]:
         """Return plain values. Without `timing`, only those that are equal in every run."""
         return {name: value for name, value in asdict(self).items() if timing or name != "seconds"}

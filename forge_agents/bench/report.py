@@ -169,8 +169,12 @@ def _check(report: Report) -> None:
         seed: Any = record.seed  # the types of a damaged file are not those of `Record`
         if not isinstance(seed, int) or not all(map(_is_result, record.seats.values())):
             raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
-    if len({record.key for record in report.records}) < len(report.records):
+    played = {record.played for record in report.records}
+    if len({record.key for record in report.records}) < len(report.records) or len(played) < len(report.records):
         raise ValueError("it holds an episode more than once")
+    samples = report.settings["samples"]
+    if beyond := [record.sample for record in report.records if record.sample not in range(samples)]:
+        raise ValueError(f"it has an episode of sample {beyond[0]}. Its settings plan {samples}")
     if not 0 <= (seeds := report.settings["episodes"] * len(report.environments)) <= _MAX_SEEDS:
         raise ValueError(f"its environments have {seeds} seeds together. Expected at most {_MAX_SEEDS}")
     names = {name for record in report.records for name in record.lineup.values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import hashlib
 import json
@@ -11,6 +12,7 @@ import re
 import threading
 import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import date, time, timedelta
@@ -27,7 +29,7 @@ from forge_agents.envs.seeds import index_of_seed, is_held_out
 from forge_agents.errors import ForgeError
 from forge_agents.files import check_dense, user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
-from forge_agents.programs.arrow_files import check_uncompressed
+from forge_agents.programs.arrow_files import check_rows, check_uncompressed
 from forge_agents.programs.running import check_arguments, describe_error
 
 AnyTasks: TypeAlias = Any
@@ -60,10 +62,6 @@ _VALUES = (bytes, complex, date, time, timedelta, Decimal, Enum, Fraction, PureP
 _MIN_DISTINCT = 0.05
 """Minimum fraction of tasks that must stay distinct without row numbers for the numbers to be ignored. Below, the
 number is probably the task itself, such as an index into a data set that the program opens."""
-_FREE_BYTES, _MAX_EXPANSION = 1 << 28, 100
-"""Rows of a Parquet file or a data set may have 256 MiB, or 100 times the size on disk if that is more."""
-_VALUE_BYTES = 32
-"""Minimum size that counts for a value. Nulls and equal values take no space in a file."""
 _JSON, _TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".parquet")
 
 
@@ -190,11 +188,10 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
         raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
         check_uncompressed(path)
+        check_rows(path)
         data = datasets.load_from_disk(str(path))
-        files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        _check_total(path, files, _VALUE_BYTES * len(data))
     else:
-        _check_expansion(path, size)
+        check_rows(path)
         data = datasets.Dataset.from_parquet(str(path))
     _check_columns(path, data)
     return data
@@ -202,19 +199,37 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a CSV file. Texts such as "007" and "NA" stay as they are, and empty cells are None."""
-    try:
-        import pandas as pd  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise ImportError(f"{path} is read by the package pandas. Install it, or write JSONL") from None
     check_dense(path)
+    csv.field_size_limit(path.stat().st_size + 1)
     try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except ValueError as error:
-        raise ValueError(f"{path} is not CSV ({str(error).strip()}). Write a header and one task per line") from error
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise ValueError(f"{path}: rows have more cells than the header. Name each column in the first line")  # noqa: TRY004  # content of a file
-    columns = [_convert_cells(frame[name].tolist()) for name in frame.columns]
-    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [row for row in csv.reader(file, strict=True) if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not CSV ({error}). Write a header and one task per line") from error
+    if not rows:
+        raise ValueError(f"{path} is empty. Write a header and one task per line")
+    header = _unique_names(rows.pop(0))
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path}: row {number} has {len(row)} cells, and the header {len(header)}. Give each row a cell for "
+                "each column"
+            )
+    columns = [_convert_cells(list(cells)) for cells in zip(*rows, strict=True)]
+    return [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _unique_names(header: list[str]) -> list[str]:
+    """Return names of columns as pandas reads them: without a name ``Unnamed: 0``, the second ``a`` is ``a.1``."""
+    named = [name or f"Unnamed: {number}" for number, name in enumerate(header)]
+    earlier = Counter[str]()
+    names = []
+    for name in named:
+        names.append(f"{name}.{earlier[name]}" if earlier[name] else name)
+        earlier[name] += 1
+    if len(set(names)) < len(names):
+        raise ValueError(f"columns {', '.join(name for name, count in earlier.items() if count > 1)} occur twice")
+    return names
 
 
 def _convert_cells(cells: list[str]) -> list[Any]:
@@ -230,33 +245,6 @@ def _number(cell: str) -> int | float:
     if str(number) != cell or cell in {"nan", "inf", "-inf"}:
         raise ValueError(f"{cell!r} is another form of {number}")
     return number
-
-
-def _check_expansion(path: Path, size: int) -> None:
-    """Refuse a Parquet file whose rows are far larger than the file, before they are written to the cache.
-
-    A kilobyte can stand for any number of equal rows.
-    """
-    import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
-        total = _VALUE_BYTES * values
-        _check_total(path, size, total)  # also before batches, each of which may be huge
-        for batch in file.iter_batches(batch_size=16):
-            for column in batch.columns:
-                decode = getattr(column, "dictionary_decode", None)  # equal values may be stored once
-                total += (column if decode is None else decode()).nbytes
-            _check_total(path, size, total)
-
-
-def _check_total(path: Path, size: int, total: int) -> None:
-    if total > max(_FREE_BYTES, _MAX_EXPANSION * size):
-        raise ValueError(
-            f"{path} has {size} bytes, and its rows have more than {total}. Expected at most {_MAX_EXPANSION} times as "
-            "many. Write its tasks as JSONL"
-        )
 
 
 def _check_columns(path: Path, data: Any) -> None:

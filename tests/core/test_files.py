@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents.files import atomic_writer, cache_folder, write_atomic
+from forge_agents.files import atomic_writer, cache_folder, find_damage, write_atomic
 from forge_agents.programs.traces import import_traces
 from forge_trainers.records.run_folder import RunFolder
 
@@ -70,3 +70,12 @@ def test_a_replaced_link_is_replaced_and_not_written_through(tmp_path):
     (tmp_path / "report.html").symlink_to(tmp_path / "mine")
     write_atomic(tmp_path / "report.html", "new")
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "report.html").is_symlink()
+
+
+@pytest.mark.parametrize(("chunk_bytes", "says"), [(-1, "chunk_bytes=-1 of the checksums"), (0, "almost none are on")])
+def test_checksums_of_a_stranger_do_not_read_a_file_that_is_not_on_the_disk(tmp_path, chunk_bytes, says):
+    sparse = tmp_path / "weights"
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    with pytest.raises(ValueError, match=says):
+        find_damage(tmp_path, {"weights": [1 << 40, 1]}, chunk_bytes=chunk_bytes)

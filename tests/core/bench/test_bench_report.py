@@ -124,6 +124,18 @@ def test_episode_that_a_report_holds_twice_is_refused(report, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changed", "says"),
+    [({"key": "f" * 16}, "holds an episode more than once"), ({"sample": 7}, "episode of sample 7")],
+)
+def test_episode_of_the_same_seed_and_players_under_another_key_is_refused(report, tmp_path, changed, says):
+    facts = report.as_json()
+    again = {**facts["episodes"][0], "key": "e" * 16, **changed}
+    (tmp_path / "board.json").write_text(json.dumps(facts | {"episodes": [*facts["episodes"], again]}))
+    with pytest.raises(ReportError, match=says):
+        Report.load(tmp_path / "board.json")
+
+
+@pytest.mark.parametrize(
     ("text", "match"),
     [
         ('{"a":' * 100_000, "is not a complete JSON file"),
@@ -301,6 +313,19 @@ def test_episode_that_failed_in_one_report_is_taken_from_another(tmp_path):
     for reports in ((good, failed), (failed, good)):
         assert leaderboard(*reports).complete and not any(record.error for record in leaderboard(*reports).records)
     assert not leaderboard(failed, failed).complete
+
+
+def test_other_results_of_the_same_episodes_are_reported(tmp_path):
+    mine = play(tmp_path, {"random": fa.Random()}, suite=[SORT]).save(tmp_path / "mine.json")
+    facts = json.loads(mine.read_text())
+    for episode in facts["episodes"][:3]:
+        (result,) = episode["seats"].values()
+        result["reward"], episode["key"] = -5.0, f"other {episode['key']}"
+    (tmp_path / "other.json").write_text(json.dumps(facts))
+    with pytest.warns(RuntimeWarning, match=r"3 episodes of the same players and seeds .* in other.json than in mine"):
+        merged = leaderboard(mine, tmp_path / "other.json")
+    assert merged.summary.cells == Report.load(mine).summary.cells
+    assert len(merged.records) == len(facts["episodes"])
 
 
 def test_differing_reports_are_refused_with_differences(tmp_path):

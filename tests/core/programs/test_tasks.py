@@ -1,6 +1,7 @@
 """Tasks of programs: where they come from, and which of them training and evaluations play."""
 
 import json
+import runpy
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ import forge_agents as fa
 from forge_agents.bench.plan import seeds_of
 from forge_agents.envs.seeds import DEMONSTRATIONS_FROM, HELD_OUT_FROM, index_of_seed, is_held_out
 from forge_agents.errors import ForgeError
+from forge_agents.programs import arrow_files
 from forge_agents.programs.tasks import Tasks
 from forge_trainers.rl.tasks import TaskSampler
 
@@ -335,7 +337,6 @@ def test_hugging_face_data_sets_are_tasks(tmp_path):
 
 
 def test_csv_files_keep_their_texts(tmp_path):
-    pytest.importorskip("pandas")
     path = tmp_path / "rows.csv"
     path.write_text(
         'code,gold,n,x,ok,note\n007,NA,1,0.5,True,"a, ""b"""\n10,null,-2,1,False,\n1e3,None,,3.25,True, c \n'
@@ -350,13 +351,30 @@ def test_csv_files_keep_their_texts(tmp_path):
     path.write_text("a,b\n1.50,nan\n2,inf\n")
     assert [Tasks(path, [0]).of(seed, None, "-")["b"] for seed in range(2)] in (["nan", "inf"], ["inf", "nan"])
     for text, says in (
-        ("a,b\n1,2,3\n", "more cells than the header"),
+        ("a,b\n1,2\n1,2,3\n", "row 2 has 3 cells, and the header 2. Give each row a cell for each column"),
+        ("a,b\n1\n", "row 1 has 1 cells, and the header 2"),
+        ('a\n"1" x\n', "rows.csv is not CSV"),
         ('a\n1,"\n', "rows.csv is not CSV"),
-        ("", "No col"),
+        ("", "is empty. Write a header"),
+        ("a,b\n", "is empty. Give at least one task"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=says):
             Tasks(path)
+
+
+def test_csv_files_of_other_programs_are_read_as_by_pandas(tmp_path):
+    """A byte order mark, Windows line ends, blank lines, line ends in cells, and columns without their own name."""
+    pd = pytest.importorskip("pandas")
+    path, long = tmp_path / "rows.csv", "x" * 200_000
+    path.write_bytes(f'\ufeff,a,a,\r\n0,"b\r\nc",d,e\r\n\r\n1,\u00e4,{long},\r\n'.encode())
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    rows = [Tasks(path, [0]).of(seed, None, "-") for seed in range(2)]
+    assert sorted(rows, key=str) == [
+        {"Unnamed: 0": 0, "a": "b\r\nc", "a.1": "d", "Unnamed: 3": "e"},
+        {"Unnamed: 0": 1, "a": "\u00e4", "a.1": long, "Unnamed: 3": None},
+    ]
+    assert list(rows[0]) == list(frame.columns)
 
 
 def test_a_file_of_tasks_opens_no_other_file_or_address(tmp_path):
@@ -380,7 +398,7 @@ def test_a_file_of_tasks_opens_no_other_file_or_address(tmp_path):
 
 def test_a_small_file_does_not_stand_for_gigabytes_of_rows(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
-    monkeypatch.setattr("forge_agents.programs.tasks._FREE_BYTES", 1 << 24)
+    monkeypatch.setattr("forge_agents.programs.arrow_files._FREE_BYTES", 1 << 24)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -404,10 +422,62 @@ def test_values_that_take_no_space_in_a_file_count(tmp_path, monkeypatch):
     pq.write_table(rows, tmp_path / "a.parquet", compression="zstd")
     pq.write_table(nested, tmp_path / "b.parquet", compression="zstd")
     datasets.Dataset(rows).save_to_disk(str(tmp_path / "c"))
-    monkeypatch.setattr("forge_agents.programs.tasks._FREE_BYTES", 1 << 24)
-    for name in ("a.parquet", "b.parquet", "c"):
-        with pytest.raises(ValueError, match="its rows have more than 32000000. Expected at most 100 times as many"):
+    datasets.Dataset(nested).save_to_disk(str(tmp_path / "d"))
+    monkeypatch.setattr("forge_agents.programs.arrow_files._FREE_BYTES", 1 << 24)
+    for name in ("a.parquet", "b.parquet", "c", "d"):
+        with pytest.raises(
+            ValueError, match="its rows have more than [1-3][0-9]{7}. Expected at most 100 times as many"
+        ):
             Tasks(tmp_path / name)
+
+
+def test_a_row_that_exceeds_the_memory_of_its_check_is_refused(tmp_path):
+    """The row of 400 million nulls has 80 kB. Its size is only known once it is decoded, which takes 3 GB."""
+    pytest.importorskip("datasets")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = 400_000_000
+    nested = pa.table({"question": pa.ListArray.from_arrays(pa.array([0, count], "int32"), pa.nulls(count))})
+    pq.write_table(nested, tmp_path / "a.parquet", compression="zstd", data_page_size=1 << 40)
+    with pytest.raises(ValueError, match="reading its rows takes more than 768 MiB of memory. Write its tasks"):
+        Tasks(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("end", [20_000, 2**31 - 8])
+def test_texts_outside_of_their_file_are_refused(tmp_path, end):
+    """Arrow would read them from the memory of this process, or crash."""
+    datasets = pytest.importorskip("datasets")
+    text, folder = "a" * 4660, tmp_path / "a"
+    datasets.Dataset.from_dict({"question": [text]}).save_to_disk(str(folder))
+    assert Tasks(folder).of(1, np.random.default_rng(0), "e") == {"question": text}
+    (file,) = folder.glob("*.arrow")
+    before, after = (np.array([0, last], "int32").tobytes() for last in (len(text), end))
+    content = file.read_bytes()
+    assert before in content
+    file.write_bytes(after.join(content.rsplit(before, 1)))
+    sys.modules[Tasks.__module__]._read_rows.cache_clear()
+    with pytest.raises(ValueError, match="its rows are damaged .*out of bounds"):
+        Tasks(folder)
+
+
+def test_nested_rows_are_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    import pyarrow as pa
+
+    rows = [
+        {"q": f"{n}", "m": [{"role": "user", "parts": [str(n)] * n}], "none": None, "by": {"a": n}} for n in range(40)
+    ]
+    data = datasets.Dataset(pa.Table.from_pylist(rows))
+    data.save_to_disk(str(tmp_path / "a"))
+    data.to_parquet(str(tmp_path / "b.parquet"))
+    for name in ("a", "b.parquet"):
+        assert list(Tasks(tmp_path / name)._training) == rows
+    worker = runpy.run_path(str(Path(arrow_files.__file__).with_name("_arrow_worker.py")))
+    (batch,) = data.data.table.slice(3, 30).combine_chunks().to_batches()
+    counts = {name: worker["_num_values"](batch.column(name)) for name in batch.schema.names}
+    lengths = sum(range(3, 33))
+    assert counts == {"q": 30, "m": 30 + 30 * 3 + lengths, "none": 30, "by": 60}
 
 
 def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):

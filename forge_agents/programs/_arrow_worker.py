@@ -1,0 +1,81 @@
+"""Reads all rows of a Parquet file, or of the Arrow files of a folder, in a process with limits, and counts their size.
+
+Decoding a file of a kilobyte can take any memory, and Arrow does not check the offsets in its files: a text may lie
+outside of the file, in the memory of the process. Run by `forge_agents.programs.arrow_files`.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
+
+_VALUE_BYTES = 32
+"""Minimum size that counts for a value. Nulls and equal values take no space in a file."""
+_BATCH_ROWS = 16
+
+
+def main(path: str, max_bytes: int, max_memory: int, max_cpu_s: int) -> None:
+    """Print the size of the rows as JSON, or the reason why they cannot be read. Stops above `max_bytes`."""
+    resource.setrlimit(resource.RLIMIT_DATA, (max_memory, max_memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (max_cpu_s, max_cpu_s))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    total = 0
+    try:
+        for batch in _batches(Path(path)):
+            batch.validate(full=True)
+            total += sum(map(_num_bytes, batch.columns))
+            if total > max_bytes:
+                break
+    except (MemoryError, pa.ArrowMemoryError):
+        _report({"problem": f"reading its rows takes more than {max_memory >> 20} MiB of memory"})
+    except (pa.ArrowException, OSError, ValueError) as cause:
+        _report({"problem": f"its rows are damaged ({str(cause)[:200]})"})
+    else:
+        _report({"bytes": total})
+
+
+def _report(result: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(result))
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*.arrow")):
+            with pa.memory_map(str(file)) as source:
+                yield from pa.ipc.open_stream(source)
+        return
+    import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
+
+
+def _num_bytes(column: Any) -> int:
+    """Bytes of a column, where each value, also in lists and structs, has at least `_VALUE_BYTES`."""
+    return int(column.nbytes) + _VALUE_BYTES * _num_values(column)
+
+
+def _num_values(column: Any) -> int:
+    """Number of values of a column, including those in its lists and structs."""
+    kind = column.type
+    if isinstance(column, pa.ExtensionArray):
+        return _num_values(column.storage)
+    if pa.types.is_dictionary(kind):  # equal values are stored once
+        return _num_values(column.dictionary_decode())
+    if pa.types.is_struct(kind):
+        return len(column) + sum(map(_num_values, column.flatten()))
+    if pa.types.is_map(kind):  # datasets refuses these
+        return len(column)
+    if hasattr(column, "flatten"):  # lists
+        return len(column) + _num_values(column.flatten())
+    if pa.types.is_union(kind):
+        return len(column) + sum(_num_values(column.field(number)) for number in range(kind.num_fields))
+    return len(column)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
