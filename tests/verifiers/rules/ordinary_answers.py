@@ -475,6 +475,30 @@ TABLES = {
         The answer is California with 54 votes. ⇏ 54 ¦ Answer: He is left with 5 apples. ⇒ 5
         The boiling point of water is 100°C (212°F). ⇒ 100°C ¦ The boiling point of water is 100°C (212°F). ⇏ 100°F
     """,
+    "lists of candidates, comparisons": r"""
+        Candidates:⏎• 40⏎• 41⏎• 42 ⇏ 42 ¦ - 12 apples⏎- 42 apples ⇏ 42 ¦ - It is 41⏎- It is 42 ⇏ 42
+        - Maybe 41⏎- Maybe 42 ⇏ 42 ¦ The solutions are:⏎- x = 1⏎- x = 2 ⇏ 2 ¦ The solutions are:⏎- x = 1⏎- x = 2 ⇒ 1, 2
+        I see two ways.⏎⏎Possible results:⏎1. 12 apples⏎2. 42 apples ⇏ 42 ¦ Option 1: 12⏎Option 2: 15 ⇏ 15
+        Answer:⏎- 41⏎- 42 ⇏ 41 ¦ Answer:⏎- 41⏎- 42 ⇏ 42 ¦ Answer:⏎- 41⏎- 42 ⇏ -41
+        **Answer:**⏎1. 41⏎2. 42 ⇏ 42 ¦ **Answer:**⏎1. 41⏎2. 42 ⇏ 1 ¦ **Answer:**⏎1. 41⏎2. 42 ⇏ 41
+        The possible answers are:⏎- 3⏎- 5 ⇏ 3 ¦ The possible answers are:⏎- 3⏎- 5 ⇏ 5
+        The answer is one of:⏎* 3⏎* 5 ⇏ 5 ¦ The answer is one of:⏎* 3⏎* 5 ⇏ 3 ¦ Possible answers:⏎- 12⏎- 42 ⇏ 12
+        Answer:⏎- 42 ⇒ 42 ¦ Answer:⏎- 42 ⇏ -42 ¦ Answer: - 42 ⇒ -42 ¦ Answer:⏎* **42** ⇒ 42 ¦ **Answer**⏎⏎1. 42 ⇒ 42
+        <answer>⏎- 41⏎- 42⏎</answer> ⇏ 42 ¦ <answer>⏎- 41⏎- 42⏎</answer> ⇏ 41 ¦ <answer>⏎- 41⏎- 42⏎</answer> ⇏ -41
+        <answer>⏎- 42⏎</answer> ⇒ 42 ¦ - 3 + 4 = 7⏎- 7 * 6 = 42 ⇒ 42
+        - Cost: 12⏎- Tax: 3⏎- Total: 15 ⇒ 15 ¦ 1. He buys 3 apples.⏎2. He buys 4 more.⏎⏎Total: 7 apples ⇒ 7
+        Since $4.50 < $5.00, she has enough ⇏ 5 ¦ Since $4.50 < $5.00, she has enough. ⇏ 4.50 ¦ Because 4.5 < 5, yes ⇏ 5
+        Since 4 > 3, it works ⇏ 3 ¦ As 3 ≤ 5 it is fine ⇏ 5 ¦ Since 20 \geq 15, enough ⇏ 15 ¦ So 4.5 < 5 and it fits ⇏ 5
+        Since 12 is divisible by 4, yes ⇏ 4 ¦ Since 2 + 3 = 5, she has 5 apples ⇒ 5 ¦ Since 6 * 7 = 42, we are done ⇒ 42
+        The total is 5. Since 4 < 5, it fits. ⇒ 5 ¦ x > 5 ⇒ x > 5 ¦ So x > 5 ⇒ x > 5
+        $5.00 > $4.50, so she has enough ⇏ 5 ¦ Answer: The total is **$42** because of tax ⇒ 42
+        Answer:⏎- Paris⏎- Rome ⇏ Paris ¦ Answer:⏎- Paris⏎- Rome ⇏ Rome ¦ Answer:⏎- Paris ⇒ Paris
+        Answer:⏎- 41 apples⏎- 42 pears ⇏ 41 ¦ Answer:⏎- 41 apples⏎- 42 pears ⇏ 42
+        Answer:⏎- The total is $42⏎- This includes $3 tax ⇒ 42 ¦ Answer: The total is $42 ⇒ 42
+        Answer: The value is 42, because 6 * 7 = 42. ⇒ 42 ¦ Antwort:⏎- 42 ⇒ 42 ¦ Antwort:⏎- 41⏎- 42 ⇏ 41
+        Antwort:⏎- 41⏎- 42 ⇏ -41 ¦ La respuesta es:⏎- 41⏎- 42 ⇏ 42 ¦ **Respuesta:**⏎1. 42 ⇒ 42 ¦ 答案是:⏎- 42 ⇒ 42
+        **Respuesta:**⏎1. 41⏎2. 42 ⇏ 1
+    """,
     "first contact, eleventh": r"""
         The wrong answer is Paris. ⇏ Paris ¦ a man ⇒ man ¦ a exp ⇏ exp ¦ A fits better than B. ⇒ A
         A fits better than B. ⇏ B ¦ \frac{a}{b} = 3 ⇏ 4

@@ -42,6 +42,8 @@ from forge_verifiers.rules.statements import (
     WRONG,
     ParsedAnswer,
     bare_value,
+    candidates,
+    list_items,
     readable,
     sentence_value,
     strip_markup,
@@ -270,6 +272,8 @@ def _inside(text: str) -> str:
     """The value in a box or tag, which may contain further marks: ``<answer>The answer is 42</answer>``."""
     if "\\text" in text and ("nswer" in text or " is" in text):
         text = _TEXT.sub(r"\1", text)
+    if text.startswith("\n") and len(items := list_items(text)) == 1:
+        text = items[0][1]
     if len(text) <= MAX_VALUE and ("\\box" in text or "nswer" in text or "NSWER" in text):
         inner = parse_answer(text)
         if inner.source == "marked":
@@ -371,8 +375,26 @@ def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
         if any(map(str.isdigit, statement)) or words.lower() in _NO_NAMES:
             words = ""
         return ParsedAnswer(statement.strip(), read[0] if read else words, "marked"), mark.end, False
-    if mark.text == "foreign":
-        return _foreign_phrase(text, mark)
+    content = text[mark.content : mark.content + MAX_VALUE]
+    if "\n" in text[mark.start : mark.content] and (items := list_items(content)):
+        at, last = items[-1]
+        if value := _joined([item for _, item in items]):
+            end = at + len(last)
+            return ParsedAnswer(content[:end].strip(), value, "marked"), mark.content + end, False
+        at, first = items[0]
+        mark = mark._replace(content=mark.content + at, end=mark.content + at + len(first))
+    return _foreign_phrase(text, mark) if mark.text == "foreign" else _stated_phrase(text, mark)
+
+
+def _joined(items: list[str]) -> str:
+    """The items of a list that is the answer as one value. Empty for one item, and if the first one is explained."""
+    if len(items) > 1 and all(map(STARTS.match, items)):
+        return " or ".join(bare_value(without_remark(item)) for item in items)
+    is_words = len(items) > 1 and not any(map(RUN.search, items))
+    return ", ".join(map(strip_markup, items)) if is_words else candidates(items)
+
+
+def _stated_phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
     content = text[mark.content : mark.content + MAX_VALUE]
     if content.isascii() and content.isalnum() and not NOT.search(text, mark.start, mark.content):
         return ParsedAnswer(content, content, "marked"), mark.content + len(content), False
@@ -388,10 +410,13 @@ def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
         return ParsedAnswer(raw, value, "marked"), mark.content + statement.find(value) + len(value), True
     if (corrected := CORRECTED.search(statement)) and corrected.start() > 0:  # the correction is read later
         statement = statement[: corrected.start()]
-    if STARTS.match(without_lead_in(strip_markup(statement))):
-        statement = without_remark(statement)
+    if STARTS.match(bare := without_lead_in(strip_markup(statement))):  # Answer: The total is $42
+        end = len(statement) - len(bare)
+        statement = without_remark(bare)
+        end += len(statement)
     else:
         statement = REASON.split(statement, maxsplit=1)[0]
+        end = len(statement)
     value = bare_value(statement)
     source: Literal["marked", "fallback"] = "marked"
     if not STARTS.match(value) and (read := sentence_value(statement)):  # Answer: The volume is 120
@@ -400,7 +425,7 @@ def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
     doubted = NOT.search(text, mark.start, mark.content) or _DOUBTED.search(before)
     if STARTS.match(value):
         doubted = doubted or _EARLIER.search(before)
-    return ParsedAnswer(raw, value, source), mark.content + len(statement), doubted is not None
+    return ParsedAnswer(raw, value, source), mark.content + end, doubted is not None
 
 
 def _foreign_phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:

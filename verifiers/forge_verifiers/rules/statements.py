@@ -122,7 +122,8 @@ _NO_VALUE = re.compile(r"\b(?:no|non|pas|nicht)\s+\W*$", re.IGNORECASE)
 _THOUGHT = re.compile(r"\b(?:I|we)\s+(?:\w+\s+)?(?:thought|assumed|guessed|believed)\b")
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
-    rf"(?:{BOUND}|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
+    rf"(?:{BOUND}|[<>\u2264\u2265\u2260]|\\[lg](?:eq?|eqslant|t)|\\neq?"
+    r"|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
     r"|before|until|(?:anything|everything|all) but|except|opposite of|reciprocal of|below|minus|negative"
     r"|twice|half|double|triple|(?:half|third|quarter|square|cube|root|sum|product|quotient) of"
     r"|(?:one|two|three)[\s-](?:halves|thirds?|quarters?|fifths?) of)(?:\s+the)?)\s*$",
@@ -254,7 +255,10 @@ _BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\
 _LIST = re.compile(
     r"(?:[^\n]*:[ \t*]*\n\s*)?((?:[ \t]*(?:[-*][ \t]+|\d+[.)][ \t]+)?[-+$(]?\d[\d.,/]*%?[).,;]?[ \t]*(?:\n+|$)){2,})"
 )
-_LIST_MARK = re.compile(r"^\s*(?:[-*]|\d+[.)])\s+")
+_LIST_MARK = re.compile(
+    r"\s*(?:[-*\u2022\u25cf\u25aa]|\d{1,2}[.)]|(?:option|candidate|possibility|guess|attempt)\s\d{1,2}[.:)])\s+",
+    re.IGNORECASE,
+)
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
 _ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 0x1F700)))
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
@@ -310,13 +314,46 @@ def unmarked_answer(text: str) -> ParsedAnswer:
 
 def _listed(text: str) -> str:
     """The items of a list of numbers, with "or" between them, or of words, with commas. Empty for other texts."""
-    if len(text) > MAX_VALUE:
-        return ""
-    if listed := _LIST.fullmatch(text):
-        return " or ".join(_LIST_MARK.sub("", line) for line in listed[1].splitlines() if line)
+    if len(text) <= MAX_VALUE and (listed := _LIST.fullmatch(text)):
+        return " or ".join(_LIST_MARK.sub("", line, count=1) for line in listed[1].splitlines() if line)
+    lines = [line for line in text[-MAX_VALUE:].splitlines() if line.strip()]
+    while lines and not _LIST_MARK.match(lines[-1]) and not RUN.search(lines[-1]):  # "One of them is right."
+        lines.pop()
+    start = next((at for at in range(len(lines), 0, -1) if not _LIST_MARK.match(lines[at - 1])), 0)
+    if start == 1 and not lines[0].rstrip(" *").endswith(":"):  # the first item, whose mark was removed
+        start = 0
+    items = [_LIST_MARK.sub("", line, count=1) for line in lines[start:]]
+    if value := candidates(items):
+        return value
     items = [_LIST_MARK.sub("", line, count=1) for line in text.splitlines()]
     is_list = all(map(_LIST_MARK.match, text.splitlines())) and not any(map(RUN.search, items))
-    return ", ".join(items) if is_list else ""
+    return ", ".join(items) if is_list and len(text) <= MAX_VALUE else ""
+
+
+def list_items(text: str) -> list[tuple[int, str]]:
+    """Place and text of each item, without its mark, of the list that the text begins with. Empty for other texts."""
+    items, at = [], 0
+    for line in text.splitlines(keepends=True):
+        mark = _LIST_MARK.match(line)
+        if not mark and line.strip():
+            break
+        if mark:
+            items.append((at + mark.end(), line[mark.end() :].rstrip("\n")))
+        at += len(line)
+    return items
+
+
+def candidates(items: list[str]) -> str:
+    """The values of items that differ in nothing else, with "or" between them. Empty for other items."""
+    runs = [list(RUN.finditer(item)) for item in items]
+    if len(items) < 2 or any(len(each) != 1 for each in runs):
+        return ""
+    values = [run for (run,) in runs]
+    wordings = {
+        strip_markup(f"{item[: run.start()]}#{item[run.end() :]}").lower()
+        for item, run in zip(items, values, strict=True)
+    }
+    return " or ".join(strip_markup(run[0]) for run in values) if len(wordings) == 1 else ""
 
 
 def _words(text: str, clean: str, tail: str) -> ParsedAnswer:
@@ -411,6 +448,8 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
 
 def _last_run(text: str, runs: list[re.Match[str]]) -> re.Match[str] | None:
     """The last value that is not denied, the size of a whole, or an operand, or None for "I cannot say"."""
+    if runs and _GIVEN.match(text) and text.rfind(", ") >= runs[-1].end():  # "Since 12 is divisible by 4, yes"
+        return None
     for run in reversed(runs if not _REFUSING.search(text) else []):
         before = text[: run.start()]
         if _OPERATOR.search(before):  # (x + 2)(x - 5)
