@@ -112,8 +112,15 @@ class LoopRunner:
         self._ensure_thread()
 
         def finish() -> None:
-            with contextlib.closing(runner):
-                runner.run(self._track(self._on_close()))
+            try:
+                with contextlib.closing(runner):
+                    runner.run(self._track(self._on_close()))
+            except RuntimeError as error:
+                # If KeyboardInterrupt leaves the loop when its work has just ended, the stop that was due for that work
+                # stops the loop while it cancels the other tasks.
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise KeyboardInterrupt from error
+                raise
 
         try:
             self._run_in_place(finish)

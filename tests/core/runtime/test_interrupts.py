@@ -191,3 +191,18 @@ def test_interrupt_is_one_line_next_to_any_other_hook(monkeypatch, capsys):
         error = interrupted("stopped; here")
     sys.excepthook(type(error), error, None)
     assert capsys.readouterr().err == "stopped; here\n" and errors == []
+
+
+def test_interrupt_at_the_end_of_the_last_work_is_raised():
+    """The loop's stop is due then and stops the cancellation of other tasks, too."""
+
+    async def interrupt():
+        raise KeyboardInterrupt
+
+    async def close():
+        tasks.extend(map(asyncio.ensure_future, (asyncio.sleep(60), interrupt())))
+
+    tasks, runner = [], LoopRunner(close)
+    runner.run(asyncio.sleep(0))
+    with pytest.raises(KeyboardInterrupt, match="Processes that did not end in time were killed"):
+        runner.close()
