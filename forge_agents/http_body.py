@@ -13,6 +13,9 @@ ENCODINGS = "gzip"
 """Value of the header ``accept-encoding``: the compression that `read_bounded` reads."""
 MAX_BODY_BYTES = 32 << 20
 """Maximum size of a body, before and after decompression."""
+MAX_BRACKETS = 500_000
+"""Maximum number of opening brackets in a JSON text. Each may become an object of 72 bytes. 10,000 tokens with 20
+alternatives each have 420,000."""
 _GZIP_OR_ZLIB = 47
 
 
@@ -24,7 +27,8 @@ async def read_bounded(response: Any) -> None:
     """Read the body of a streaming response of httpx, as its ``aread`` does.
 
     Raises:
-        BodyError: The body has more than `MAX_BODY_BYTES`, or its compression is not one of `ENCODINGS`.
+        BodyError: The body has more than `MAX_BODY_BYTES` or `MAX_BRACKETS`, or its compression is not one of
+            `ENCODINGS`.
     """
     parts, size = [], 0
     async for part in response.aiter_raw():
@@ -41,8 +45,15 @@ async def read_bounded(response: Any) -> None:
         _check(len(body))
     elif encoding != "identity":
         raise BodyError("the response has another compression than gzip")
+    if (brackets := num_brackets(body)) > MAX_BRACKETS:
+        raise BodyError(f"the response has {brackets} brackets, more than {MAX_BRACKETS}")
     response._content = body  # as `aread` sets it
     read_as_utf8(response)
+
+
+def num_brackets(body: bytes) -> int:
+    """Return the number of opening brackets of a JSON text, which is at least the number of its lists and objects."""
+    return body.count(b"[") + body.count(b"{")
 
 
 def read_as_utf8(response: Any) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
+from forge_agents.http_body import MAX_BRACKETS, num_brackets
 from forge_agents.programs.calls import RefusedError
 from forge_agents.programs.protocols.anthropic import THREAD_UNSUPPORTED
 
@@ -17,8 +18,6 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES = 8 << 20
 """Maximum size of a request: a conversation that fills a context of a million tokens."""
-_MAX_CONTAINERS = 500_000
-"""Maximum number of opening brackets in a request. Each may become an object of 72 bytes."""
 BODY_TIMEOUT_S = 30.0
 """Time limit for the arrival of a request's body."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -89,8 +88,8 @@ async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any
     except TimeoutError:
         raise RefusedError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
     body = b"".join(parts)
-    if (containers := body.count(b"[") + body.count(b"{")) > _MAX_CONTAINERS:
-        raise RefusedError(f"the body has {containers} brackets. Send at most {_MAX_CONTAINERS}", status=413)
+    if (brackets := num_brackets(body)) > MAX_BRACKETS:
+        raise RefusedError(f"the body has {brackets} brackets. Send at most {MAX_BRACKETS}", status=413)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as cause:

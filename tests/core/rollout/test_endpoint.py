@@ -540,6 +540,27 @@ def test_encoding_that_takes_quadratic_time_is_ignored():
         assert ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0)).text == "punycode-\u00e9"
 
 
+@pytest.mark.parametrize("value", [[[]] * 500_000, {str(n): {} for n in range(500_000)}])
+def test_answer_of_many_objects_is_refused_before_it_is_parsed(value):
+    """Half a million lists may stand in 2 kB of gzip, and the event loop would parse them for seconds."""
+    reply = gzip.compress(json.dumps({**completion("many"), "x": value}).encode())
+    head = ("HTTP/1.1 200 OK", "content-encoding: gzip", f"content-length: {len(reply)}")
+    with (
+        raw_server(*head, body=reply) as (host, _),
+        pytest.raises(EndpointError, match="the response has 50000[0-9] brackets, more than 500000"),
+    ):
+        ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0))
+
+
+def test_answer_with_many_logprobs_is_read():
+    entry = {"token": "a", "logprob": -1.0, "bytes": [97]}
+    reply = completion("long")
+    reply["choices"][0]["logprobs"] = {"content": [{**entry, "top_logprobs": [entry] * 20}] * 10_000}
+    body = json.dumps(reply).encode()
+    with raw_server("HTTP/1.1 200 OK", f"content-length: {len(body)}", body=body) as (host, _):
+        assert ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0)).text == "long"
+
+
 def test_compressed_response_is_read():
     reply = gzip.compress(json.dumps(completion("compressed")).encode())
     head = ("HTTP/1.1 200 OK", "content-encoding: gzip", f"content-length: {len(reply)}")
