@@ -206,3 +206,4 @@ def test_interrupt_at_the_end_of_the_last_work_is_raised():
     runner.run(asyncio.sleep(0))
     with pytest.raises(KeyboardInterrupt, match="Processes that did not end in time were killed"):
         runner.close()
+    assert isinstance(tasks[1].exception(), KeyboardInterrupt)

@@ -169,7 +169,8 @@ class Preflight:
             if env_id not in self.sampler.isolated:
                 advice = '. While it computes or sleeps all other episodes wait, unless it has isolation="process"'
             self.say(
-                f"preflight: {env_id} is slow; {len(episodes)} of {EPISODES} episodes ended in {BUDGET_S:g} s{advice}"
+                f"preflight: {env_id} is slow; {len(episodes)} of {EPISODES} episodes ended in {BUDGET_S:g} s"
+                f"{', so it is not checked' * (not episodes)}{advice}"
             )
         return EpisodeGroup(env_id=env_id, seed=seed, episodes=tuple(episodes)) if episodes else None
 
