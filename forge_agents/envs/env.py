@@ -21,7 +21,7 @@ from forge_agents.files import is_shallow
 
 HOOKS = (
     "instructions", "tool_schemas", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer", "compact",
-)
+)  # fmt: skip
 """Optional methods of environments in addition to PettingZoo's. The first argument of each is an agent."""
 
 CONVERSATION = "conversation"

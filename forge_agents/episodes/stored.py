@@ -188,7 +188,7 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
 _TURN_FIELDS = (
     "agent", "policy", "observation", "reasoning", "reasoning_tokens", "action", "reward", "finish_reason",
     "terminated", "truncated", "generate_s", "branch", "forked_from",
-)
+)  # fmt: skip
 
 
 class EpisodeTable(Sequence[dict[str, Any]]):

@@ -30,7 +30,7 @@ from forge_agents.tools.formats import before_calls
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "seed",
-)
+)  # fmt: skip
 """Sampling fields of a request. In episodes they are ignored: a policy samples as it is trained."""
 _CHOICES = ("auto", "none", "required", "any")
 _MAX_LISTED_CALLS = 8

@@ -43,7 +43,7 @@ MAX_CALLS = 64
 _RESERVED_INFOS = (
     "success", "outcome", "error", "program_error", "cut", "tool_calls", "tool_errors", "forfeits", "illegal",
     "legal_actions",
-)
+)  # fmt: skip
 """Names of infos with a fixed meaning. Entries of a task with such a name appear only in ``"task"``."""
 
 

@@ -17,4 +17,4 @@ from forge_agents.sandbox.sandbox import (
 
 __all__ = [
     "Guarantees", "Sandbox", "SandboxError", "SandboxLimits", "SandboxResult", "SandboxUnavailable", "validate_path",
-]
+]  # fmt: skip

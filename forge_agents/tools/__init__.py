@@ -21,4 +21,4 @@ from forge_agents.types import ToolCall
 __all__ = [
     "FORMATS", "MAX_EXPRESSION_CHARS", "MAX_RESULT_CHARS", "Tool", "ToolCall", "ToolFormat", "ToolResult", "calculator",
     "describe_tools", "parse_tool_calls", "render_results", "render_tool_call", "run_tool", "tool",
-]
+]  # fmt: skip

@@ -54,7 +54,9 @@ def before_calls(text: str, tools: Iterable[Tool | Mapping[str, Any]] = ()) -> s
 
 
 def _find_calls(
-    text: str, format: ToolFormat | Literal["auto"], tools: Iterable[Tool | Mapping[str, Any]]  # noqa: A002
+    text: str,
+    format: ToolFormat | Literal["auto"],  # noqa: A002
+    tools: Iterable[Tool | Mapping[str, Any]],
 ) -> list[tuple[int, ToolCall]]:
     if format == "auto":
         matches = {name: mark.search(text) for name, mark in _MARKS.items()}

@@ -33,7 +33,7 @@ WRITES = {
     "algorithms": {"dapo-0/metrics.jsonl": 1, "algorithms.png": None},
     "worlds": {"Codewords-v0-1/seed-0/trained/metrics.jsonl": 1, "Codewords-v0-1/seed-0/trained/result.json": None,
                "Codewords-v0-1/curves.png": None},
-}
+}  # fmt: skip
 """Files that each example writes, and the number of steps in metrics."""
 SAYS = {
     "custom_env": ["Meeting-v0", "before training 0.", "after 1 steps 0."],
@@ -106,9 +106,7 @@ class Vowels(fa.TurnEnv):
 
 
 @pytest.mark.timeout(300)
-def test_loop_without_a_trainer_learns_and_publishes(
-    load_example, tiny_llama, tmp_path, monkeypatch
-):
+def test_loop_without_a_trainer_learns_and_publishes(load_example, tiny_llama, tmp_path, monkeypatch):
     module = load_example("rl_loop")
     fa.register("test/Vowels-v0", entry_point=Vowels)
     for name, value in {"ENV": "test/Vowels-v0", "ENV_ARGS": {}, "B": 2, "G": 4, "CONTEXT": 128}.items():

@@ -293,5 +293,3 @@ def test_run_continues_after_engine_and_learner_hosts_are_killed(tiny_llama, tmp
 def gone(pid):
     """Return whether the process ends within ten seconds."""
     return ended_within([pid], 10)
-
-

@@ -125,8 +125,9 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
 
     with pytest.raises(ValueError, match=r"max_staleness=1 differs from 0 of the running processes"):
         first.fork(tmp_path / "control", config=config(max_staleness=1))
-    engine, second = first._lifecycle.processes.engines["team"].pids, first.fork(
-        tmp_path / "control", config=config(learner=learner(0.0))
+    engine, second = (
+        first._lifecycle.processes.engines["team"].pids,
+        first.fork(tmp_path / "control", config=config(learner=learner(0.0))),
     )
     still_before, still, still_after = run(second)
     assert first._lifecycle.processes is None
@@ -177,9 +178,7 @@ def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(tra
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-def test_resumed_learner_follows_the_temperature_schedule(
-    trainer_of, team, tmp_path, monkeypatch
-):
+def test_resumed_learner_follows_the_temperature_schedule(trainer_of, team, tmp_path, monkeypatch):
     sampling = dataclasses.replace(team.sampling, temperature=1.2, initial_temperature=1.8, temperature_steps=2)
     moving = dataclasses.replace(team, sampling=sampling)
     trainer = trainer_of(tmp_path, policy=moving, max_logprob_gap=1e-3)
@@ -266,7 +265,7 @@ class Hint(fa.TurnEnv):
         return fa.Outcome(rewards={"giver": reward, "guesser": reward}, done=True)
 '''
 
-BOARD = '''
+BOARD = """
 from pettingzoo.classic import tictactoe_v3
 
 import forge_agents as fa
@@ -285,13 +284,11 @@ def move(text, agent, action_space):
 def tic_tac_toe():
     rules = "Tic-tac-toe. You are X. Answer with the number of a free square."
     return fa.wrap(tictactoe_v3.raw_env(), obs_to_text=see, text_to_action=move, instructions=rules)
-'''
+"""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_short_custom_games_pass_their_check_and_train(
-    trainer_of, tiny_llama, tmp_path, monkeypatch
-):
+def test_short_custom_games_pass_their_check_and_train(trainer_of, tiny_llama, tmp_path, monkeypatch):
     """The README's example of an environment."""
     pytest.importorskip("pygame")  # PettingZoo's board games import it
     fa.list_envs()

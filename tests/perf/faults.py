@@ -529,9 +529,7 @@ def _step_done(session: dict[str, Any], struck: float, step: int) -> float | Non
 def _lost(session: dict[str, Any], steps: range) -> int:
     """Episodes of the steps that reached no metrics, or ended in an error."""
     rows = {row["step"]: row for row in session["rows"]}
-    return sum(
-        SIBLINGS * (GROUPS if step not in rows else int(rows[step].get("groups/failed", 0))) for step in steps
-    )
+    return sum(SIBLINGS * (GROUPS if step not in rows else int(rows[step].get("groups/failed", 0))) for step in steps)
 
 
 def _duplicates(session: dict[str, Any], steps: range) -> int:

@@ -1,7 +1,7 @@
 """A long game in a small context: what each `Policy.context` earns, reads, writes and takes.
 
-    python tests/perf/measure_contexts.py [--episodes 8] [--turns 40] [--context 1024] [--model smollm2-135m-instruct]
-    python tests/perf/measure_contexts.py --reader   # no engine: answers from what the prompt holds, and nothing else
+python tests/perf/measure_contexts.py [--episodes 8] [--turns 40] [--context 1024] [--model smollm2-135m-instruct]
+python tests/perf/measure_contexts.py --reader   # no engine: answers from what the prompt holds, and nothing else
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Response times of the viewer with 100,000 stored episodes, in headless Chromium.
 
-    python tests/perf/measure_viewer.py [--episodes 100000]
+python tests/perf/measure_viewer.py [--episodes 100000]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure every stage and its peer: one JSON line per measure.
 
-    python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl]
+python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl]
 """
 
 from __future__ import annotations

@@ -84,9 +84,7 @@ def demo(config: DemoConfig | None = None) -> bool:
     console.print(f"Two agents of {ENV_ID}, both played by {config.model}. All files are in {folder}")
     control = None
     try:
-        first = GRPOTrainer(
-            team(config.model), config=settings(config), out_dir=folder / "trained", mesh=config.mesh
-        )
+        first = GRPOTrainer(team(config.model), config=settings(config), out_dir=folder / "trained", mesh=config.mesh)
         with first:
             trained = _run(first, config, began, steps=config.steps)
             _save(trained, folder / "trained", "trained", config.seed)

@@ -47,7 +47,7 @@ __all__ = [
     "JsonSchema", "Judge", "Language", "Length", "LowerConfidenceBound", "MathEqual", "Numeric", "Pairs", "PerTurn",
     "Prior", "Reasoned", "Regex", "Repetition", "RewardHackingError", "RewardHackingWarning", "RewardModel", "Scale",
     "ScoreError", "SelfConsistency", "SoftMinimum", "UnitTests", "YesNo", "combiners",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

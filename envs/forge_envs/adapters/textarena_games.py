@@ -18,7 +18,7 @@ _TWO = (
     "ReverseTicTacToe", "ScenarioPlanning", "SimpleBlindAuction", "SimpleNegotiation", "SimpleTak",
     "SpellingBee", "SpiteAndMalice", "Stratego", "Tak", "TicTacToe", "TruthAndDeception", "TwoDollar",
     "UltimateTicTacToe", "UsedCar", "UsedCarNegotiation", "WildTicTacToe", "WordChains",
-)
+)  # fmt: skip
 _MANY = "LiarsDice MarketEntryGame Poker PublicGoodsGame ScorableGames Snake Surround"
 PLAYERS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(_TWO, (2, 2)),

@@ -23,7 +23,7 @@ _BEST = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 10.0, 
 _WORD = re.compile(r"\w+")
 _PAGES = r"\s{0,9}(?:pages?\s{1,9}|p\.\s{0,9})?(\d{1,9}(?:\s{0,9}(?:,|;|and|&)\s{0,9}\d{1,9}){0,31})\s{0,9}"
 _CITED, _CITED_ROUND = (re.compile(form, re.ASCII | re.IGNORECASE) for form in (rf"\[{_PAGES}\]", rf"\({_PAGES}\)"))
-_MARKUP = str.maketrans(dict.fromkeys("*_`()\"\u201c\u201d\u2018\u2019", " "))
+_MARKUP = str.maketrans(dict.fromkeys('*_`()"\u201c\u201d\u2018\u2019', " "))
 _BEFORE = re.compile(r"^(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s+)(?=\S)", re.IGNORECASE)
 _AFTER = re.compile(r"(?:\s(?:sources?|pages?|from|and)[\s,;.:]*)+$", re.IGNORECASE)
 _POINTS = " .,;:!'"

@@ -145,7 +145,7 @@ class TreasureHunt(TurnEnv):
             else "X" if square == self.treasure
             else "."
             for square in self._squares()
-        ]
+        ]  # fmt: skip
         return "\n".join("".join(signs[i : i + self._size]) for i in range(0, len(signs), self._size))
 
 

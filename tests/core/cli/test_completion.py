@@ -53,7 +53,7 @@ def test_bash_completes_a_line(tmp_path):
     program.chmod(0o755)
     script = (
         'eval "$(forge-agents --completion bash)"; COMP_LINE="forge-agents simu"; COMP_POINT=17; '
-        'COMP_WORDS=(forge-agents simu); COMP_CWORD=1; compopt() { :; }; _python_argcomplete forge-agents; '
+        "COMP_WORDS=(forge-agents simu); COMP_CWORD=1; compopt() { :; }; _python_argcomplete forge-agents; "
         'echo "${COMPREPLY[0]}"'
     )
     env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")

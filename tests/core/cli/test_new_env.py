@@ -64,10 +64,10 @@ def test_project_is_named_after_the_current_folder(tmp_path, monkeypatch):
 # ---- plugins, as they are installed
 
 
-PLUGIN = '''
+PLUGIN = """
 from forge_agents.envs.registry import register
 register("{name}/Kuhn-v0", entry_point="forge_envs.games.poker:KuhnPoker")
-'''
+"""
 
 
 def installed(site: Path, name: str, source: str) -> None:

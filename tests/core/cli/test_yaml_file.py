@@ -60,8 +60,7 @@ def test_booleans_may_be_yes_no_on_and_off(run, word, value):
 
 def test_names_may_be_words_that_yaml_reads_as_booleans(run):
     result = run(
-        "env: e\npolicies:\n  on: {model: m}\n  no: {model: n, trainable: no}\n"
-        "policy_mapping: {a: on, no: no}\n"
+        "env: e\npolicies:\n  on: {model: m}\n  no: {model: n, trainable: no}\npolicy_mapping: {a: on, no: no}\n"
     )
     assert sorted(result.policies) == ["no", "on"] and result.policy_mapping == {"a": "on", "no": "no"}
     assert result.policies["no"].trainable is False

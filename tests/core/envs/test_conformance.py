@@ -297,7 +297,7 @@ def test_identical_failures_are_merged_into_one_finding():
     assert len(lines) == 1 and lines[0].endswith("fork, leak, reasoning, other process (14 checks) OSError: no board")
 
 
-STRANGERS = '''
+STRANGERS = """
 import random
 from gymnasium.spaces import Discrete
 from pettingzoo import ParallelEnv
@@ -332,7 +332,7 @@ class Drawing(Sums):
     def reset(self, seed=None, options=None):
         seen, infos = super().reset(seed, options)
         return dict.fromkeys(seen, random.randrange(7)), infos
-'''
+"""
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def strangers(tmp_path, monkeypatch):
         obs_to_text=lambda seen, agent: f"{seen}, 7, 8",
         text_to_action=act,
         legal_actions=(lambda seen, agent: legal) if legal else None,
-    )
+    )  # fmt: skip
     del sys.modules["strangers"]
 
 

@@ -120,9 +120,7 @@ def test_program_on_a_bridge_network_reaches_the_host_address(engines):
     script = ASKS.replace("said =", "print(os.environ['OPENAI_BASE_URL'], os.environ['NO_PROXY']);")
     episode = played([sys.executable, "-c", script], image="my/crew:1", **WELL)
     assert episode.error is None
-    assert re.fullmatch(
-        r"http://127\.0\.0\.2:\d+/v1 \S*127\.0\.0\.2\n", result_of(episode)["stdout"]
-    )
+    assert re.fullmatch(r"http://127\.0\.0\.2:\d+/v1 \S*127\.0\.0\.2\n", result_of(episode)["stdout"])
 
 
 def test_rootless_podman_forwards_one_port_through_pasta(engines, monkeypatch):

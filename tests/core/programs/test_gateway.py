@@ -91,7 +91,7 @@ def answered(session, body, action, about=None):
 
 def test_call_is_a_turn_of_the_agent_that_its_model_names(session):
     about = {"finish_reason": "length", "prompt_tokens": 5, "completion_tokens": 2, "token_ids": [7, 8],
-             "logprobs": [-0.5, float("-inf")]}
+             "logprobs": [-0.5, float("-inf")]}  # fmt: skip
     turn, body = answered(session, asked(model="coder", logprobs=True), "Hi", about)
     assert (turn.agent, turn.text(), turn.after, turn.number) == ("coder", "Hello.", None, 0)
     choice = body["choices"][0]
@@ -552,7 +552,7 @@ def test_repeated_conversation_has_two_answers_to_continue(session):
     first, _ = answered(session, asked(), "same")
     second, _ = answered(session, asked(), "same")
     more = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": " same "},
-            {"role": "user", "content": "and?"}]
+            {"role": "user", "content": "and?"}]  # fmt: skip
     afters = [answered(session, asked() | {"messages": more}, str(n))[0].after for n in range(3)]
     assert (first.after, second.after, afters) == (None, None, [0, 1, 1])
     edited = [more[0], {"role": "assistant", "content": "other"}, more[2]]

@@ -22,7 +22,7 @@ from .helpers import asked, request  # noqa: TID252 (tests are no installed pack
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 SAYS = [
     f"<think>one and one</think>I add. {CALL}", "It is 2.", "<think>hm</think>Two", "a", "A", "<think>cut", "fine", "b",
-]
+]  # fmt: skip
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 

@@ -664,9 +664,7 @@ def test_command_line_is_scored_by_status_or_files():
     words, tasks = [sys.executable, "-c", COMMAND], [{"question": "Well?"}]
     episode = played(words, tasks=tasks)
     assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
-    assert result_of(episode) == {
-        "exit_status": 0, "stdout": "thought about it\n", "stderr": ""
-    }
+    assert result_of(episode) == {"exit_status": 0, "stdout": "thought about it\n", "stderr": ""}
     folders = []
 
     def judged(task, finished):
@@ -702,15 +700,17 @@ def test_command_ends_with_all_its_descendants(tmp_path, how):
     farewell = "import signal; signal.signal(15, lambda *_: open(sys.argv[1] + '-told', 'w').close()); "
     hangs = f"{farewell}time.sleep(600); time.sleep(600)"
     last = {"hangs": hangs, "ends": "sys.exit(7)", "is killed": "os.kill(os.getpid(), 9)"}[how]
-    script = COMMAND.replace("sys.exit(0 if said == \"solved\" else 3)", f"{LEAVES}\n{last}")
+    script = COMMAND.replace('sys.exit(0 if said == "solved" else 3)', f"{LEAVES}\n{last}")
     words = [sys.executable, "-c", script, str(tmp_path / "left")]
     episode = played(words, tasks=[{"question": "-"}], timeout_s=5.0)
     left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
     assert len(left) == 2 and ended_within(left, 20) and (tmp_path / "left-told").exists() == (how == "hangs")
     info = episode.trajectories["agent"].info
     assert episode.error is None and episode.rewards == {"agent": 0.0}
-    assert "within 5 s. It stands at process" in info["error"] if how == "hangs" else (
-        info["result"]["exit_status"] == {"ends": 7, "is killed": -9}[how]
+    assert (
+        "within 5 s. It stands at process" in info["error"]
+        if how == "hangs"
+        else (info["result"]["exit_status"] == {"ends": 7, "is killed": -9}[how])
     )
 
 

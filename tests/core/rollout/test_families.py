@@ -31,7 +31,7 @@ TOKENS = {
          "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"),
         (),
     ),
-}
+}  # fmt: skip
 
 
 def tokenizer_of(family):

@@ -41,10 +41,10 @@ Rome
 <arg_key>nights</arg_key>
 <arg_value>2</arg_value>
 </tool_call>""",
-    "deepseek": f"""{DEEPSEEK['calls begin']}{DEEPSEEK['call begin']}function{DEEPSEEK['sep']}book
+    "deepseek": f"""{DEEPSEEK["calls begin"]}{DEEPSEEK["call begin"]}function{DEEPSEEK["sep"]}book
 ```json
 {{"city": "Rome", "nights": 2}}
-```{DEEPSEEK['call end']}{DEEPSEEK['calls end']}""",
+```{DEEPSEEK["call end"]}{DEEPSEEK["calls end"]}""",
     "kimi": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.book:0<|tool_call_argument_begin|>"
         '{"city": "Rome", "nights": 2}<|tool_call_end|><|tool_calls_section_end|>'
@@ -216,9 +216,11 @@ def test_calls_parsed_by_a_server_run(serve_chat):
     calls = [{"type": "function", "function": {"name": "book", "arguments": '{"city": "Rome", "nights": 2}'}},
              {"type": "function", "function": {"name": "book", "arguments": "{"}}]  # fmt: skip
     server = serve_chat(
-        lambda request: "done"
-        if len(request["messages"]) > 2
-        else {"choices": [{"message": {"content": "CALL book(Bern)", "tool_calls": calls}}]}
+        lambda request: (
+            "done"
+            if len(request["messages"]) > 2
+            else {"choices": [{"message": {"content": "CALL book(Bern)", "tool_calls": calls}}]}
+        )
     )
     seats = {"guest": server.endpoint, "other": server.endpoint_with(name="other")}
     episode = asyncio.run(play(Desk(), seats, seed=0))

@@ -323,7 +323,7 @@ def test_conversations_of_an_agent_form_a_tree(serve, open_page, tmp_path):
     heads = page.locator(".turn .who").all_inner_texts()
     assert heads == [
         "1 · a", "2 · a · branch 1", "3 · a · goes on from 1", "4 · a · branch 1 · goes on from 2", "5 · a · branch 2",
-    ]
+    ]  # fmt: skip
     left = [turn.bounding_box()["x"] for turn in page.locator(".turn").all()]
     assert left[0] == left[2] == left[4] < left[1] == left[3]
     page.locator(".tree li li .jump").last.click()

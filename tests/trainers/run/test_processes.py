@@ -241,9 +241,7 @@ def test_ranks_that_cannot_share_a_model_ask_for_no_host(tmp_path, monkeypatch):
         sft.fit([chat] * 4, steps=1)
 
 
-@pytest.mark.parametrize(
-    ("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")]
-)
+@pytest.mark.parametrize(("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")])
 def test_equal_names_of_processes_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}
     meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())

@@ -171,7 +171,7 @@ def test_an_expected_exception_is_not_faked_by_ending():
     assert verifier.score([wrote(GOLD), wrote(ends)]).tolist() == [1.0, 0.0]
 
 
-LENIENT = '''
+LENIENT = """
 def test_loop():
     for result, expected in zip(map(f, [1, 2]), [1, 4]):
         assert result == expected
@@ -193,7 +193,7 @@ def test_next():
     except StopIteration:
         return
     assert False
-'''
+"""
 """Tests that an empty answer would pass if its exceptions reached them unchanged, or if it saw what they expect."""
 
 

@@ -11,9 +11,7 @@ from forge_verifiers.core.verifier import assessed, checked_scores
 
 
 def spoke(*actions, seed=0, agent="a"):
-    turns = tuple(
-        Turn(agent=agent, index=i, observation="", action=text, reward=0.0) for i, text in enumerate(actions)
-    )
+    turns = tuple(Turn(agent=agent, index=i, observation="", action=text, reward=0.0) for i, text in enumerate(actions))
     return Trajectory(agent=agent, policy="p", turns=turns, env_id="t", seed=seed)
 
 
@@ -59,9 +57,7 @@ def test_ensemble_scores_turns_and_keeps_its_state():
 
     def noisy(k):
         rng = np.random.default_rng(k)
-        return Rule(
-            lambda t: float(("please" in t.turns[-1].action) == (rng.random() < 0.8)), name=f"noisy{k}"
-        )
+        return Rule(lambda t: float(("please" in t.turns[-1].action) == (rng.random() < 0.8)), name=f"noisy{k}")
 
     rows = [spoke(*rng.choice(["please", "give"], 4).tolist(), seed=at // 8) for at in range(64)]
     judge = PerTurn(Ensemble([noisy(k) for k in range(5)]))

@@ -67,9 +67,7 @@ def with_logprobs(tokens):
     def entry(token, p):
         return {"token": token, "logprob": math.log(p), "bytes": None}
 
-    content = [
-        {**entry(*next(iter(t.items()))), "top_logprobs": [entry(*item) for item in t.items()]} for t in tokens
-    ]
+    content = [{**entry(*next(iter(t.items()))), "top_logprobs": [entry(*item) for item in t.items()]} for t in tokens]
     text = "".join(next(iter(t)) for t in tokens)
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text},
               "logprobs": {"content": content}}  # fmt: skip

@@ -79,7 +79,7 @@ RIGHT = by_gold({
         Answer: Let's think step by step. A ring has 3 units. The answer is (D). ¦ Antwort: Antwort: D
         It must be (D). ¦ Looks like D ¦ \boxed{\mathbf{(D)}} ¦ All of the above (D)
     """,
-})
+})  # fmt: skip
 WRONG = by_gold({
     "A": r"""
         The answer is (A) or (B). ¦ (A) is wrong ¦ (A) is wrong. ¦ not A ¦ Not (A) ¦ either A or B ¦ Either (A) or (B)
@@ -128,7 +128,7 @@ WRONG = by_gold({
     """,
     "(A)": r"""The answer is not (A)""",
     "I": r"""I do not know ¦ I think it is B ¦ I, for one, choose B ¦ So do I think""",
-})
+})  # fmt: skip
 OPTION_I = [
     "I",
     "I.",

@@ -37,7 +37,7 @@ NUMBERS = [
         "3": r"""答えは\(x=3\)です。""",
     }),
     ("\u200f42\u200f", "42"),
-]
+]  # fmt: skip
 WORDS = [
     ("La réponse est : Paris", "Paris"),
     ("« Paris »", "Paris"),
@@ -83,7 +83,7 @@ WRONG = by_gold({
     "cafe": r"""café""",
     "5": r"""1 2 3 4 5""",
     "3": r"""1⏎2⏎3""",
-})
+})  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "gold"), NUMBERS)

@@ -97,7 +97,7 @@ def test_equal_answers_are_equal(one, other):
         twenty-third ≢ 20/3 ¦ one of them is left ≢ 1 ¦ nineteen eighty-four ≢ 103 ¦ seven or eight ≢ 7 ¦ US$5 ≢ €5
         2 \text{ or } 3 ≢ 2 ¦ 1, 2, 3, 4, 5 ≢ 5 ¦ 1/0 ≢ 0
     """)],
-)
+)  # fmt: skip
 def test_unequal_answers_are_unequal(one, other):
     assert not maths_equal(one, other) and not maths_equal(other, one)
 

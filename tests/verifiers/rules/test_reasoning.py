@@ -94,9 +94,7 @@ class Engine:
 
     async def generate(self, prompt_ids, sampling, **asked):
         span = VersionSpan(version=0, start=0, end=len(self.ids))
-        return Completion(
-            token_ids=self.ids, logprobs=(-1.0,) * len(self.ids), finish_reason="stop", versions=(span,)
-        )
+        return Completion(token_ids=self.ids, logprobs=(-1.0,) * len(self.ids), finish_reason="stop", versions=(span,))
 
 
 @pytest.mark.parametrize("opened", [False, True])

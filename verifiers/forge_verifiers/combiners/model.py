@@ -205,9 +205,7 @@ class Model(NamedTuple):
         share = float(self.mean_share)
         return (1 - share) * PromptModel(*self.prompts.tolist()).mean + share * float(self.mean_balance)
 
-    def predict(
-        self, scale: Scale, scores: Floats, groups: Ints | None, queried: Bools
-    ) -> tuple[Floats, Floats]:
+    def predict(self, scale: Scale, scores: Floats, groups: Ints | None, queried: Bools) -> tuple[Floats, Floats]:
         """P(correct) [n] and its variance [n]."""
         voices = Voices(self.voice, self.voice_edges, self.sources)
         tables = np.stack([self.table, self.variance]).astype(np.float32).reshape(2, -1)

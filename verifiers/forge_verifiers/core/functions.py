@@ -231,7 +231,7 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
 
 
 def _meaning(parameter: inspect.Parameter) -> tuple[Many | None, Source]:
-    """"one" or "all" trajectories, None if unclear, and the source of a parameter's value."""
+    """Whether a parameter takes "one" or "all" trajectories, None if unclear, and the source of its value."""
     kind = parameter.annotation
     text = kind if isinstance(kind, str) else "" if kind is parameter.empty else inspect.formatannotation(kind)
     if "Trajectory" in text:

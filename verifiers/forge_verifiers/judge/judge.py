@@ -325,9 +325,7 @@ def _served(model: str | Policy | Endpoint) -> str:
 def _name_of(model: str | Policy) -> str:
     name = model.model if isinstance(model, Policy) else model
     if not isinstance(name, str):
-        raise TypeError(
-            f"Judge got {type(model).__name__}. Give a Policy, a model's name, an Endpoint or a Judge"
-        )
+        raise TypeError(f"Judge got {type(model).__name__}. Give a Policy, a model's name, an Endpoint or a Judge")
     return name
 
 
