@@ -97,9 +97,7 @@ class HostCopy(Records):
         return record is not None and entry in (record.entry, record.retiring)
 
     async def _record(self, client: Any) -> HostCopyRecord | None:
-        record: HostCopyRecord | None = None
-        if await self._has(client, self._key):
-            record = await self._get(client, self._key)
+        record: HostCopyRecord | None = await self._get_or_none(client, self._key)
         return record
 
     def _open(self, record: HostCopyRecord, layout: Layout, ranks: Sequence[int]) -> bool:

@@ -36,9 +36,10 @@ class Records:
     async def _get(self, client: Any, key: str) -> Any:
         return await self._wait(client.get(f"{self.weights_name}.{key}"), f"get of {self.weights_name}.{key}")
 
-    async def _has(self, client: Any, key: str) -> bool:
-        exists: bool = await self._wait(client.exists(f"{self.weights_name}.{key}"), f"look-up of {key}")
-        return exists
+    async def _get_or_none(self, client: Any, key: str) -> Any:
+        with contextlib.suppress(KeyError):
+            return await self._get(client, key)
+        return None
 
     async def _delete(self, client: Any, key: str) -> None:
         with contextlib.suppress(KeyError):  # it may be gone already
@@ -56,8 +57,8 @@ class Records:
     async def _keys(self, client: Any, prefix: str) -> list[str]:
         """Keys under ``prefix.``, without the name of the weights."""
         name = f"{self.weights_name}."
-        keys = await self._wait(client.keys(f"{name}{prefix}"), f"list of keys {name}{prefix}")
-        return [key.removeprefix(name) for key in keys if key.startswith(f"{name}{prefix}.")]
+        keys = await self._wait(client.keys(f"{name}{prefix}."), f"list of keys {name}{prefix}")
+        return [key.removeprefix(name) for key in keys]
 
     async def _wait(self, call: Any, action: str) -> Any:
         return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=action)

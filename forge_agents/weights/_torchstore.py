@@ -1,17 +1,14 @@
-"""TorchStore on our version of Monarch, with shared memory as its transport within a host.
+"""A volume of TorchStore on our version of Monarch, with shared memory as its transport within a host.
 
-TorchStore 0.1.2 mixes sync and async endpoints in its actors, which Monarch >= 0.2 refuses, and moves tensors through
-messages (0.1 GB/s). Its actors are replaced by subclasses of this module. The subclasses are pickled by reference, so
-every process that receives one imports this module and gets the transport as well.
+TorchStore 0.1.2 moves tensors through messages (0.1 GB/s), and its controller mixes sync and async endpoints, which
+Monarch >= 0.2 refuses. There is one volume, so the controller, which finds the volume of each key, is left out. The
+volume and its buffers are subclasses in this module. They are pickled by reference, so every process that receives one
+imports this module.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
-from collections.abc import Callable
-from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +21,10 @@ try:  # after Monarch's settings
     with without_garbage_collection():
         import torch
         import torchstore  # type: ignore[import-untyped,unused-ignore]
-        import torchstore.controller
         import torchstore.storage_volume
         import torchstore.transport.buffers
         import torchstore.transport.pipe
-        from torchstore.client import LocalClient
+        from torchstore.transport.pipe import Request
 
         from forge_agents.weights._segments import SegmentHandle, open_segment, segment_of
 except ModuleNotFoundError as cause:
@@ -38,33 +34,53 @@ except ModuleNotFoundError as cause:
         "weights travel through torchstore. Run `forge-agents doctor --fix`, which installs it"
     ) from cause
 
-_clients: dict[str, Any] = {}
+_clients: dict[str, Client] = {}
 """Clients of this process, by the store's name."""
-_near: ContextVar[bool] = ContextVar("near", default=True)
-"""Whether the store of the current call shares memory with this process."""
 
 
-async def initialize(store_name: str, mesh: Any) -> Any:
-    """Start TorchStore in the one process of `mesh`. Returns its controller actor.
+async def start_volume(mesh: Any) -> Any:
+    """Start a volume in the one process of `mesh`. Returns its actor."""
+    volume = mesh.spawn("volume", StorageVolume, torchstore.SingletonStrategy.get_volume_id)
+    await volume.get_id.choose()
+    return volume
 
-    TorchStore puts that actor into the calling process, where it cannot be restarted after a failure. Here it lives
-    next to the volume and ends with it.
+
+class Client:
+    """Access to a store's volume. Each operation is one call, because Monarch keeps memory of each: see `ReplyPort`.
+
+    TorchStore's own client calls its controller, too, and takes two calls for a ``put`` and three for a ``get``.
+
+    Args:
+        volume: Actor of the volume.
+        near: Whether the volume shares memory with this process.
     """
-    strategy = torchstore.SingletonStrategy()
-    volumes = await StorageVolume.spawn(num_volumes=1, mesh=mesh, id_func=strategy.get_volume_id)
-    index = mesh.spawn("index", Controller)
-    await index.init.call(strategy=strategy, num_storage_volumes=1, storage_volumes=volumes)
-    return index
+
+    def __init__(self, volume: Any, *, near: bool) -> None:
+        self._volume = _SingleActor(volume)
+        self._pipe = _Pipe(self._volume, near)
+
+    async def put(self, key: str, value: Any) -> None:
+        """Store a tensor or a picklable object."""
+        await self._pipe.put_to_storage_volume(key, Request.from_any(value))
+
+    async def get(self, key: str) -> Any:
+        """Read the value of a key. If the key does not exist, this raises KeyError in Monarch's ActorError."""
+        return await self._pipe.get_from_storage_volume(key, Request.from_any(None))
+
+    async def delete(self, key: str) -> None:
+        """Remove a key, or raise as `get` does."""
+        await self._volume.delete.call(key)
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        """Keys that begin with `prefix`."""
+        keys: list[str] = await self._volume.keys.call(prefix)
+        return keys
 
 
-async def client(store_name: str, index: Any, volume_place: str) -> Any:
-    """TorchStore's client of this process, created once. `volume_place`: where the store's volume is."""
+def client(store_name: str, volume: Any, volume_place: str) -> Client:
+    """The client of this process, created once. `volume_place`: where the store's volume is."""
     if store_name not in _clients:
-        single_index = _SingleActor(index)
-        strategy = await single_index.get_controller_strategy.call_one()
-        strategy.storage_volumes = _SingleActor(strategy.storage_volumes)
-        _clients[store_name] = Client(controller=single_index, strategy=strategy)
-        _clients[store_name].near = volume_place == memory_domain()
+        _clients[store_name] = Client(volume, near=volume_place == memory_domain())
     return _clients[store_name]
 
 
@@ -73,9 +89,6 @@ class _SingleActor:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-
-    def slice(self, **coordinates: int) -> _SingleActor:
-        return self
 
     def __getattr__(self, name: str) -> Any:
         choose = getattr(self._actor, name).choose
@@ -90,25 +103,6 @@ def transport(several_hosts: bool) -> str:
     """
     between = "by RDMA (not run by us)" if _rdma else "in messages"
     return "through shared memory" + f", to other hosts {between}" * several_hosts
-
-
-def _with_async_endpoints(base: Any) -> Any:
-    """A subclass of the actor `base` whose sync endpoints are async."""
-
-    def as_async(method: Any) -> Any:
-        @functools.wraps(method)
-        async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return method(self, *args, **kwargs)
-
-        return endpoint(call)
-
-    methods = {name: getattr(member, "_method", None) for name, member in vars(base).items()}
-    changed = {
-        name: as_async(method)
-        for name, method in methods.items()
-        if inspect.isfunction(method) and not inspect.iscoroutinefunction(method)
-    }
-    return type(base.__name__, (base,), {"__module__": __name__, **changed})
 
 
 class SharedBuffer(torchstore.transport.buffers.TransportBuffer):  # type: ignore[misc,unused-ignore]
@@ -147,35 +141,27 @@ class SharedBuffer(torchstore.transport.buffers.TransportBuffer):  # type: ignor
         self.handle, self.part, self.value = other_buffer.handle, other_buffer.part, other_buffer.value
 
 
-Controller = _with_async_endpoints(torchstore.controller.Controller)
-StorageVolume = _with_async_endpoints(torchstore.storage_volume.StorageVolume)
+class StorageVolume(torchstore.storage_volume.StorageVolume):  # type: ignore[misc,unused-ignore]
+    """Lists its keys as well."""
+
+    @endpoint
+    async def keys(self, prefix: str) -> list[str]:
+        """Keys that begin with `prefix`."""
+        return [key for key in self.store.kv if key.startswith(prefix)]
+
+
 with warnings.catch_warnings():  # `transport` reports the result
     warnings.simplefilter("ignore", DeprecationWarning)  # of the Monarch name that TorchStore uses
     _rdma: bool = torchstore.transport.buffers.rdma_available()
-_buffer_between: Callable[[Any], Any] = torchstore.transport.pipe.Pipe.create_transport_buffer
 
 
-def _buffer(pipe: Any) -> Any:
-    return _buffer_between(pipe) if _rdma and not _near.get() else SharedBuffer()
-
-
-torchstore.transport.pipe.Pipe.create_transport_buffer = _buffer
-
-
-class Client(LocalClient):  # type: ignore[misc,unused-ignore]
+class _Pipe(torchstore.transport.pipe.Pipe):  # type: ignore[misc,unused-ignore]
     """Uses shared memory if the store's volume is near, whatever the network is."""
 
-    near = True
+    def __init__(self, volume: Any, near: bool) -> None:
+        super().__init__(volume)
+        self._near = near
 
-    async def put(self, *args: Any, **options: Any) -> Any:
-        return await self._with_near(super().put(*args, **options))
-
-    async def get(self, *args: Any, **options: Any) -> Any:
-        return await self._with_near(super().get(*args, **options))
-
-    async def _with_near(self, call: Any) -> Any:
-        before = _near.set(self.near)
-        try:
-            return await call
-        finally:
-            _near.reset(before)
+    def create_transport_buffer(self) -> Any:
+        """The buffer of one put or get."""
+        return super().create_transport_buffer() if _rdma and not self._near else SharedBuffer()

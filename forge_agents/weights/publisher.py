@@ -98,7 +98,7 @@ class Publisher(Records):
         if not self._specs:
             raise ValueError(f"no tensors for weights {self.weights_name!r} version {version}")
         layout = lay_out(self._specs, world)
-        client = await self._on_all_ranks(self._ref.client(), world)
+        client = self._ref.client()
         async with in_background(self._report_progress(client)):
             index = await self._claim(client, version, layout, rank, world)
             # in the thread as well: fresh pages take 0.3 s per GB
@@ -137,7 +137,7 @@ class Publisher(Records):
 
         async def claim() -> Index:
             await self._await_leases(client, "request", num_parts)
-            old: Index = await self._get(client, "index") if await self._has(client, "index") else Index()
+            old: Index = await self._get_or_none(client, "index") or Index()
             write = Write(version=version, writer=self._process, publisher=self._id)
             await self._put(client, "index", index := old.announce(write))
             await self._await_leases(client, "lease", num_parts, self._count_progress)

@@ -42,8 +42,8 @@ class WeightStoreRef:
     """Host whose processes share memory with the volume."""
     heartbeat_timeout_s: float = 60.0
     """Seconds after which a store that does not answer counts as dead."""
-    index: Any = field(default=None, compare=False, repr=False)
-    """TorchStore's controller actor."""
+    volume: Any = field(default=None, compare=False, repr=False)
+    """Actor of TorchStore's volume."""
 
     def publisher(
         self, weights_name: str, *, dtype: torch.dtype | None = None, thread: Executor | None = None
@@ -59,14 +59,11 @@ class WeightStoreRef:
 
         return Subscriber(self, weights_name)
 
-    async def client(self) -> Any:
-        """TorchStore's client of this process, which is created once."""
+    def client(self) -> Any:
+        """The store's client of this process, which is created once."""
         from forge_agents.weights import _torchstore
 
-        connecting = _torchstore.client(self.store_name, self.index, self.place)
-        return await mesh.with_deadline(
-            connecting, self.heartbeat_timeout_s, who=self.name, what="connection to the store"
-        )
+        return _torchstore.client(self.store_name, self.volume, self.place)
 
 
 class WeightStore:
@@ -102,22 +99,22 @@ class WeightStore:
         try:
             details = f"TorchStore, weights go {_torchstore.transport(mesh.has_remote_hosts())}"
             with startup.track("store", name, details, on=mesh.hardware_of(volume_mesh)):
-                index = await within(_torchstore.initialize(store_name, volume_mesh), "start of the store")
+                volume = await within(_torchstore.start_volume(volume_mesh), "start of the store")
             heartbeat.start_timeout()
             ref = WeightStoreRef(
                 name=name,
                 store_name=store_name,
                 place=mesh.memory_domain_of(volume_mesh),
                 heartbeat_timeout_s=heartbeat_timeout_s,
-                index=index,
+                volume=volume,
             )
-            client = await heartbeat.guard(ref.client())
+            client = ref.client()
             await within(client.put(_PROBE_KEY, 0), "first answer of the store")
         except BaseException:
             heartbeat.end()
             await mesh.stop(volume_mesh, at_once=True)
             raise
-        heartbeat.add_probe(lambda: _probe(client), "answer of the store")
+        heartbeat.add_probe(lambda: client.get(_PROBE_KEY), "answer of the store")
         return cls(ref, volume_mesh, heartbeat)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
@@ -127,9 +124,3 @@ class WeightStore:
         self._stopped = True
         self.heartbeat.end()
         await mesh.stop(self._volume_mesh, timeout_s=timeout_s)
-
-
-async def _probe(client: Any) -> None:
-    """Ask TorchStore's controller, whose errors `get` reports as missing keys, and then the volume."""
-    await client.exists(_PROBE_KEY)
-    await client.get(_PROBE_KEY)

@@ -104,7 +104,7 @@ class Subscriber(Records):
         """
         async with self._lock:
             start = time.perf_counter()
-            client = await self._ref.client()
+            client = self._ref.client()
             leases = (self._lease, self._host_copy.lease, self._request)
             try:
                 weights = await self._open(client, version, current, start)
@@ -165,7 +165,7 @@ class Subscriber(Records):
                     f"versions: {exists}{f', and {write.version} is being written' if write else ''}. Older ones are "
                     "freed. Publish first, or ask for the latest with None"
                 )
-            latest_progress = await self._get(client, "progress") if await self._has(client, "progress") else None
+            latest_progress = await self._get_or_none(client, "progress")
             if index.stamp != stamp:
                 if stamp >= 0:  # a version came and went between two looks: ask the next write to wait
                     await self._request.renew(client)

@@ -66,7 +66,7 @@ class Writer(Actor):
 
     @endpoint
     async def ask_on(self):
-        client = await self.ref.client()
+        client = self.ref.client()
         async def ask():
             while True:
                 await client.get(f"{self.name}.index")
@@ -166,7 +166,7 @@ def test_freed_versions_are_refused_with_the_existing_ones(run, store):
     assert torch.equal(taken.tensors["model.norm.weight"], some_weights(7)["model.norm.weight"].bfloat16())
     with pytest.raises(UnknownIdError, match="no version 30. Existing versions: 7"):
         run(read(subscriber, taken, version=30))
-    client = run(store.ref.client())
+    client = store.ref.client()
     assert len([key for key in run(client.keys()) if key.startswith("freed.")]) == 3  # index, layout, bytes
 
 

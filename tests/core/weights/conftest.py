@@ -30,11 +30,8 @@ class SlowStore:
     def keys_with(self, *words: str) -> list[str]:
         return [key for key in self.values if any(word in key for word in words)]
 
-    async def client(self) -> SlowStore:
+    def client(self) -> SlowStore:
         return self
-
-    async def exists(self, key: str) -> bool:
-        return key in self.values
 
     async def keys(self, prefix: str = "") -> list[str]:
         return [key for key in self.values if key.startswith(prefix)]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,6 +245,28 @@ def test_transport_is_described(
     assert torchstore.transport(several) == description
 
 
+def test_each_operation_is_one_message(torchstore: Any) -> None:
+    messages = []
+
+    class Volume:
+        def __getattr__(self, name: str) -> Any:
+            async def choose(*args: Any) -> Any:
+                messages.append(name)
+                return args[1] if name == "get" else ["hero.index"]
+
+            return SimpleNamespace(choose=choose)
+
+    async def use(client: Any) -> None:
+        await client.put("hero.index", Index())
+        await client.put("hero.data", torch.zeros(3))
+        await client.get("hero.index")
+        assert await client.keys("hero.") == ["hero.index"]
+        await client.delete("hero.index")
+
+    asyncio.run(use(torchstore.Client(Volume(), near=True)))
+    assert messages == ["put", "put", "get", "keys", "delete"]
+
+
 @pytest.mark.parametrize(
     ("rdma", "near", "chosen"),
     [(True, True, "SharedBuffer"), (True, False, "Rdma"), (False, False, "SharedBuffer")],
@@ -253,16 +276,17 @@ def test_memory_is_shared_within_a_host_despite_rdma(
 ) -> None:
     from torchstore.transport.pipe import Pipe
 
-    class Rdma:
+    class Rdma(torchstore.SharedBuffer):  # type: ignore[misc]
         pass
 
-    class Asking(torchstore.Client):  # type: ignore[misc, name-defined]
-        async def _locate_volumes(self, key: str) -> Any:
-            raise KeyError(type(Pipe(None).create_transport_buffer()).__name__)
+    sent = []
 
-    monkeypatch.setattr(torchstore, "_buffer_between", lambda pipe: Rdma())
+    async def get(key: str, buffer: Any, request: Any) -> Any:
+        sent.append(type(buffer).__name__)
+        return buffer
+
+    monkeypatch.setattr(Pipe, "create_transport_buffer", lambda pipe: Rdma())
     monkeypatch.setattr(torchstore, "_rdma", rdma)
-    client = Asking(controller=None, strategy=None)
-    client.near = near
-    with pytest.raises(KeyError, match=chosen):
-        asyncio.run(client.get("any"))
+    volume = SimpleNamespace(get=SimpleNamespace(choose=get))
+    asyncio.run(torchstore.Client(volume, near=near).get("any"))
+    assert sent == [chosen]

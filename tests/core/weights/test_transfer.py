@@ -82,6 +82,30 @@ async def test_transfer_may_take_longer_than_the_heartbeat_timeout(slow_store: A
         await publisher.publish(3, weights)
 
 
+async def test_publishing_and_loading_take_few_calls_of_the_store(shared_store: Any) -> None:
+    """Monarch keeps memory of each call in the store's process, in every step of a run."""
+    publisher, subscriber, calls = publisher_of(shared_store), Subscriber(shared_store, "hero"), list[str]()
+    await publisher.publish(1, full(1, 1))
+    await read(subscriber)
+
+    def counted(name: str) -> Any:
+        method = getattr(shared_store, name)
+
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return method(*args)
+
+        return call
+
+    for name in ("get", "put", "keys", "delete"):
+        setattr(shared_store, name, counted(name))
+    await publisher.publish(2, full(2, 1))
+    assert len(calls) <= 9, calls
+    calls.clear()
+    assert (await read(subscriber)).version == 2
+    assert len(calls) <= 7, calls
+
+
 async def test_readers_of_a_busy_writer_get_whole_versions(shared_store: Any) -> None:
     publisher, versions = publisher_of(shared_store), set[int]()
 
