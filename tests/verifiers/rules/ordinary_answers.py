@@ -491,6 +491,8 @@ TABLES = {
         Since 4 > 3, it works ⇏ 3 ¦ As 3 ≤ 5 it is fine ⇏ 5 ¦ Since 20 \geq 15, enough ⇏ 15 ¦ So 4.5 < 5 and it fits ⇏ 5
         Since 12 is divisible by 4, yes ⇏ 4 ¦ Since 2 + 3 = 5, she has 5 apples ⇒ 5 ¦ Since 6 * 7 = 42, we are done ⇒ 42
         The total is 5. Since 4 < 5, it fits. ⇒ 5 ¦ x > 5 ⇒ x > 5 ¦ So x > 5 ⇒ x > 5
+        Since 6 >= 5, she has enough ⇏ 5 ¦ So 4.5 <= 5 and it fits ⇏ 5 ¦ Since 3 != 4, no ⇏ 4 ¦ Adding up, => 42 ⇒ 42
+        So x >= 5 ⇒ x >= 5 ¦ The solution is x >= 5. ⇒ x >= 5 ¦ The solution is x >= 5. ⇏ 5
         $5.00 > $4.50, so she has enough ⇏ 5 ¦ Answer: The total is **$42** because of tax ⇒ 42
         Answer:⏎- Paris⏎- Rome ⇏ Paris ¦ Answer:⏎- Paris⏎- Rome ⇏ Rome ¦ Answer:⏎- Paris ⇒ Paris
         Answer:⏎- 41 apples⏎- 42 pears ⇏ 41 ¦ Answer:⏎- 41 apples⏎- 42 pears ⇏ 42

@@ -115,14 +115,14 @@ _COPULA = re.compile(
     rf"|grows|grew|drops|dropped|falls|fell|rises|rose|increases|decreases) to|(?:sums?|amounts?) to|comes? to|obtain"
     rf"|find|earn(?:s|ed)?|costs?"
     rf"|pa(?:ys?|id)|spen(?:ds|t)|weighs?|needs?|takes?|took|lasts?|lasted|requires?)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
-    r"|['\u2019]s\b|\bi\.e\.,?|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
+    r"|['\u2019]s\b|\bi\.e\.,?|(?<![<>!])=|[\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
     r"[\s*_]*(?:(?:exactly|about|now|only|just|the number)\s+)?"
 )
 _NO_VALUE = re.compile(r"\b(?:no|non|pas|nicht)\s+\W*$", re.IGNORECASE)
 _THOUGHT = re.compile(r"\b(?:I|we)\s+(?:\w+\s+)?(?:thought|assumed|guessed|believed)\b")
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
-    rf"(?:{BOUND}|[<>\u2264\u2265\u2260]|\\[lg](?:eq?|eqslant|t)|\\neq?"
+    rf"(?:{BOUND}|(?<![=-])[<>\u2264\u2265\u2260]=?|!=|\\[lg](?:eq?|eqslant|t)|\\neq?"
     r"|\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
     r"|before|until|(?:anything|everything|all) but|except|opposite of|reciprocal of|below|minus|negative"
     r"|twice|half|double|triple|(?:half|third|quarter|square|cube|root|sum|product|quotient) of"
