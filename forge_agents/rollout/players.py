@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import random
 import time
@@ -11,6 +12,7 @@ import weakref
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -35,8 +37,13 @@ from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.refusals import is_too_long
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.terminal import terminal
+from forge_agents.runtime.threads import in_thread
 from forge_agents.tools import parse_tool_calls
 from forge_agents.types import Compaction, Completion, FinishReason, Message, ToolCall, Usage, VersionSpan
+
+_MAX_INLINE_CHARS = 1 << 14
+"""Maximum length of new messages that are tokenized in the event loop. Tokenizing takes up to 6 us per character, and
+all other episodes of the process wait. Switching to a thread takes 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +205,17 @@ class ModelPlayer:
         request = info.get(CONVERSATION)
         after, messages, only_results = self._new_messages(observation, info, request)
         conversation = copy.copy(self._empty if after is None else self._conversations[after])
-        prompt_ids = conversation.prompt(messages, only_results=only_results)
+        num_chars = sum(map(len, map(itemgetter(1), messages)))
+        if num_chars <= _MAX_INLINE_CHARS:
+            prompt_ids = conversation.prompt(messages, only_results=only_results)
+        elif num_chars > (most := self._engine.max_model_len * self._renderer.max_token_chars):
+            raise ContextFullError(
+                f"messages of {num_chars} characters fill the context of {self._engine.max_model_len} tokens, which "
+                f"have at most {most}. Raise max_model_len or shorten observations"
+            )
+        else:
+            render = functools.partial(conversation.prompt, messages, only_results=only_results)
+            prompt_ids = await in_thread(render, name="tokenizer")
         prompt_ids, compaction, notes = await self._fit(conversation, prompt_ids, messages, rng_key)
         if (room := conversation.room(prompt_ids)) < 1:
             raise self._no_room(prompt_ids)
@@ -241,7 +258,7 @@ class ModelPlayer:
         """Drop turns if the context is full. Returns the prompt, what was dropped, and the model's notes on it."""
         if not (conversation.may_drop_turns and conversation.is_full(prompt_ids)):
             return prompt_ids, None, None
-        number = conversation.num_turns_to_drop(messages)
+        number = await in_thread(conversation.num_turns_to_drop, messages, name="tokenizer")
         if number is None:
             raise self._no_room(prompt_ids)
         notes_key = None if rng_key is None else f"{rng_key}/notes"
@@ -370,7 +387,7 @@ class ModelPlayer:
         if self._compact and conversation.context == "window":
             summary = await self._compact(conversation.texts(number))
         text = omission(number, summary or (notes.action if notes else ""), notes=not summary)
-        prompt_ids = conversation.drop_turns(number, text, messages)
+        prompt_ids = await in_thread(conversation.drop_turns, number, text, messages, name="tokenizer")
         if summary and conversation.is_full(prompt_ids):
             raise ValueError(
                 f"compact() returned {len(summary)} characters, for which a context of {self._engine.max_model_len} "

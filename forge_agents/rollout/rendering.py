@@ -261,6 +261,14 @@ class Renderer:
         end, word = min(matches, default=(None, ""))
         return text[:end].strip(), word
 
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """Length of the longest token. A text of more characters than this times a number of tokens takes more tokens.
+
+        Exceptions are texts of which the tokenizer's normalizer deletes most characters.
+        """
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def piece(self, token_id: int) -> str:
         """Text of one token, including blanks."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))

@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import threading
 from dataclasses import replace
 from itertools import takewhile
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 import forge_agents as fa
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches, _join
 from forge_agents.rollout.episode import decision_fields, play
-from forge_agents.rollout.players import ModelPlayer, PolicyEngine
+from forge_agents.rollout.players import ContextFullError, ModelPlayer, PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion, NewMessages, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
@@ -91,6 +92,67 @@ def test_stop_text_is_trained_on_but_not_part_of_the_action(tokenizer):
     assert len(first.logprobs) == len(first.response_ids)
     sampled = (*first.prompt_ids, *first.response_ids)
     assert second.prompt_ids[: len(sampled)] == sampled
+
+
+@pytest.fixture
+def encoded_in(monkeypatch):
+    """The threads that tokenize texts of over 1,000 characters, in order."""
+    threads, encode = [], Renderer._encode
+
+    def noted(renderer, text):
+        if len(text) > 1000:
+            threads.append(threading.current_thread())
+        return encode(renderer, text)
+
+    monkeypatch.setattr(Renderer, "_encode", noted)
+    return threads
+
+
+def test_long_messages_are_tokenized_outside_of_the_event_loop(tokenizer, encoded_in):
+    short, long = "a" * 2_000, "b" * 20_000
+    player = ModelPlayer(PolicyEngine(Told(tokenizer, [("up", True)] * 3), Renderer(tokenizer)), fa.Policy("m"), "")
+
+    async def play():
+        await player.decide(short, {})
+        second = await player.decide(long, {})
+        other = {"messages": [{"role": "user", "content": long}], "after": 0}
+        third = await player.decide("", {"conversation": other})
+        return second, third, threading.current_thread()
+
+    second, third, loop = asyncio.run(play())
+    assert long in tokenizer.decode(second.prompt_ids) and third.prompt_ids == second.prompt_ids
+    assert encoded_in[0] is loop and len(encoded_in) == 2 and encoded_in[1] is not loop
+
+
+def test_turns_are_dropped_outside_of_the_event_loop(tokenizer, encoded_in):
+    engine = Told(tokenizer, [("up", True)] * 6, max_model_len=5_000)
+    policy = fa.Policy("m", context="window", sampling=fa.Sampling(max_tokens=64))
+    player = ModelPlayer(PolicyEngine(engine, Renderer(tokenizer)), policy, "")
+
+    async def play():
+        made = [await player.decide(f"{number}" * 1_500, {}) for number in range(6)]
+        return [decision.compaction for decision in made], threading.current_thread()
+
+    compactions, loop = asyncio.run(play())
+    assert any(compactions)
+    assert any(thread is not loop for thread in encoded_in), "prompts with fewer turns are tokenized as a whole"
+
+
+def test_messages_of_more_characters_than_the_context_can_have_are_not_tokenized(tokenizer, encoded_in):
+    renderer = Renderer(tokenizer)
+    engine = Told(tokenizer, [("up", True)] * 2, max_model_len=1_500)
+    most = engine.max_model_len * renderer.max_token_chars
+    assert most == 1_500 * len("<|reserved_0|>")
+    player = ModelPlayer(PolicyEngine(engine, renderer), fa.Policy("m", sampling=fa.Sampling(max_tokens=8)), "")
+    with pytest.raises(ContextFullError, match=f"messages of {most + 1} characters fill the context of 1500 tokens"):
+        asyncio.run(player.decide("a" * (most + 1), {}))
+    assert not encoded_in
+    with pytest.raises(ContextFullError, match="prompt of .* tokens fills the context of 1500"):
+        asyncio.run(player.decide("a" * most, {}))
+    assert encoded_in
+    fitting = "</tool_call>" * 800
+    assert len(fitting) > 5 * engine.max_model_len
+    assert asyncio.run(player.decide(fitting, {})).action == "up"
 
 
 def trained(samples):

@@ -144,6 +144,28 @@ def test_long_conversations_lose_their_middle_and_are_counted(tiny_bert):
     assert np.isfinite(own.score(ends)).all() and own.usage.truncated == 3
 
 
+def test_middle_of_a_very_long_text_is_not_tokenized(tiny_bert, monkeypatch):
+    long = said(("Task: 1" + "x" * 300_000 + "end", "same"))
+    model, sizes = RewardModel(tiny_bert(labels=1), max_tokens=32), []
+    expected = model.score([said(("Task: 1" + "x" * 1_000 + "end", "same"))])
+    load = model.own_model.load
+
+    def noted():
+        tokenizer, loaded = load()
+
+        class Tokenizer(type(tokenizer)):
+            def __call__(self, *texts, **options):
+                sizes.extend(map(len, texts))
+                return super().__call__(*texts, **options)
+
+        tokenizer.__class__ = Tokenizer
+        return tokenizer, loaded
+
+    monkeypatch.setattr(model.own_model, "load", noted)
+    np.testing.assert_allclose(model.score([long]), expected, atol=1e-6)
+    assert model.usage.truncated == 2 and max(sizes) < 2_000
+
+
 def test_texts_of_like_length_share_batches(tiny_bert):
     model = RewardModel(tiny_bert(labels=1), batch_tokens=40)
     mixed = [said(("q", "a" * n)) for n in (1, 30, 2, 31, 3, 4)]
