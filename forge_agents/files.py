@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import re
 import secrets
@@ -30,6 +32,7 @@ CHUNK_BYTES = 1 << 26
 """Size of the chunks with a checksum each, so that several threads can check one large file."""
 _MAX_THREADS = 8
 _MAX_DEPTH = 100
+_log = logging.getLogger(__name__)
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 """Environment variable with the path of `cache_folder`."""
 
@@ -69,6 +72,31 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         return Path(filled).expanduser()
     except RuntimeError as cause:
         raise ValueError(f"{text}: there is no home folder of {filled.partition(os.sep)[0]}") from cause
+
+
+@functools.cache
+def warn_of_other_writers(folder: Path) -> None:
+    """Log a warning, once per process, if other users of the machine can replace a folder or its files at any time.
+
+    Checks of a folder hold only for the moment at which they are made. Members of a group are not counted.
+    """
+    for path in {each: None for start in (folder.absolute(), folder.resolve()) for each in (start, *start.parents)}:
+        try:
+            status, parent = path.stat(), path.parent.stat()
+        except OSError:
+            continue  # opening it reports the error
+        is_open = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+        is_foreign = parent.st_mode & stat.S_IWOTH and status.st_uid not in (0, os.geteuid())
+        if is_open or is_foreign:
+            reason = f"has mode {stat.S_IMODE(status.st_mode):o}" if is_open else f"is of user {status.st_uid}"
+            _log.warning(
+                "%s %s, so other users can replace files of %s while they are used. Choose a folder that only you can "
+                "write to, or run: chmod o-w",
+                path,
+                reason,
+                folder,
+            )
+            return
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
-from forge_agents.files import check_plain_files, user_path
+from forge_agents.files import check_plain_files, user_path, warn_of_other_writers
 from forge_agents.types import Episode, Trajectory
 
 RECORD_FORMAT = 2
@@ -196,6 +196,7 @@ class EpisodeLog:
         check_plain_files(self.path.parent)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            warn_of_other_writers(self.path.parent)
             self._file = self.path.open("a+", encoding="utf-8", errors="replace")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read(self._file)

@@ -29,6 +29,7 @@ from forge_agents.imports import without_garbage_collection
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import TemplateRefusalError, render
 from forge_agents.models.families import REASONING_SWITCHES
+from forge_agents.models.tokenizer_file import has_slow_patterns, tokenize
 from forge_agents.policy import Thinking
 from forge_agents.runtime import startup
 from forge_agents.tools.formats import RESULT_TAGS
@@ -95,7 +96,7 @@ class Renderer:
                 f"tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token. Set eos_token in its "
                 "tokenizer_config.json"
             )
-        self._tokenizer = tokenizer
+        self._tokenizer, self._may_be_slow = tokenizer, has_slow_patterns(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
         # all_special_tokens omits tokens without a role, such as those that open a message
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -395,6 +396,8 @@ class Renderer:
         return render(self._tokenizer, messages, add_generation_prompt=generation_prompt, **chosen)
 
     def _encode(self, text: str) -> tuple[int, ...]:
+        if self._may_be_slow:
+            return tuple(tokenize(self._tokenizer, text, add_special_tokens=False)["input_ids"])
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _defused(self, messages: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
@@ -426,7 +429,7 @@ class Renderer:
         Without the question mark, the texts around such a part could form another token.
         """
         while True:
-            read = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            read = tokenize(self._tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
             places = [
                 place
                 for number, place in zip(read["input_ids"], read["offset_mapping"], strict=True)

@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
-from forge_agents.files import atomic_writer, cache_folder, find_damage, write_atomic
+from forge_agents.bench.records import EpisodeLog
+from forge_agents.files import atomic_writer, cache_folder, find_damage, warn_of_other_writers, write_atomic
+from forge_agents.policy import Policy
 from forge_agents.programs.traces import import_traces
-from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.records.run_folder import RunFolder, hashes_of_models
 
 
 @pytest.fixture
@@ -79,3 +82,43 @@ def test_checksums_of_a_stranger_do_not_read_a_file_that_is_not_on_the_disk(tmp_
     os.truncate(sparse, 1 << 40)
     with pytest.raises(ValueError, match=says):
         find_damage(tmp_path, {"weights": [1 << 40, 1]}, chunk_bytes=chunk_bytes)
+
+
+def test_folder_that_others_can_change_is_named_once(tmp_path, monkeypatch, caplog):
+    private, shared, open_ = (tmp_path / name for name in ("private", "shared", "open"))
+    for folder, mode in ((private, 0o775), (shared, 0o1777), (open_, 0o777)):
+        folder.mkdir()
+        folder.chmod(mode)
+        (folder / "run").mkdir(mode=0o755)
+    (private / "link").symlink_to(open_ / "run")
+
+    def warned(folder):
+        caplog.clear()
+        warn_of_other_writers(folder)
+        return caplog.text
+
+    assert not warned(private / "run") and not warned(shared / "run") and not warned(tmp_path / "missing")
+    (private / "open").mkdir()
+    (private / "open").chmod(0o777)
+    for folder in (open_ / "run", private / "link"):
+        assert f"{open_} has mode 777, so other users can replace files of {folder}" in warned(folder)
+        assert not warned(folder), "once"
+    assert f"{private / 'open'} has mode 777" in warned(private / "open")
+    warn_of_other_writers.cache_clear()
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    (shared / "run").chmod(0o700)
+    text = warned(shared / "run" / "seed-0")
+    assert (f"{shared / 'run'} is of user {owner}" in text) == bool(owner), "root may change everything anyway"
+    assert not warned(private / "run"), "its parent is not open to others"
+
+
+def test_runs_and_models_in_folders_of_others_are_reported(tmp_path, tiny_llama, caplog):
+    tmp_path.chmod(0o777)
+    RunFolder(tmp_path / "run", {}).close()
+    with EpisodeLog(tmp_path / "games"):
+        pass
+    hashes_of_models({"hero": Policy(str(shutil.copytree(tiny_llama, tmp_path / "model")))})
+    for name in ("run", "games", "model"):
+        assert f"can replace files of {tmp_path / name} while" in caplog.text
+    tmp_path.chmod(0o700)

@@ -183,7 +183,8 @@ def replace(pattern, content):
         ({"normalizer": replace({"String": "``"}, '"" ')}, False),
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, replace({"Regex": " +"}, " ")]}}, False),
         ({"normalizer": {"type": "Sequence", "normalizers": [replace({"String": "a"}, "a" * 9)] * 2}}, True),
-        ({"decoder": {"type": "Sequence", "decoders": [replace({"Regex": ""}, "aa")] * 4}}, True),
+        ({"normalizer": {"type": "Sequence", "normalizers": [replace({"Regex": ""}, "aa")] * 4}}, True),
+        ({"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "a" * 9)] * 2}}, True),
         ({"normalizer": replace({"String": "a"}, "a" * 65)}, True),
     ],
 )
@@ -191,6 +192,14 @@ def test_a_tokenizer_that_multiplies_texts_is_refused(part, is_refused, folder):
     settings = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**settings, **part}))
     with pytest.raises(ModelNotFoundError, match="turn one letter into") if is_refused else nullcontext():
+        models.resolve(folder)
+
+
+def test_a_decoder_with_a_regular_expression_is_refused(folder):
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    steps = [settings["decoder"], replace({"Regex": "(a+)+$"}, "")]
+    (folder / "tokenizer.json").write_text(json.dumps({**settings, "decoder": {"type": "Sequence", "decoders": steps}}))
+    with pytest.raises(ModelNotFoundError, match="decoder searches for a regular expression"):
         models.resolve(folder)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_agents.models.tokenizer_file import TokenizerLimitError
 from forge_agents.rollout import rendering
 from forge_agents.rollout.rendering import ControlTokenError, Renderer
 
@@ -299,6 +300,21 @@ def test_tokenizer_without_an_end_is_refused(tiny_llama):
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="has no end-of-sequence token. Set eos_token"):
         Renderer(tokenizer)
+
+
+def test_tokenizer_with_an_unknown_expression_has_a_time_limit(tiny_llama, monkeypatch):
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Sequence, Split
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    expected = Renderer(tokenizer).start("", "aab")
+    split = Split(Regex("(a|a)+[^a]"), "isolated")
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence([split, tokenizer.backend_tokenizer.pre_tokenizer])
+    renderer = Renderer(tokenizer)
+    assert renderer.start("", "aab") == expected
+    with pytest.raises(TokenizerLimitError, match="Its tokenizer.json has a regular expression that takes too long"):
+        renderer.start("", "a" * 60)
 
 
 def test_many_messages_take_linear_time(renderer):

@@ -23,7 +23,7 @@ from forge_agents.bench.fingerprints import provenance
 from forge_agents.display import visible
 from forge_agents.episodes.stored import EPISODES, MAX_LINE_BYTES
 from forge_agents.errors import ForgeError, RunFolderError
-from forge_agents.files import check_contained, check_dense, check_plain_files, user_path
+from forge_agents.files import check_contained, check_dense, check_plain_files, user_path, warn_of_other_writers
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.policy import Policy
@@ -131,6 +131,7 @@ def hashes_of_models(policies: Mapping[str, Policy]) -> dict[str, str]:
         with contextlib.suppress(ForgeError, OSError):
             if (folder := models.local_folder(policy.model)) is not None:
                 models.check_complete(folder)
+                warn_of_other_writers(folder)
                 hashes[name] = sampled_hash(folder)
     return hashes
 
@@ -172,6 +173,7 @@ class RunFolder:
             self._lock: IO[str] = (self.path / ".lock").open("a")
         except OSError as cause:
             raise RunFolderError(f"run folder {self.path} cannot be used ({cause}). Choose another out_dir") from cause
+        warn_of_other_writers(self.path)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:

@@ -17,6 +17,7 @@ from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import render
 from forge_agents.models.control_tokens import defused
 from forge_agents.models.sizes import check_count, check_described
+from forge_agents.models.tokenizer_file import tokenize
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.rules.answers import gold_answers, last_action
@@ -167,7 +168,7 @@ class TextModel:
             if max(map(len, parts)) > _LONG_CHARS:  # characters of tokens that are left out below
                 room = limit * max(map(len, tokenizer.get_vocab()))
                 parts = tuple(part if len(part) <= 2 * room else part[:room] + part[-room:] for part in parts)
-            return dict(tokenizer(*parts, add_special_tokens=special_tokens, verbose=False))
+            return dict(tokenize(tokenizer, *parts, add_special_tokens=special_tokens, verbose=False))
 
         encoded = [encode(text) for text in texts]
         long = [k for k, ids in enumerate(encoded) if len(ids["input_ids"]) > limit]
