@@ -11,6 +11,7 @@ from typing import Any
 HIDDEN = "(hidden)"
 _VARIABLE = re.compile(
     r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|APIKEY|WEBHOOK|NETRC|GPG_AGENT_INFO|KRB5CCNAME"
+    r"|ASKPASS|IPC_HANDLE|IDENTITY_HEADER|KUBECONFIG|PGPASSFILE|DOCKER_CONFIG|DBUS_SESSION_BUS_ADDRESS"
     r"|CONN(?:ECTION)?_?STR|(?:DATABASE|DB|MONGO(?:DB)?|POSTGRES(?:QL)?|MYSQL|REDIS|AMQP|BROKER|RABBITMQ)_UR[IL]"
     r"|(?:^|_)(?:KEYS?|PASS|PAT|O?AUTH|AUTHORIZATION|DSN|JWT|SAS)(?:_|$)|(?:KEYS?|SSHPASS|XAUTHORITY|_PWD)$",
     re.IGNORECASE,
@@ -38,10 +39,11 @@ _TEXTS = re.compile(
       | eyJ [\w-]{8,} \. eyJ [\w-]+ (?:\.[\w-]*)?
     )
     | (?<= ://) [^/@:\s]* : [^/\s]+ (?= @)
+    | -----BEGIN\ (?:[A-Z]+\ ){0,3} PRIVATE\ KEY----- [\w+/=\s:,-]*
     """,
     re.VERBOSE,
 )
-"""Keys with the prefixes of known providers, JSON web tokens, and passwords in URLs."""
+"""Keys with the prefixes of known providers, JSON web tokens, passwords in URLs, and private keys."""
 _SCHEME = re.compile(r"\b(bearer\s+|(?:basic|token)\s+(?=[^\s'\"]*\d|[^\s'\"]{20}))[\w.~+/=:-]{8,}", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"((?<![A-Za-z])(?:(?:(?:api|access|auth|private|secret)[-_]?key|(?:access|auth|refresh|bearer)[-_]?token)"

@@ -154,12 +154,20 @@ def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     return settings
 
 
+_OF_RUNS = ("metrics.jsonl", "episodes.jsonl", "plan.yaml", "checkpoints", ".lock")
+"""Files and folders of a run."""
+
+
 def _find_beside(file: Path, values: dict[str, Any]) -> None:
-    """Find the modules, data and models that a file names in the folder of the file."""
+    """Find the modules, data and models that a file names in the folder of the file.
+
+    Modules in the folder of a run are not found, because the run may be a stranger's.
+    """
     folder = file.parent.resolve()
     if folder == Path.cwd():
         return
-    add_user_folder(folder)
+    if not any((folder / name).exists() for name in _OF_RUNS):
+        add_user_folder(folder)
 
     def look(values: dict[str, Any]) -> None:
         for key, value in values.items():

@@ -33,6 +33,8 @@ SAMPLING = (
 )  # fmt: skip
 """Sampling fields of a request. In episodes they are ignored: a policy samples as it is trained."""
 _CHOICES = ("auto", "none", "required", "any")
+_MAX_MESSAGE_CHARS = 2000
+"""Maximum length of an error: sessions and records keep errors, and programs choose the names in them."""
 _MAX_LISTED_CALLS = 8
 """Number of calls that an error message lists."""
 _abbreviation = reprlib.Repr()
@@ -45,7 +47,7 @@ class RefusedError(ForgeError, ValueError):
     """A request that is rejected, with an HTTP status and a machine-readable code."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
-        super().__init__(message)
+        super().__init__(message[:_MAX_MESSAGE_CHARS])
         self.status, self.code = status, code
 
 
@@ -267,7 +269,7 @@ def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]
         if waiting.get(call.id):
             matched.append(waiting[call.id].popleft())
         else:
-            missing.append(f"{call.name} ({abbreviate(call.id)})")
+            missing.append(f"{abbreviate(call.name)[1:-1]} ({abbreviate(call.id)})")
     if missing:
         more = f", and {len(missing) - _MAX_LISTED_CALLS} more" * (len(missing) > _MAX_LISTED_CALLS)
         raise RefusedError(

@@ -73,6 +73,7 @@ class Connection(H11Protocol):
         self.opened = time.monotonic()
         self._unread = False
         self._late: asyncio.TimerHandle | None = None
+        self._stranger: asyncio.TimerHandle | None = None
         self._within_s: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -82,7 +83,7 @@ class Connection(H11Protocol):
             if other.loop.is_closed():  # its server ended first
                 _open.discard(other)
         _open.add(self)
-        self.loop.call_later(REQUEST_S, self._give_up_stranger)
+        self._stranger = self.loop.call_later(REQUEST_S, self._give_up_stranger)
         if self._fits(self.connections, MAX_CONNECTIONS) and self._fits(_open, _max_open()):
             self._look()
 
@@ -111,6 +112,8 @@ class Connection(H11Protocol):
     def _end(self) -> None:
         _open.discard(self)
         self._close_within(None)
+        if self._stranger is not None:
+            self._stranger.cancel()  # otherwise the timer would keep the connection in memory
         self.trusted = True  # no timeout applies any more
 
     def pause_writing(self) -> None:

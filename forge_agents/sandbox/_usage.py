@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CLOCK = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SOCKET_BYTES = 320 << 10
 """Maximum contents of one local or UDP socket. The program cannot raise the default buffers of 208 KiB."""
 
@@ -125,7 +126,11 @@ class Usage:
         return any(b"/dev/zero (deleted)" in self.read(f"{pid}/maps") for pid in tree)
 
     def grant(self, tree: Callable[[], list[str]], num_bytes: int, max_bytes: int) -> bool:
-        """Return whether the program may map `num_bytes` more of shared anonymous memory, and count them if so."""
+        """Return whether the program may map `num_bytes` more of shared anonymous memory, and count them if so.
+
+        They count in whole pages. Another page stands for the kernel's own data of each mapping.
+        """
+        num_bytes = (-(-num_bytes // _PAGE_BYTES) + 1) * _PAGE_BYTES
         if self.shared_bytes + num_bytes > max_bytes and not self._maps_shared(tree()):
             self.shared_bytes = 0
         granted = self.shared_bytes + num_bytes <= max_bytes

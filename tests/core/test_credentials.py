@@ -47,6 +47,7 @@ def test_key_of_a_known_form_is_hidden_within_a_text(secret):
         ("https://host/v1?api_key=abc&x=1", f"https://host/v1?api_key={HIDDEN}&x=1"),
         ("--token=abc run", f"--token={HIDDEN} run"),
         ('{"api_key": "abc"}', f'{{"api_key": "{HIDDEN}"}}'),
+        ("a -----BEGIN RSA PRIVATE KEY-----\nMII+/=\n-----END RSA PRIVATE KEY----- (b)", f"a {HIDDEN}(b)"),
     ],
 )
 def test_credential_after_its_name_is_hidden(text, visible_text):
@@ -56,7 +57,8 @@ def test_credential_after_its_name_is_hidden(text, visible_text):
 @pytest.mark.parametrize(
     "text",
     ["max_tokens=5", "The token limit holds.", "Say the password: swordfish.", "basic arithmetic", "org/hf_datasets",
-     "task-12345678", "http://127.0.0.1:8000/v1", "risk-12345678", "scikit-learn-1.2.3"],
+     "task-12345678", "http://127.0.0.1:8000/v1", "risk-12345678", "scikit-learn-1.2.3",
+     "-----BEGIN CERTIFICATE-----"],
 )  # fmt: skip
 def test_ordinary_text_is_left(text):
     assert redact(text) == text

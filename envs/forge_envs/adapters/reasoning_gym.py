@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
+from forge_agents.runtime.threads import in_thread
 from forge_agents.types import Trajectory
 from forge_envs.adapters.contained import Randomness, ended
 from forge_envs.adapters.listing import entry, folder_of, register_ids
 from forge_envs.adapters.patterns import bound_patterns
-from forge_envs.adapters.scoring import score
+from forge_envs.adapters.scoring import COMPUTING_SCORERS, score
+
+T = TypeVar("T")
 
 
 class ReasoningGym(TurnEnv):
@@ -76,6 +79,12 @@ class ReasoningGym(TurnEnv):
             "reasoning_gym": self._source,
         }
         return ended(agent, reward, **info, **reasons)
+
+    async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `call` in a thread if it may wait for the scoring process, so that other episodes go on."""
+        if where != "step" or self._task["generator"] not in COMPUTING_SCORERS:
+            return call(*args, **kwargs)
+        return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
 
 class ReasoningGymScore:

@@ -50,8 +50,10 @@ _FORMULA = (*_SUM, *_POWERS, ast.Name, ast.Call, ast.Load)
 _LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
 _OPENERS = re.compile(r"[-+~(\[{](?:\s*[-+~(\[{]){49}")
 
-SCORE_S = 10.0
-"""Maximum seconds per answer. Ordinary answers take milliseconds, sympy's simplification sometimes a second."""
+SCORE_S = 4.0
+"""Maximum processor time per answer. Ordinary answers take milliseconds, sympy's simplification sometimes a second."""
+_WAIT_S = 60.0
+"""Maximum wait for an answer's score, on a busy machine."""
 START_S = 120.0
 """Maximum seconds to import reasoning-gym and sympy, which takes two seconds on an idle machine."""
 MEMORY_MB = 4096
@@ -209,11 +211,12 @@ class _Scorer:
                 process.stdin.flush()
                 poll = select.poll()
                 poll.register(process.stdout, select.POLLIN)
-                reply = process.stdout.readline() if poll.poll((START_S + SCORE_S) * 1000) else b""
+                reply = process.stdout.readline() if poll.poll((START_S + _WAIT_S) * 1000) else b""
             except BrokenPipeError:
                 reply = b""
             if not reply.endswith(b"\n"):
                 self._end()
+                self._running()  # so that it has started when the next answer comes
                 return 0.0, {"error": f"the scorer broke its limits: {SCORE_S:g} s, {MEMORY_MB} MiB"}
         value, reasons = json.loads(reply)
         return value, reasons
@@ -250,8 +253,8 @@ def serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while size := sys.stdin.buffer.read(8):
         question = pickle.loads(sys.stdin.buffer.read(int.from_bytes(size, "big")))  # noqa: S301  # from the parent
-        signal.setitimer(signal.ITIMER_REAL, SCORE_S)  # the unhandled signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, SCORE_S)  # the unhandled signal ends the process
         reply = _score_here(*question)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()

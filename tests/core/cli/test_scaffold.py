@@ -67,6 +67,19 @@ def test_run_file_finds_modules_next_to_it_from_any_folder(folder, tmp_path, mon
         assert mine.warm_start["team"].data == "mine.jsonl" and mine.warm_start["team"].epochs == 4
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "plan.yaml", ".lock"])
+def test_modules_in_the_folder_of_a_run_are_not_run(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "evil_reward.py").write_text("raise AssertionError('a module of a stranger was imported')")
+    (run / "config.yaml").write_text("env: forge/Relay-v0\nreward: evil_reward:f\npolicies: {own: {model: m}}\n")
+    (run / name).touch()
+    with pytest.raises(ValueError, match="No module named 'evil_reward'"):
+        read("run/config.yaml").load_reward()
+
+
 def test_tasks_next_to_a_run_file_are_found(tmp_path, monkeypatch):
     (tmp_path / "file").mkdir()
     (tmp_path / "file/rows.jsonl").write_text('{"question": "2 + 3?"}\n')

@@ -799,6 +799,13 @@ def test_warnings_of_programs_are_bounded():
     assert shown[-1] == "programs caused many warnings. Further ones are not shown"
 
 
+def test_a_long_name_is_shortened_in_errors():
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f" * 10**6, "arguments": "{}"}}]}
+    with pytest.raises(RefusedError, match=r"no result of the tool call f+\.\.\.f+ \('c'\)") as refused:
+        CHAT.read(asked(messages=[called, {"role": "user", "content": "-"}]))
+    assert len(str(refused.value)) < 600 and len(str(RefusedError("x" * 10**6))) == 2000
+
+
 def test_stop_texts_within_the_limit_are_read():
     assert len(CHAT.read(asked(stop=[f"{n:02}" * 500 for n in range(64)])).stop) == 64
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import http.client
 import logging
 import resource
@@ -122,6 +123,20 @@ def test_strangers_are_closed_after_a_timeout(address, monkeypatch):
     assert closed(silent) and closed(healthy)
     assert asks(client) == 200
     client.close()
+
+
+def test_closed_connections_are_not_kept_until_the_timeout(address, monkeypatch):
+    monkeypatch.setattr(connections, "REQUEST_S", 10 * WAIT_S)
+    gc.collect()
+    before = sum(isinstance(each, connections.Connection) for each in gc.get_objects())
+    for _ in range(20):
+        connect(address).close()
+    deadline, kept = time.monotonic() + WAIT_S, 20
+    while kept > 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        gc.collect()
+        kept = sum(isinstance(each, connections.Connection) for each in gc.get_objects()) - before
+    assert kept <= 0
 
 
 @pytest.mark.parametrize("num_bytes", [20_000, 300_000, 50_000_000])

@@ -107,6 +107,18 @@ def test_shared_memory_above_the_limit_is_refused(weaker, monkeypatch):
     assert result.stdout == "mapped\nagain\n256\n" and "Cannot allocate memory" in result.stderr, result
 
 
+def test_small_shared_mappings_count_in_pages():
+    """Each takes a page and a kernel object, so 100 MiB are at most 12,800 mappings of one byte."""
+    program = (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\ncount = 0\n"
+        "while libc.mmap(None, ctypes.c_size_t(1), 3, 0x21, -1, ctypes.c_long(0)) not in (None, 2**64 - 1):\n"
+        "    count += 1\n"
+        "print(count)"
+    )
+    result = Sandbox(limits=replace(LIMITS, memory_mb=100)).run(program)
+    assert 12_700 < int(result.stdout) <= 12_800, result
+
+
 def test_huge_pages_are_refused():
     program = (
         "import mmap\ntry: mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)\n"

@@ -1,5 +1,6 @@
 import ast
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,19 @@ def test_scorer_over_its_limits_scores_zero_and_is_restarted(monkeypatch):
     assert "broke its limits" in scorer.ask("endless")[1]["error"]
     assert scorer.ask("quick") == (1.0, {})
     scorer._end()
+
+
+@pytest.mark.parametrize(("generator", "waits"), [("simple_integration", True), ("leg_counting", False)])
+def test_the_event_loop_goes_on_while_an_answer_is_scored_in_another_process(monkeypatch, generator, waits):
+    in_loop = []
+
+    def score(*_):
+        in_loop.append(threading.current_thread() is threading.main_thread())
+        return 1.0, {}
+
+    monkeypatch.setattr("forge_envs.adapters.reasoning_gym.score", score)
+    episode = fa.play(f"reasoning-gym/{generator}-v0", fa.Scripted(lambda _: "<answer>x</answer>"), seed=1)
+    assert episode.rewards == {"solver": 1.0} and in_loop == [not waits]
 
 
 def test_a_literal_is_read_and_nothing_else():

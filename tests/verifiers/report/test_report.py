@@ -103,6 +103,15 @@ def test_figures_show_names_literally():
     assert b"<text" not in picture and b"<script" not in picture
 
 
+def test_map_of_many_verifiers_shows_the_first_forty():
+    from forge_verifiers.report.pictures import correlation_figure
+
+    def picture(count):
+        return correlation_figure([f"v{k}" for k in range(count)], [None] * count, np.eye(count))
+
+    assert len(picture(400)) < 1.1 * len(picture(40))
+
+
 def test_the_page_holds_the_numbers(hostile):
     report, text = hostile
     best = report.verifiers[6]

@@ -33,23 +33,28 @@ _STYLE = {
     "svg.hashsalt": "forge",
     "text.parse_math": False,  # names may contain dollar signs
 }
+_MAX_SHOWN = 40
+"""Maximum number of verifiers in the correlation map. The time to draw it grows with the square of their number."""
 _MAX_CELLS = 14
 """Maximum number of verifiers for which the correlation map shows numbers."""
 
 
 def correlation_figure(names: Sequence[str], families: Sequence[str | None], correlation: Floats) -> bytes:
-    """Heat map of the correlation [m, m] of the verifiers' scores, ordered by family."""
-    order = sorted(range(len(names)), key=lambda k: (families[k] is None, families[k] or "", k))
-    ordered, titles = correlation[np.ix_(order, order)], [labels(names)[k] for k in order]
-    side = 0.6 + 0.42 * len(names)
+    """Heat map of the correlation [m, m] of the verifiers' scores, ordered by family. Shows at most 40 verifiers."""
+    shown = names[:_MAX_SHOWN]
+    order = sorted(range(len(shown)), key=lambda k: (families[k] is None, families[k] or "", k))
+    ordered, titles = correlation[np.ix_(order, order)], [labels(shown)[k] for k in order]
+    side = 0.6 + 0.42 * len(shown)
     with _figure(max(9.0, side + 4.0), side) as (figure, save):
         axes = figure.subplots()
         axes.grid(visible=False)
         image = axes.imshow(ordered, cmap="RdBu_r", vmin=-1, vmax=1)
-        ticks = np.arange(len(names))
+        ticks = np.arange(len(shown))
         axes.set_xticks(ticks, [title.split("  ")[0] for title in titles])
         axes.set_yticks(ticks, titles)
-        for i, j in np.ndindex(ordered.shape) if len(names) <= _MAX_CELLS else ():
+        if len(shown) < len(names):
+            axes.set_title(f"The first {len(shown)} of {len(names)} verifiers")
+        for i, j in np.ndindex(ordered.shape) if len(shown) <= _MAX_CELLS else ():
             if not np.isnan(ordered[i, j]):
                 color = "white" if abs(ordered[i, j]) > 0.6 else _DARK
                 axes.text(j, i, f"{ordered[i, j]:.2f}", ha="center", va="center", color=color, fontsize=7.5)
