@@ -29,8 +29,8 @@ from forge_agents.imports import without_garbage_collection
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import TemplateRefusalError, render
 from forge_agents.models.families import REASONING_SWITCHES
-from forge_agents.models.tokenizer_file import has_slow_patterns, tokenize
 from forge_agents.policy import Thinking
+from forge_agents.rollout.tokenizing import has_slow_patterns, tokenize
 from forge_agents.runtime import startup
 from forge_agents.tools.formats import RESULT_TAGS
 from forge_agents.tools.native import CallReader, reader_for

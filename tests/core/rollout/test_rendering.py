@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_agents.models.tokenizer_file import TokenizerLimitError
 from forge_agents.rollout import rendering
 from forge_agents.rollout.rendering import ControlTokenError, Renderer
+from forge_agents.rollout.tokenizing import TokenizerLimitError
 
 
 @pytest.fixture(scope="module")

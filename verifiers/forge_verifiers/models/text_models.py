@@ -17,7 +17,7 @@ from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import render
 from forge_agents.models.control_tokens import defused
 from forge_agents.models.sizes import check_count, check_described
-from forge_agents.models.tokenizer_file import tokenize
+from forge_agents.rollout.tokenizing import tokenize
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.rules.answers import gold_answers, last_action

@@ -9,8 +9,8 @@ from tokenizers.normalizers import NFC, Replace, Sequence
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from transformers import PreTrainedTokenizerFast
 
-from forge_agents.models import tokenizer_file
-from forge_agents.models.tokenizer_file import TokenizerLimitError, has_slow_patterns, tokenize
+from forge_agents.rollout import tokenizing
+from forge_agents.rollout.tokenizing import TokenizerLimitError, has_slow_patterns, tokenize
 
 
 def split_by(pattern):
@@ -23,12 +23,12 @@ def split_by(pattern):
 def test_expression_that_takes_endless_time_is_stopped(monkeypatch):
     tokenizer, other = split_by("(?:a|a){18}[^a]"), split_by("b+")
     assert tokenize(tokenizer, "ab")["input_ids"] == [0, 1]
-    monkeypatch.setattr(tokenizer_file, "_DEADLINE_S", 0.0)
+    monkeypatch.setattr(tokenizing, "_DEADLINE_S", 0.0)
     with pytest.raises(
         TokenizerLimitError, match="did not end within 0 s for a text of 400 characters.*expression that"
     ):
         tokenize(tokenizer, "a" * 400)
-    monkeypatch.setattr(tokenizer_file, "_DEADLINE_S", 600.0)
+    monkeypatch.setattr(tokenizing, "_DEADLINE_S", 600.0)
     with pytest.raises(TokenizerLimitError, match="did not end in time for an earlier text"):
         tokenize(tokenizer, "ab")
     assert tokenize(other, "ab", "bb")["input_ids"] == [0, 1, 1, 1]
@@ -41,16 +41,16 @@ def test_expression_beyond_the_limit_of_the_library_is_an_error_of_one_text():
     assert tokenize(tokenizer, "ab")["input_ids"] == [0, 1]
 
 
-@pytest.mark.parametrize("pattern", sorted(tokenizer_file._QUICK))
+@pytest.mark.parametrize("pattern", sorted(tokenizing._QUICK))
 def test_expressions_of_common_models_take_linear_time(pattern):
     split, seconds = split_by(pattern).backend_tokenizer.pre_tokenizer, []
     assert not has_slow_patterns(split_by(pattern)) and has_slow_patterns(split_by(f"{pattern}|a+b"))
-    for count in (500, 8_000):
+    for count in (5_000, 40_000):
         start = time.thread_time()
         for unit in ("a", "A", "aB", " ", "\n", " \n", "  a", "1", "'", "'s", "\u6f22", "\u02b0", "\u0301", "!/"):
             split.pre_tokenize_str(unit * count)
         seconds.append(time.thread_time() - start)
-    assert seconds[1] < 64 * seconds[0], seconds  # 16 times if linear
+    assert seconds[1] < 32 * seconds[0], seconds  # 8 times if linear, 64 if quadratic
 
 
 def test_normalizers_and_sequences_are_searched_for_expressions():
