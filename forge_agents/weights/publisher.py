@@ -203,9 +203,7 @@ class Publisher(Records):
                 "each time"
             )
 
-    async def _put_parts(
-        self, client: Any, layout: Layout, rank: int, buffer_B: torch.Tensor, index: Index
-    ) -> None:
+    async def _put_parts(self, client: Any, layout: Layout, rank: int, buffer_B: torch.Tensor, index: Index) -> None:
         assert index.write is not None  # by the first rank
         for number, (start, end) in enumerate(layout.parts(rank)):
             part_B = _segments.part_of(buffer_B, start, end)
