@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import hashlib
 import json
 import logging
@@ -75,11 +76,12 @@ def adapter_number(config: EnginePlan, adapter: str) -> int:
     return 1 + list(config.adapters).index(adapter) if adapter else 0
 
 
+@without_garbage_collection()
 def build(config: EnginePlan) -> Any:
     """Build a vLLM engine in this process."""
-    with without_garbage_collection():
-        from vllm import LLMEngine
+    from vllm import LLMEngine
 
+    gc.freeze()  # otherwise the collections that vLLM starts visit all objects of its modules, for 4 s
     check_described(Path(config.model), free_bytes=_free_bytes())
     _patch(config)
     if config.tp > 1:  # vLLM would have torch listen on all interfaces

@@ -42,6 +42,7 @@ def weights_of(model):
 
 
 BENCH = """
+import gc
 from forge_agents.runtime._monarch import Actor, endpoint
 from forge_agents.serving import _vllm
 from forge_agents.policy import Sampling
@@ -64,13 +65,26 @@ def answers(engine, prompts):
 class Bench(Actor):
     def __init__(self):
         self.engines = []  # vLLM tears its process groups down with the first engine that goes
+        self.visited = []
 
     def build(self, config):
+        gc.callbacks.append(self.count)
         self.engines.append(_vllm.build(config))
+        gc.callbacks.remove(self.count)
         from vllm.distributed import parallel_state
         if parallel_state._EP is None:  # made with the first engine of a process, and only where that has experts
             parallel_state._EP = parallel_state._TP
         return self.engines[-1]
+
+    def count(self, phase, info):
+        if phase == "start" and len(self.engines) == 0:  # later engines find the modules of the first one
+            self.visited.append(len(gc.get_objects()))
+
+    @endpoint
+    async def first_start(self, config):
+        if not self.engines:
+            self.build(config)
+        return max(self.visited), gc.get_freeze_count()
 
     @endpoint
     async def fresh(self, config, prompts):
@@ -506,6 +520,12 @@ def test_engine_with_loaded_weights_equals_a_new_one(run, store, engine, bench, 
         assert {span.version for completion in after for span in completion.versions} == {30}
 
     run(main())
+
+
+def test_engine_start_collects_no_garbage_among_its_modules(run, bench, tiny_llama):
+    starting = bench.first_start.call_one(small(tiny_llama))
+    visited, excluded = run(mesh.with_deadline(starting, 60, who="bench", what="start"))
+    assert 0 < visited < excluded / 4  # objects of which a collection may have to visit all
 
 
 def test_running_and_queued_requests_are_distinguished(run, bench, tiny_llama):

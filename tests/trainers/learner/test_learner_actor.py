@@ -1,12 +1,14 @@
-"""The order of calls to one rank of a learner."""
+"""The start of one rank of a learner, and the order of its calls."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from types import SimpleNamespace
 from typing import Any
 
+from forge_trainers.learner import actor
 from forge_trainers.learner.actor import LearnerActor
 from forge_trainers.learner.plan import LearnerPlan
 
@@ -46,3 +48,12 @@ def test_publish_after_a_replaced_store_uses_the_new_one():
         return put
 
     assert asyncio.run(order()) == {"store": "second", "version": 3.0}
+
+
+def test_garbage_collections_of_a_learner_do_not_visit_its_modules(monkeypatch):
+    for name in ("keep_freed_memory", "limit_matmul_cache"):  # settings of the whole process
+        monkeypatch.setattr(actor, name, lambda: None)
+    module = [object()]
+    assert any(each is module for each in gc.get_objects())
+    LearnerActor({}, "hero", None, {})
+    assert not any(each is module for each in gc.get_objects())

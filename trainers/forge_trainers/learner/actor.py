@@ -7,6 +7,7 @@ event loop stays free for heartbeats and for messages of the weight store.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -47,6 +48,7 @@ class LearnerActor(Actor):
     def __init__(
         self, configs: Mapping[str, LearnerPlan], name: str, store: WeightStoreRef | None, losses: Mapping[str, Loss]
     ) -> None:
+        gc.freeze()  # collections do not visit the imported modules, which takes an eighth of the learner's start
         keep_freed_memory()
         limit_matmul_cache()
         for loss_name, loss in losses.items():
