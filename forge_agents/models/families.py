@@ -89,11 +89,12 @@ FAMILIES = (
         untrainable_reason="its weights are stored in four bits, which the learner does not read, and packed attention "
         "on CPU has no sinks",
     ),
+    Family(name="qwen3_5", models="Qwen3.5 for text", architectures=("Qwen3_5ForCausalLM",)),
     Family(
-        name="qwen3_5", models="Qwen3.5",
-        architectures=("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration",
+        name="qwen3_5_images", models="Qwen3.5 with images and its mixtures",
+        architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
                        "Qwen3_5MoeForConditionalGeneration"),
-        untrainable_reason="its linear attention needs the package fla, which needs a GPU",
+        untrainable_reason="the learner computes neither its image encoder nor its shared experts",
     ),
     Family(
         name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",),
@@ -115,6 +116,7 @@ FAMILIES = (
 """Known families. vLLM serves more."""
 
 _QWEN3 = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+_QWEN3_5 = dict.fromkeys(("qwen3_5", "qwen3_5_images"), "qwen3.5")
 CHAT_FORMATS = (
     ChatFormat(name="harmony", marks=("<|channel|>", "<|start|>"), calls="harmony", renderers={"gpt_oss": "gpt-oss"}),
     ChatFormat(name="llama-3", marks=("<|start_header_id|>",), calls="llama", renderers={"llama": "llama-3"}),
@@ -124,7 +126,7 @@ CHAT_FORMATS = (
     ChatFormat(
         name="deepseek", marks=("<\uff5cUser\uff5c>",), calls="deepseek", renderers={"deepseek_v3": "deepseek-v3"}
     ),
-    ChatFormat(name="qwen3.5", marks=("<|im_start|>", "<function="), calls="xml", renderers={"qwen3_5": "qwen3.5"}),
+    ChatFormat(name="qwen3.5", marks=("<|im_start|>", "<function="), calls="xml", renderers=_QWEN3_5),
     ChatFormat(name="qwen3", marks=("<|im_start|>", "<tool_call>", "<think>"), calls="hermes", renderers=_QWEN3),
     ChatFormat(name="qwen2.5", marks=("<|im_start|>", "<tool_call>"), calls="hermes", renderers=_QWEN3),
     ChatFormat(name="chatml", marks=("<|im_start|>",)),
@@ -169,10 +171,18 @@ _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
         # vLLM and transformers disagree about these
         **dict.fromkeys(("factor", "attention_factor", "short_mscale", "long_mscale"), (None,)),
     },
+    "Qwen3_5ForCausalLM": {"partial_rotary_factor": None, "rope_type": ("default",), "attn_output_gate": (True,)},
 }
 """Values that differ by architecture. None: any value."""
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Linear layers of Phi, and the layers of other families that each of them stacks."""
+_RECURRENT = {"in_proj_qkv": ("q_proj", "k_proj", "v_proj"), "in_proj_z": ("q_proj", "k_proj", "v_proj"),
+              "out_proj": ("o_proj",)}  # fmt: skip
+"""Linear layers of recurrent attention, and those of attention whose place they take. `in_proj_z` is the gate, which in
+attention belongs to `q_proj`."""
+_RECURRENT_SIZES = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+                    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
+"""Settings of recurrent layers, with the defaults that transformers leaves out of config.json."""
 
 
 def inspect_model(folder: Path) -> ModelInfo:
@@ -262,21 +272,52 @@ def is_fused(config: Mapping[str, Any]) -> bool:
     return architecture_of(config) == "Phi3ForCausalLM"
 
 
-def adapted_layers(targets: Collection[str], *, fused: bool) -> tuple[str, ...]:
+def is_recurrent(config: Mapping[str, Any], layer: int | None = None) -> bool:
+    """Return whether a layer, or any layer, has a state of constant size in place of keys and values."""
+    if architecture_of(config) != "Qwen3_5ForCausalLM":
+        return False
+    if layer is None:
+        return any(is_recurrent(config, i) for i in range(config["num_hidden_layers"]))
+    kinds = config.get("layer_types")
+    return bool(kinds[layer] == "linear_attention" if kinds else (layer + 1) % config.get("full_attention_interval", 4))
+
+
+def recurrent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    """Return the numbers of key and value heads, the sizes of a key and a value, and the width of the convolution."""
+    keys, values, key_size, value_size, width = (
+        int(config.get(name) or default) for name, default in _RECURRENT_SIZES.items()
+    )
+    return keys, values, key_size, value_size, width
+
+
+def head_dim_of(config: Mapping[str, Any]) -> int:
+    """Return the size of an attention head."""
+    default = 256 if architecture_of(config) == "Qwen3_5ForCausalLM" else None
+    return int(config.get("head_dim") or default or config["hidden_size"] // config["num_attention_heads"])
+
+
+def adapted_layers(targets: Collection[str], *, fused: bool, recurrent: bool) -> tuple[str, ...]:
     """Return the linear layers that an adapter with these targets has in a model, by Hugging Face's names.
 
+    Args:
+        targets: Layers of attention and feed-forward.
+        fused: Whether the model stacks them, as `is_fused` says.
+        recurrent: Whether it has recurrent layers, as `is_recurrent` says. Their projections count as those of
+            attention.
+
     Raises:
-        ValueError: The targets are a part of a fused layer.
+        ValueError: The targets are a part of a layer.
     """
-    if not fused:
-        return tuple(targets)
-    for layer, parts in _FUSED.items():
+    stacked = _FUSED if fused else _RECURRENT if recurrent else {}
+    for layer, parts in stacked.items():
         if 0 < len(set(parts) & set(targets)) < len(parts):
             raise ValueError(
                 f"targets={tuple(targets)} of a LoRA adapter: {layer} is one layer of this model. Name all or none of "
                 f"{', '.join(parts)}"
             )
-    of = {part: layer for layer, parts in _FUSED.items() for part in parts}
+    if recurrent:
+        return *targets, *(layer for layer, parts in _RECURRENT.items() if set(parts) <= set(targets))
+    of = {part: layer for layer, parts in stacked.items() for part in parts}
     return tuple(dict.fromkeys(of.get(target, target) for target in targets))
 
 

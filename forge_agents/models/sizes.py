@@ -53,6 +53,21 @@ _SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """Sizes of the recurrent layers of a model. Counts are numbers of elements."""
+
+    layers: int
+    mixed: int
+    """Queries, keys and values of a position."""
+    values: int
+    """Values of a position, which are as many as gates."""
+    state: int
+    """State of one sequence in a layer, with the inputs that the convolution still needs."""
+    weights: int
+    """Weights of a layer's attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """Sizes of a Llama- or Qwen3-like decoder. Counts are numbers of elements, not bytes."""
 
@@ -86,6 +101,9 @@ class ModelSize:
     """Number of layers with experts, or 0 for a dense model."""
     plain_channels: int
     """Intermediate size of the other layers' feed-forward."""
+    recurrence: Recurrence | None
+    """Layers with a state in place of keys and values. The other layers then have a gate for each query. None: no such
+    layers."""
 
     @classmethod
     def of(cls, folder: Path) -> ModelSize:
@@ -119,7 +137,7 @@ class ModelSize:
         """Compute the size from the content of a config.json."""
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
-        head_dim = int(config.get("head_dim") or hidden // heads)
+        head_dim = families.head_dim_of(config)
         count, layers = families.num_experts(config), int(config["num_hidden_layers"])
         model_type = str(config.get("model_type", ""))
         norms = 4 if model_type.startswith("gemma3") else 2
@@ -127,7 +145,9 @@ class ModelSize:
             raise ValueError(f"num_hidden_layers={layers} is outside [0, {_MAX_LAYERS}]")
         between = int((config.get("moe_intermediate_size") if count else 0) or config["intermediate_size"])
         chosen = int(config.get("num_experts_per_tok") or 1) if count else 1
-        attention = hidden * head_dim * (heads + 2 * kv_heads) + heads * head_dim * hidden
+        recurrence = _recurrence(config) if families.is_recurrent(config) else None
+        projections = heads * (1 if recurrence is None else 2) + 2 * kv_heads
+        attention = hidden * head_dim * projections + heads * head_dim * hidden
         return cls(
             layers=layers,
             hidden=hidden,
@@ -147,12 +167,18 @@ class ModelSize:
             dense=attention + norms * hidden + (hidden * count if count else 3 * hidden * between),
             sparse_layers=sum(families.has_experts(config, layer) for layer in range(layers)),
             plain_channels=int(config["intermediate_size"]),
+            recurrence=recurrence,
         )
 
     @property
     def plain_layers(self) -> int:
         """Number of layers without experts."""
         return self.layers - self.sparse_layers
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with keys and values."""
+        return self.layers - (0 if self.recurrence is None else self.recurrence.layers)
 
     @property
     def embedding(self) -> int:
@@ -170,15 +196,31 @@ class ModelSize:
         plain = 0
         if self.num_experts:
             plain = 3 * self.hidden * self.plain_channels - self.hidden * self.num_experts - self.experts
-        return self.layers * self.layer + self.plain_layers * plain + self.embedding + self.hidden
+        recurrent = 0
+        if self.recurrence is not None:
+            attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads) + self.heads * self.head_dim * self.hidden
+            recurrent = self.recurrence.layers * (self.recurrence.weights - attention)
+        return self.layers * self.layer + self.plain_layers * plain + recurrent + self.embedding + self.hidden
 
     def kv_per_token(self, tp: int = 1) -> int:
         """Return the KV cache elements per token of one of `tp` ranks. Heads are copied if there are too few."""
-        return 2 * self.layers * max(1, self.kv_heads // tp) * self.head_dim
+        return 2 * self.attention_layers * max(1, self.kv_heads // tp) * self.head_dim
 
     def divides(self, tp: int) -> bool:
         """Return whether `tp` ranks of an engine can share the heads."""
         return self.heads % tp == 0 and (self.kv_heads % tp == 0 or tp % self.kv_heads == 0)
+
+
+def _recurrence(config: Mapping[str, Any]) -> Recurrence:
+    keys, values, key_size, value_size, width = families.recurrent_sizes(config)
+    hidden, mixed = int(config["hidden_size"]), 2 * keys * key_size + values * value_size
+    return Recurrence(
+        layers=sum(families.is_recurrent(config, layer) for layer in range(config["num_hidden_layers"])),
+        mixed=mixed,
+        values=values * value_size,
+        state=values * key_size * value_size + (width - 1) * mixed,
+        weights=hidden * (mixed + 2 * values * value_size + 2 * values) + width * mixed,
+    )
 
 
 def check_described(folder: Path, *, free_bytes: float = math.inf) -> None:

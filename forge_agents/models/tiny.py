@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3"]
+Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 HIDDEN = 128
@@ -22,6 +22,10 @@ INTERMEDIATE = 256
 EXPERTS = 4
 EXPERTS_PER_TOKEN = 2
 EXPERT_INTERMEDIATE = 64
+RECURRENT_HEADS = 2, 4
+"""Key and value heads of a recurrent layer."""
+RECURRENT_HEAD_DIM = 64  # vLLM's kernels for CPU know 64 and 128
+CONV_WIDTH = 4
 CONTEXT = 4096
 
 CONTROL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
@@ -37,6 +41,7 @@ _ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
 }
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
@@ -144,7 +149,19 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
             },
         }
         del config["hidden_act"]
-    if family.startswith("qwen"):
+    if family == "qwen3_5":
+        config |= {
+            "model_type": "qwen3_5_text",
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": RECURRENT_HEADS[0],
+            "linear_num_value_heads": RECURRENT_HEADS[1],
+            "linear_key_head_dim": RECURRENT_HEAD_DIM,
+            "linear_value_head_dim": RECURRENT_HEAD_DIM,
+            "linear_conv_kernel_dim": CONV_WIDTH,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+                                "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+        }  # fmt: skip
+    elif family.startswith("qwen"):
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
     if family == "qwen3_moe":
         config |= {
@@ -169,7 +186,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         return (0.08 * torch.randn(*shape, generator=generator)).to(getattr(torch, dtype))
 
     def norm(size: int) -> torch.Tensor:
-        offset = 0 if family == "gemma3" else 1  # the model adds 1
+        offset = 0 if family in ("gemma3", "qwen3_5") else 1  # the model adds 1
         return (offset + 0.1 * torch.randn(size, generator=generator)).to(getattr(torch, dtype))
 
     weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN), "model.norm.weight": norm(HIDDEN)}
@@ -178,7 +195,13 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         weights |= {
             prefix + "input_layernorm.weight": norm(HIDDEN),
             prefix + "post_attention_layernorm.weight": norm(HIDDEN),
-            prefix + "self_attn.q_proj.weight": matrix(HEADS * head_dim, HIDDEN),
+        }
+        recurrent = family == "qwen3_5" and layer == 0
+        if recurrent:
+            weights |= _recurrent(prefix + "linear_attn.", matrix, norm)
+        gate = 2 if family == "qwen3_5" else 1
+        weights |= {} if recurrent else {
+            prefix + "self_attn.q_proj.weight": matrix(gate * HEADS * head_dim, HIDDEN),
             prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
             prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
             prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head_dim),
@@ -196,7 +219,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         if family == "gemma3":
             weights[prefix + "pre_feedforward_layernorm.weight"] = norm(HIDDEN)
             weights[prefix + "post_feedforward_layernorm.weight"] = norm(HIDDEN)
-        if family in ("qwen3", "qwen3_moe", "gemma3"):
+        if family in ("qwen3", "qwen3_moe", "gemma3", "qwen3_5") and not recurrent:
             weights[prefix + "self_attn.q_norm.weight"] = norm(head_dim)
             weights[prefix + "self_attn.k_norm.weight"] = norm(head_dim)
         if family == "qwen2":
@@ -207,6 +230,22 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
     if not tied:
         weights["lm_head.weight"] = matrix(VOCAB, HIDDEN)
     return weights
+
+
+def _recurrent(prefix: str, matrix: Any, norm: Any) -> dict[str, torch.Tensor]:
+    """Weights of a recurrent layer's attention, with decays of different speed."""
+    keys, values = (heads * RECURRENT_HEAD_DIM for heads in RECURRENT_HEADS)
+    return {
+        prefix + "in_proj_qkv.weight": matrix(2 * keys + values, HIDDEN),
+        prefix + "in_proj_z.weight": matrix(values, HIDDEN),
+        prefix + "in_proj_b.weight": matrix(RECURRENT_HEADS[1], HIDDEN),
+        prefix + "in_proj_a.weight": matrix(RECURRENT_HEADS[1], HIDDEN),
+        prefix + "conv1d.weight": 4 * matrix(2 * keys + values, 1, CONV_WIDTH),
+        prefix + "A_log": 10 * matrix(RECURRENT_HEADS[1]),
+        prefix + "dt_bias": 10 * matrix(RECURRENT_HEADS[1]),
+        prefix + "norm.weight": 1 + norm(RECURRENT_HEAD_DIM),  # the model does not add 1 to this norm
+        prefix + "out_proj.weight": matrix(HIDDEN, values),
+    }
 
 
 def _fuse(weights: dict[str, torch.Tensor], prefix: str) -> None:

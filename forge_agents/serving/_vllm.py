@@ -563,8 +563,10 @@ def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
 
 
 def _adapted_layers(model: str, lora: LoRA) -> tuple[str, ...]:
-    fused = families.is_fused(models.read_json(Path(model, "config.json")))
-    return families.adapted_layers(lora.targets, fused=fused)
+    config = models.read_json(Path(model, "config.json"))
+    return families.adapted_layers(
+        lora.targets, fused=families.is_fused(config), recurrent=families.is_recurrent(config)
+    )
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]] | None) -> None:

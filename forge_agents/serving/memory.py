@@ -73,11 +73,21 @@ def adapter_weights(size: ModelSize, lora: LoRA) -> int:
         "qkv_proj": size.hidden + attention + 2 * kv,
         "o_proj": size.hidden + attention,
     }
+    recurrent_dims = {}
+    if (recurrence := size.recurrence) is not None:
+        attention_dims["q_proj"] += attention  # the gate
+        recurrent_dims = {
+            "in_proj_qkv": size.hidden + recurrence.mixed,
+            "in_proj_z": size.hidden + recurrence.values,
+            "out_proj": size.hidden + recurrence.values,
+        }
     layer_dims = (
-        size.layers * attention_dims[name]
+        size.attention_layers * attention_dims[name]
         if name in attention_dims
+        else recurrence.layers * recurrent_dims[name]
+        if recurrence is not None and name in recurrent_dims
         else size.plain_layers * (size.hidden + feed_forward * (2 if name == "gate_up_proj" else 1))
-        for name in adapted_layers(lora.targets, fused=size.fused)
+        for name in adapted_layers(lora.targets, fused=size.fused, recurrent=recurrence is not None)
     )
     return lora.rank * sum(layer_dims)
 

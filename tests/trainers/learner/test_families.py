@@ -12,7 +12,6 @@ from forge_agents.models.families import FAMILIES, inspect_model
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
 from forge_trainers.batch.layout import Span
-from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
 
@@ -33,6 +32,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma3", {"sliding_window": 9, "query_pre_attn_scalar": 100, "head_dim": 64}),
     ("gemma3", {"rope_parameters": None, "rope_theta": 5e5, "rope_local_base_freq": 3e3, "layer_types": None,
                 "sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    ("qwen3_5", {}),
+    ("qwen3_5", {"head_dim": 64, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}}),
     ("phi3", {}),
     ("phi3", {"sliding_window": 9}),
     ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
@@ -68,24 +69,26 @@ def test_logits_equal_transformers_alone_and_packed(tmp_path, family, settings):
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(ids).logits
     whole = compute(core, ids, [Span(start=0, length=600)])
-    assert (whole - theirs).abs().max() < 2e-5
+    # transformers' recurrence in chunks differs from its recurrence by token by 2.3e-5
+    limit = 4e-5 if family == "qwen3_5" else 2e-5
+    assert (whole - theirs).abs().max() < limit
     # 3 x ORIGINAL tokens once, what follows them twice, behind another conversation
     first, split, end = Span(start=0, length=50), 3 * ORIGINAL, 3 * ORIGINAL + 40
     rest = [Span(start=50 + at, length=40, seen=((50, split),)) for at in (split, end)]
     spans = [first, Span(start=50, length=split), *rest]
     packed = compute(core, torch.cat([ids[:, :50], ids[:, :end], ids[:, split:end]], dim=1), spans)
     for result, expected in ((packed[:, :50], theirs[:, :50]), (packed[:, 50 + end :], theirs[:, split:end])):
-        assert (result - expected).abs().max() < 2e-5
+        assert (result - expected).abs().max() < limit
 
 
 def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Tensor:
     positions = torch.cat([span.before + torch.arange(span.length) for span in spans])
     with torch.no_grad():
-        result: torch.Tensor = core.model(ids, positions[None], plan_attention(spans))
+        result: torch.Tensor = core.model(ids, positions[None], core._built.masks(spans, positions[None]))
     return result
 
 
-@pytest.mark.parametrize("family", ["gemma3", "phi3", "qwen2"])
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "qwen2", "qwen3_5"])
 def test_gradients_equal_transformers(tiny_models, family):
     model = tiny_models(family=family)
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
@@ -96,7 +99,9 @@ def test_gradients_equal_transformers(tiny_models, family):
     # 80 tokens, then twice what follows them
     spans = [Span(start=0, length=80), *(Span(start=at, length=40, seen=((0, 80),)) for at in (80, 120))]
     positions = torch.cat([span.before + torch.arange(span.length) for span in spans])
-    logits = core.model(torch.cat([ids, ids[:, 80:]], dim=1), positions[None], plan_attention(spans))
+    logits = core.model(
+        torch.cat([ids, ids[:, 80:]], dim=1), positions[None], core._built.masks(spans, positions[None])
+    )
     grad = torch.randn(logits.shape, generator=rng)
     logits.backward(grad)
     theirs(ids).logits.backward(torch.cat([grad[:, :80], grad[:, 80:120] + grad[:, 120:]], dim=1))
@@ -111,7 +116,7 @@ def test_gradients_equal_transformers(tiny_models, family):
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
-@pytest.mark.parametrize("family", ["gemma3", "mistral", "phi3", "qwen2", "smollm3"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral", "phi3", "qwen2", "qwen3_5", "smollm3"])
 def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
     model, batch = tiny_models(family=family), random_batch()
     settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_agents.models import families
 from forge_agents.models import resolve as models
-from forge_trainers.learner import gemma, titan
+from forge_trainers.learner import gemma, qwen3_5, titan
 from forge_trainers.learner.fused import FusedFeedForward, FusedQKV
 from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 
@@ -28,12 +28,14 @@ _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
 _BIASED = ("Qwen2ForCausalLM",)
 """Architectures with biases of queries, keys and values, which their config.json does not mention."""
-_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM")
+_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", "Qwen3_5ForCausalLM")
 """Architectures that normalize queries and keys per head."""
 _SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM")
 """Architectures with the window of their config.json in all layers."""
 _THETA = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6}
 """Default of RoPE's base where it is not 10,000."""
+_OFFSET_NORMED = ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM")
+"""Architectures whose norms have the factor ``1 + weight``."""
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -68,16 +70,18 @@ def spec_from_config(
     name = config["architectures"][0]
     is_llama, is_gemma = name == "LlamaForCausalLM", name == "Gemma3ForCausalLM"
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
-    head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
+    head_dim = families.head_dim_of(config)
     tied = families.is_tied(config)
 
     ropes = _ropes(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
 
-    def norm(size: int) -> Any:
-        kind = ((gemma.RMSNorm, gemma.LeanRMSNorm) if is_gemma else (titan.RMSNorm, RMSNorm))[lean]
+    def norm(size: int, *, offset: bool = name in _OFFSET_NORMED) -> Any:
+        kind = ((gemma.RMSNorm, gemma.LeanRMSNorm) if offset else (titan.RMSNorm, RMSNorm))[lean]
         return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
 
     def attention(layer: int) -> Any:
+        if families.is_recurrent(config, layer):
+            return _delta_net(config, partial(norm, offset=False))
         qk_norm = norm(head_dim) if name in _NORMED else None
         return _attention(
             config, layer, inner_attention, head_dim=head_dim, rope=ropes[layer], qk_norm=qk_norm, fuse_qkv=fuse_qkv
@@ -101,7 +105,8 @@ def spec_from_config(
         for layer in range(config["num_hidden_layers"])
     ]  # fmt: skip
     embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
-    model = (titan.Llama3Model if is_llama else gemma.Model if is_gemma else titan.Qwen3Model).Config(
+    kind = titan.Llama3Model if is_llama else gemma.Model if is_gemma else titan.Qwen3Model
+    model = (qwen3_5.Model if families.is_recurrent(config) else kind).Config(
         dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
         tok_embeddings=(Embedding if lean else titan.Embedding).Config(
             num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
@@ -139,19 +144,46 @@ def _attention(
     name, dim, num_heads = config["architectures"][0], config["hidden_size"], config["num_attention_heads"]
     if (window := _window(config, layer)) is not None:
         inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan does not count the query's own position
-    gqa = titan.make_gqa_config(
-        dim=dim, n_heads=num_heads, n_kv_heads=config.get("num_key_value_heads") or num_heads,
+    make = partial(
+        titan.make_gqa_config, dim=dim, n_kv_heads=config.get("num_key_value_heads") or num_heads,
         fuse_qkv=fuse_qkv or families.is_fused(config),
         # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
         head_dim=None if name == "LlamaForCausalLM" and head_dim == dim // num_heads else head_dim,
         rope=rope, qk_norm=qk_norm, wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner,
     )  # fmt: skip
+    gqa = make(n_heads=num_heads)
+    if families.is_recurrent(config):
+        gqa.qkv_linear = make(n_heads=2 * num_heads).qkv_linear
+        return qwen3_5.GatedAttention.of(gqa)
     if families.is_fused(config):
         gqa.qkv_linear = FusedQKV.of(gqa.qkv_linear)
     if name in _BIASED:
         for part in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
             setattr(gqa.qkv_linear, part, replace(getattr(gqa.qkv_linear, part), bias=True))
     return gqa
+
+
+def _delta_net(config: Mapping[str, Any], norm: Any) -> Any:
+    keys, values, key_size, value_size, width = families.recurrent_sizes(config)
+    dim, mixed = config["hidden_size"], 2 * keys * key_size + values * value_size
+
+    def linear(inputs: int, outputs: int) -> Any:
+        return titan.Linear.Config(in_features=inputs, out_features=outputs, param_init=_NORMAL)
+
+    return qwen3_5.GatedDeltaNet.Config(
+        heads=(keys, values),
+        sizes=(key_size, value_size),
+        in_proj_qkv=linear(dim, mixed),
+        in_proj_z=linear(dim, values * value_size),
+        in_proj_b=linear(dim, values),
+        in_proj_a=linear(dim, values),
+        conv1d=titan.Conv1d.Config(
+            in_channels=mixed, out_channels=mixed, kernel_size=width, groups=mixed, bias=False, param_init=_NORMAL
+        ),
+        norm=norm(value_size),
+        out_proj=linear(values * value_size, dim),
+        param_init=dict.fromkeys(("A_log", "dt_bias"), torch.nn.init.ones_),
+    )
 
 
 def _has_positions(config: Mapping[str, Any], layer: int) -> bool:
@@ -214,8 +246,9 @@ def _rope(config: Mapping[str, Any], layers: str, kind: Any, head_dim: int, max_
     assert context is not None
     if max_seq_len is not None and max_seq_len > context:
         raise ValueError(f"max_seq_len={max_seq_len} exceeds the model's {context} positions. Lower it")
-    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    rotated = int(head_dim * partial)
+    default = 0.25 if config["architectures"][0] == "Qwen3_5ForCausalLM" else 1.0
+    fraction = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or default
+    rotated = int(head_dim * fraction)
     scaling, factor = rope["rope_type"], 1.0
     if scaling == "default":
         frequencies = 1.0 / (theta ** (torch.arange(0, rotated, 2).float() / rotated))
@@ -223,7 +256,7 @@ def _rope(config: Mapping[str, Any], layers: str, kind: Any, head_dim: int, max_
         from transformers import LlamaConfig
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        parameters = {**rope, "rope_theta": theta, "partial_rotary_factor": partial}
+        parameters = {**rope, "rope_theta": theta, "partial_rotary_factor": fraction}
         if scaling == "longrope":
             factor = config["max_position_embeddings"] / context  # which scales cosines and sines
             parameters |= {"original_max_position_embeddings": context, "factor": factor}
@@ -313,6 +346,19 @@ class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # to
         }
 
 
+class Qwen3_5StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's state-dict adapter for Qwen3 with the weights of recurrent layers."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        self.from_hf_map |= {
+            f"model.layers.{{}}.linear_attn.{name}": f"layers.{{}}.attention.{name}" for name in qwen3_5.WEIGHTS
+        }
+
+    def _validate_hf_rope_config(self, expected_rope_cls: type) -> None:
+        """Nothing: recurrent layers have no RoPE, and `spec_from_config` chose that of the others."""
+
+
 class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's state-dict adapter for Qwen3 with the names of Gemma's norms."""
 
@@ -325,7 +371,8 @@ class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc] 
         }
 
 
-_ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter}
+_ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter,
+             "Qwen3_5ForCausalLM": Qwen3_5StateDictAdapter}  # fmt: skip
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 

@@ -22,7 +22,6 @@ from forge_trainers.batch.layout import Microbatch, Row, lay_out
 from forge_trainers.batch.packing import check_batch, minibatches
 from forge_trainers.learner import checkpoint, lora, titan
 from forge_trainers.learner.adamw import build_optimizers
-from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.measures import averaged, flops_per_step, memory, peak_flops, ratio_quantiles
 from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
 from forge_trainers.learner.plan import LearnerPlan
@@ -454,8 +453,7 @@ class LearnerCore:
 
     def _hidden(self, model: Any, row: Row) -> torch.Tensor:
         positions = row.positions_1L.to(self._ranks.device)
-        on_cpu = titan.DEVICE_TYPE == "cpu"
-        masks = plan_attention(row.spans) if on_cpu else titan.create_varlen_metadata_for_document(positions)
+        masks = self._built.masks(row.spans, positions)
         tokens = row.token_ids_1L.to(self._ranks.device)
         hidden_1LD: torch.Tensor = model(tokens, attention_masks=masks, positions=positions)
         return hidden_1LD

@@ -46,6 +46,11 @@ def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
             f"learner.tp={config.tp} is not supported for Phi: a part of a fused weight is no part of each of its "
             "layers. Leave it at 1; weights are sharded over learner_procs"
         )
+    if config.tp > 1 and size.recurrence is not None:
+        raise ValueError(
+            f"learner.tp={config.tp} is not supported for Qwen3.5: a part of a recurrent layer's weight is no part of "
+            "each of its queries, keys and values. Leave it at 1; weights are sharded over learner_procs"
+        )
     if config.ep > 1 and not size.num_experts:
         raise ValueError(f"learner.ep={config.ep} spreads experts, and the model has none. Leave it at 1")
     if size.num_experts and config.tp > 1 and config.ep == 1:

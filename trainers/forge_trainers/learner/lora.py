@@ -24,6 +24,8 @@ _LAYERS = dict(zip(LORA_TARGETS, ("wq", "wkv", "wkv", "wo", "w1", "w3", "w2"), s
 """Fields of TorchTitan's configurations by LoRA target. Keys and values share a field."""
 _FUSED_LAYERS = {"qkv_proj": "wqkv", "gate_up_proj": "w1", "o_proj": "wo", "down_proj": "w2"}
 """The same for the layers of `fused`."""
+_RECURRENT_LAYERS = _LAYERS | {name: name for name in ("in_proj_qkv", "in_proj_z", "out_proj")}
+"""The same for the layers of `qwen3_5`."""
 
 
 def is_adapter(name: str) -> bool:
@@ -41,8 +43,9 @@ def adapted(model_config: Any, lora: LoRA) -> Any:
         ValueError: The model has no layer of that kind.
     """
     linear = {name.rpartition(".")[2] for name, *_ in model_config.traverse(titan.Linear.Config)}
-    fields = _FUSED_LAYERS if (fused := "wqkv" in linear) else _LAYERS
-    targets = families.adapted_layers(lora.targets, fused=fused)
+    fused, recurrent = "wqkv" in linear, "in_proj_qkv" in linear
+    fields = _FUSED_LAYERS if fused else _RECURRENT_LAYERS if recurrent else _LAYERS
+    targets = families.adapted_layers(lora.targets, fused=fused, recurrent=recurrent)
     if absent := [target for target in targets if fields[target] not in linear]:
         has = [target for target, field in fields.items() if field in linear]
         raise ValueError(f"this model has no linear layers {absent} for a LoRA adapter. It has {has}")

@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,12 @@ from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.runtime.machine import available_bytes
-from forge_trainers.learner import titan
+from forge_trainers.batch.layout import Span
+from forge_trainers.learner import qwen3_5, titan
 from forge_trainers.learner.architecture import read_config, share_rope_tables, spec_from_config
-from forge_trainers.learner.attention import PackedAttention
+from forge_trainers.learner.attention import PackedAttention, plan_attention
 from forge_trainers.learner.checkpoint import is_alone
+from forge_trainers.learner.delta import plan_delta
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 from forge_trainers.learner.plan import LearnerPlan
@@ -127,8 +129,18 @@ class Built:
     vocab_size: int
     max_seq_len: int
     hidden_size: int
+    conv_width: int | None
+    """Width of the convolution of recurrent layers. None: no such layers."""
     copies: ComputeCopies | None
     """Compute copies of the weights of a single rank. None if FSDP makes them."""
+
+    def masks(self, spans: Sequence[Span], positions_1L: torch.Tensor) -> Any:
+        """What the model's layers need to know of a row: its spans, which tile the positions."""
+        on_cpu = titan.DEVICE_TYPE == "cpu"
+        masks = plan_attention(spans) if on_cpu else titan.create_varlen_metadata_for_document(positions_1L)
+        if self.conv_width is None:
+            return masks
+        return qwen3_5.Masks(masks, plan_delta(spans, self.conv_width).to(positions_1L.device))
 
     def computing(self) -> AbstractContextManager[None]:
         """Context for computations with the current weights."""
@@ -238,6 +250,7 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         vocab_size=hf_config["vocab_size"],
         max_seq_len=max_seq_len,
         hidden_size=hf_config["hidden_size"],
+        conv_width=families.recurrent_sizes(hf_config)[-1] if families.is_recurrent(hf_config) else None,
         copies=None if use_fsdp else ComputeCopies(model, titan.TORCH_DTYPE_MAP[config.compute_dtype]),
     )
 

@@ -85,8 +85,8 @@ with without_garbage_collection():
     from torchtitan.distributed import utils as dist_utils
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
     from torchtitan.distributed.pipeline_parallel import pipeline_llm
-    from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, FusedQKVLinear, Linear, RMSNorm
-    from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
+    from torchtitan.models.common import ComplexRoPE, Conv1d, CosSinRoPE, Embedding, FusedQKVLinear, Linear, RMSNorm
+    from torchtitan.models.common.attention import GQAttention, VarlenAttention, create_varlen_metadata_for_document
     from torchtitan.models.common.config_utils import (
         make_ffn_config,
         make_gqa_config,
@@ -99,6 +99,7 @@ with without_garbage_collection():
     from torchtitan.models.common.param_init import skip_param_init
     from torchtitan.models.llama3 import Llama3Model, Llama3StateDictAdapter, Llama3TransformerBlock, parallelize_llama
     from torchtitan.models.qwen3 import Qwen3Model, Qwen3StateDictAdapter, Qwen3TransformerBlock, parallelize_qwen3
+    from torchtitan.models.utils import get_moe_model_nparams_and_flops
     from torchtitan.protocols.model_spec import ModelSpec
     from torchtitan.protocols.module import Module
     from torchtitan.tools import utils as device_utils

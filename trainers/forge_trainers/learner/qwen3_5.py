@@ -1,0 +1,112 @@
+"""Qwen3.5 for text: layers with a recurrent state (Gated DeltaNet), and layers with gated attention between them.
+
+TorchTitan's layers need the package fla, so a GPU, and split weights that an adapter must have as one.
+
+Axes: L positions of the row, D hidden size, N query heads, V value heads, H and J sizes of a key and a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from forge_trainers.learner import titan
+from forge_trainers.learner.delta import DeltaPlan, mix
+
+
+_PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm", "out_proj")
+WEIGHTS = (*(f"{part}.weight" for part in _PARTS), "A_log", "dt_bias")
+"""Weights of a recurrent layer's attention."""
+
+
+class Masks(NamedTuple):
+    """Plans of a row for the two kinds of layers."""
+
+    attention: Any
+    delta: DeltaPlan
+
+
+class GatedAttention(titan.GQAttention):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's attention with outputs times the sigmoid of a gate, which the query projection computes as well."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.GQAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``GQAttention.Config``. `qkv_linear` has two query heads for each, the second for the gate."""
+
+    @classmethod
+    def of(cls, config: Any) -> Any:
+        """Configuration of this class from one of ``GQAttention``."""
+        return cls.Config(**{field.name: getattr(config, field.name) for field in fields(titan.GQAttention.Config)})
+
+    def forward(self, x_1LD: torch.Tensor, masks: Masks, positions: torch.Tensor) -> torch.Tensor:
+        """The layer's output, of the shape and dtype of `x_1LD`."""
+        query, key, value = self.qkv_linear(x_1LD)
+        query_1LNH, gate_1LNH = query[:, :, 0::2], query[:, :, 1::2]
+        query_1LNH, key = self.rope(self.q_norm(query_1LNH), self.k_norm(key), positions)
+        out_1LNH = self.inner_attention(
+            query_1LNH, key, value, attention_masks=masks.attention, scale=self.scaling, enable_gqa=self.enable_gqa
+        )
+        output: torch.Tensor = self.wo((out_1LNH * torch.sigmoid(gate_1LNH)).flatten(2))
+        return output
+
+
+class GatedDeltaNet(titan.Module):  # type: ignore[misc]  # torchtitan is untyped
+    """Layer with a recurrent state, see `delta`. The weights have the names and the order of the checkpoint."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.Module.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """Parts of the layer."""
+
+        heads: tuple[int, int]
+        """Numbers of key and value heads."""
+        sizes: tuple[int, int]
+        """H and J."""
+        in_proj_qkv: Any
+        in_proj_z: Any
+        in_proj_b: Any
+        in_proj_a: Any
+        conv1d: Any
+        norm: Any
+        out_proj: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.heads, self.sizes = config.heads, config.sizes
+        for name in _PARTS:
+            setattr(self, name, getattr(config, name).build())
+        self.A_log = torch.nn.Parameter(torch.empty(config.heads[1]))
+        self.dt_bias = torch.nn.Parameter(torch.empty(config.heads[1]))
+
+    def forward(self, x_1LD: torch.Tensor, masks: Masks, _positions: torch.Tensor) -> torch.Tensor:
+        """The layer's output, of the shape and dtype of `x_1LD`."""
+        decay_LV = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x_1LD)[0].float() + self.dt_bias.float())
+        out_LVJ = mix(
+            self.in_proj_qkv(x_1LD)[0], self.conv1d.weight[:, 0], decay_LV,
+            torch.sigmoid(self.in_proj_b(x_1LD)[0].float()), masks.delta, self.heads, self.sizes,
+        )  # fmt: skip
+        gate_LVJ = self.in_proj_z(x_1LD)[0].unflatten(-1, out_LVJ.shape[1:])
+        out_LVJ = (self.norm(out_LVJ) * F.silu(gate_LVJ.float())).to(x_1LD.dtype)
+        output: torch.Tensor = self.out_proj(out_LVJ.flatten(1))[None]
+        return output
+
+
+class Model(titan.Qwen3Model):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's decoder with both kinds of layers. It takes `Masks` in place of attention masks."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.Qwen3Model.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``Qwen3Model.Config``."""
+
+        def update_from_config(self, *, config: Any, **options: Any) -> None:
+            """Leave the layers as they are: tensor and expert parallelism are refused before."""
+
+        def get_nparams_and_flops(self, model: torch.nn.Module, seq_len: int) -> tuple[int, int]:
+            """Number of parameters, and floating-point operations per token, without those of the recurrence."""
+            full = [layer.attention for layer in self.layers if isinstance(layer.attention, GatedAttention.Config)]
+            heads, width = (full[0].n_heads, 2 * full[0].head_dim) if full else (0, 0)
+            count, at_zero = titan.get_moe_model_nparams_and_flops(self, model, heads, width, 0)
+            _, in_all_layers = titan.get_moe_model_nparams_and_flops(self, model, heads, width, seq_len)
+            return count, at_zero + (in_all_layers - at_zero) * len(full) // len(self.layers)
