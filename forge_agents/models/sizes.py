@@ -198,7 +198,10 @@ class ModelSize:
             plain = 3 * self.hidden * self.plain_channels - self.hidden * self.num_experts - self.experts
         recurrent = 0
         if self.recurrence is not None:
-            attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads) + self.heads * self.head_dim * self.hidden
+            attention = (
+                2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+                + self.heads * self.head_dim * self.hidden
+            )
             recurrent = self.recurrence.layers * (self.recurrence.weights - attention)
         return self.layers * self.layer + self.plain_layers * plain + recurrent + self.embedding + self.hidden
 

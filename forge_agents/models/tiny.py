@@ -71,8 +71,8 @@ def tiny_model(
         folder: Target folder, created if missing. Existing files are replaced.
         family: ``"llama"``, ``"qwen3"`` (normalized queries and keys), ``"qwen3_moe"`` (four experts per layer, two
             per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
-            in the first layer only), ``"mistral"``, ``"phi3"`` (fused weights) or ``"gemma3"`` (a sliding window of 64
-            positions in the first layer).
+            in the first layer only), ``"mistral"``, ``"phi3"`` (fused weights), ``"gemma3"`` (a sliding window of 64
+            positions in the first layer) or ``"qwen3_5"`` (a recurrent state in the first layer).
         seed: Seed of the weights. Equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Whether the output head shares the embedding. Otherwise ``lm_head.weight`` is stored as well.
@@ -197,15 +197,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
             prefix + "post_attention_layernorm.weight": norm(HIDDEN),
         }
         recurrent = family == "qwen3_5" and layer == 0
-        if recurrent:
-            weights |= _recurrent(prefix + "linear_attn.", matrix, norm)
-        gate = 2 if family == "qwen3_5" else 1
-        weights |= {} if recurrent else {
-            prefix + "self_attn.q_proj.weight": matrix(gate * HEADS * head_dim, HIDDEN),
-            prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
-            prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
-            prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head_dim),
-        }
+        weights |= _recurrent(prefix, matrix, norm) if recurrent else _attention(prefix, family, matrix, head_dim)
         hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
         experts = [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]
         for expert in experts:
@@ -220,8 +212,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
             weights[prefix + "pre_feedforward_layernorm.weight"] = norm(HIDDEN)
             weights[prefix + "post_feedforward_layernorm.weight"] = norm(HIDDEN)
         if family in ("qwen3", "qwen3_moe", "gemma3", "qwen3_5") and not recurrent:
-            weights[prefix + "self_attn.q_norm.weight"] = norm(head_dim)
-            weights[prefix + "self_attn.k_norm.weight"] = norm(head_dim)
+            weights |= {f"{prefix}self_attn.{x}_norm.weight": norm(head_dim) for x in "qk"}
         if family == "qwen2":
             for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
                 weights[f"{prefix}self_attn.{name}_proj.bias"] = matrix(heads * head_dim)
@@ -232,9 +223,21 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
     return weights
 
 
+def _attention(prefix: str, family: Family, matrix: Any, head_dim: int) -> dict[str, torch.Tensor]:
+    """Projections of a layer's attention."""
+    queries = (2 if family == "qwen3_5" else 1) * HEADS * head_dim  # each with a gate
+    return {
+        prefix + "self_attn.q_proj.weight": matrix(queries, HIDDEN),
+        prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
+        prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
+        prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head_dim),
+    }
+
+
 def _recurrent(prefix: str, matrix: Any, norm: Any) -> dict[str, torch.Tensor]:
     """Weights of a recurrent layer's attention, with decays of different speed."""
     keys, values = (heads * RECURRENT_HEAD_DIM for heads in RECURRENT_HEADS)
+    prefix += "linear_attn."
     return {
         prefix + "in_proj_qkv.weight": matrix(2 * keys + values, HIDDEN),
         prefix + "in_proj_z.weight": matrix(values, HIDDEN),

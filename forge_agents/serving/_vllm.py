@@ -14,10 +14,12 @@ import logging
 import math
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.imports import without_garbage_collection
@@ -117,6 +119,8 @@ def _engine_args(config: EnginePlan) -> Any:
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
+    # vLLM caches states of recurrent layers only where it may compute a prompt in parts, which is impossible on CPU
+    caching = config.prefix_caching and not (on_cpu and _is_recurrent(config.model))
     return EngineArgs(
         model=config.model,
         trust_remote_code=False,  # Python files of a model's folder never run
@@ -124,7 +128,7 @@ def _engine_args(config: EnginePlan) -> Any:
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=config.eager,
-        enable_prefix_caching=config.prefix_caching,
+        enable_prefix_caching=caching,
         # prompts share whole blocks; on CPU vLLM's have 128 tokens, and its kernels take any multiple of 32
         block_size=32 if on_cpu else None,
         seed=config.seed,
@@ -238,9 +242,32 @@ def _patch(config: EnginePlan) -> None:
     if current_platform.is_cpu():
         _permit_tiles(_dtype(config))
         _use_gloo_between_ranks()
+        if _is_recurrent(config.model):
+            _register_recurrent()
     reuse_compiled()
     _forbid_words_after_space()
     logging.getLogger(_RELOAD_LOGGER).addFilter(_is_relevant)
+
+
+def _register_recurrent() -> None:
+    """Register Qwen3.5 without torchvision, of which CPU installations have no build.
+
+    vLLM's module of the text model imports that of the model with images, which needs torchvision, and vLLM imports it
+    in another process first. The functions of torchvision are never called for text.
+    """
+    from transformers.utils import is_torchvision_available
+    from vllm import ModelRegistry
+
+    if is_torchvision_available():  # also remembers the answer
+        return
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    sys.modules.update((name, MagicMock(__spec__=None)) for name in names)
+    try:
+        from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
+    finally:
+        for name in names:
+            del sys.modules[name]
+    ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5ForCausalLM)
 
 
 def _permit_tiles(dtype: str) -> None:
@@ -560,6 +587,10 @@ def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
     if missing:
         raise ValueError(f"{model} has no layers {sorted(missing)} for a LoRA adapter. Leave them out of its targets")
     return shapes
+
+
+def _is_recurrent(model: str) -> bool:
+    return families.is_recurrent(models.read_json(Path(model, "config.json")))
 
 
 def _adapted_layers(model: str, lora: LoRA) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from forge_agents.errors import ModelNotFoundError
-from forge_agents.models.families import adapted_layers
-from forge_agents.models.resolve import read_json
+from forge_agents.models.families import adapted_layers, recurrent_sizes
+from forge_agents.models.resolve import dtype_of, read_json
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.serving.config import EngineConfig
@@ -28,14 +28,23 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes that the kernels of vLLM 0.32's CPU attention are compiled for. vLLM's own list,
 `CPUAttentionBackend.get_supported_head_sizes`, is never read and lacks 48."""
+_RECURRENT_HEAD_SIZES = (64, 128)
+"""Head sizes that the kernels of vLLM 0.32's recurrent layers on CPU are compiled for."""
 _ALLOW_LONG_CONTEXT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """Variable with which vLLM accepts more tokens than a model has positions."""
 
 
 def kv_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> int:
-    """Size of a cache for `tokens` on one of `tp` ranks, in whole blocks with vLLM's spare one."""
-    blocks = math.ceil(tokens / _BLOCK) + 2
-    return blocks * _BLOCK * size.kv_per_token(tp) * item
+    """Size of a cache for `tokens` on one of `tp` ranks, in whole blocks with vLLM's spare one.
+
+    With recurrent layers, a block of keys and values is as large as a state, which is float32.
+    """
+    if size.recurrence is None:
+        return (math.ceil(tokens / _BLOCK) + 2) * _BLOCK * size.kv_per_token(tp) * item
+    per_layer = size.kv_per_token(tp) * item // max(1, size.attention_layers)
+    block = _BLOCK * math.ceil(4 * size.recurrence.state / tp / (_BLOCK * max(1, per_layer)))
+    blocks = size.attention_layers * (math.ceil(tokens / block) + 2) + 3 * size.recurrence.layers
+    return blocks * block * per_layer
 
 
 def usual_kv_bytes(size: ModelSize, *, context: int, sequences: int, item: int = 2, tp: int = 1) -> int:
@@ -155,15 +164,28 @@ def check_cache(size: ModelSize, config: EngineConfig, model: str, *, dtype: str
         )
 
 
-def check_head_size(folder: Path, model: str) -> None:
-    """Raise ValueError if vLLM's CPU attention lacks a kernel for the head size of the model in `folder`.
+def check_kernels(folder: Path, model: str, config: EngineConfig, adapters: Collection[object] = ()) -> None:
+    """Raise ValueError if vLLM's CPU build lacks a kernel for the model in `folder`, or for its adapters.
 
     Models with other names for their sizes, or with separate key sizes (MLA), are left to vLLM.
     """
     try:
-        head_dim = ModelSize.of(folder).head_dim
+        size = ModelSize.of(folder)
     except ModelNotFoundError:
         return
+    if size.recurrence is not None:
+        _, _, key_size, value_size, _ = recurrent_sizes(read_json(folder / "config.json"))
+        dtype = dtype_of(folder) if config.dtype == "auto" else config.dtype
+        reasons = {
+            f"in {dtype}, only in bfloat16: set engine.dtype": dtype != "bfloat16",
+            "with LoRA adapters: leave out Policy.lora": bool(adapters),
+            f"with keys of {key_size} and values of {value_size} channels, only with 64 or 128 for both": (
+                key_size != value_size or key_size not in _RECURRENT_HEAD_SIZES
+            ),
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), None):
+            raise ValueError(f"{model} has recurrent layers, which vLLM does not compute on CPU {reason}, or use a GPU")
+    head_dim = size.head_dim
     if head_dim not in CPU_HEAD_SIZES and not read_json(folder / "config.json").get("kv_lora_rank"):
         raise ValueError(
             f"{model} has heads of {head_dim} channels, and on CPU vLLM computes attention for "

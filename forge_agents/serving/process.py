@@ -20,7 +20,7 @@ from forge_agents.runtime import stalls as _stalls
 from forge_agents.runtime.threads import BusyTime
 from forge_agents.serving import _vllm
 from forge_agents.serving._wire import Answer, EngineInfo, Request
-from forge_agents.serving.memory import check_head_size
+from forge_agents.serving.memory import check_kernels
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class EngineProcess:
         Raises:
             StallError: The engine was not ready in time.
             ModelNotFoundError: The model's files are incomplete.
-            ValueError: The ranks cannot share the model's heads, or vLLM lacks a kernel for them on CPU.
+            ValueError: The ranks cannot share the model's heads, or vLLM lacks a kernel for it on CPU.
             Exception: Any error of vLLM.
         """
         # Monarch loads here, not when this module is imported
@@ -112,7 +112,7 @@ class EngineProcess:
             _vllm.adapter_shapes(config.model, lora)
         _vllm.check_ranks(config)
         if not any(slot.gpu for slot in mesh.preview_placement([(name, role, config.tp)])):
-            check_head_size(Path(config.model), display_name(Path(config.model)))
+            check_kernels(Path(config.model), display_name(Path(config.model)), config, config.adapters)
         config = replace(config, enforce_eager=config.eager)  # as this process sees it, in every process
         env, threads, tp = _vllm.environment(config), config.threads, config.tp
         procs = mesh.spawn_procs(name, procs=tp, role=role, env=env, threads=threads)

@@ -488,6 +488,8 @@ def test_request_in_flight_continues_with_new_weights(run, store, engine, tiny_m
         ("mistral", False, "bfloat16"),
         ("phi3", False, "bfloat16"),
         ("gemma3", True, "bfloat16"),
+        ("qwen3_5", True, "bfloat16"),
+        ("qwen3_5", False, "bfloat16"),
     ],
 )
 def test_updated_engine_equals_a_new_one(run, bench, tiny_models, *, family, tied, dtype):

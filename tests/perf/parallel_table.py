@@ -68,6 +68,8 @@ LAYOUTS = (
     Layout(name="Gemma, TP 2", processes=2, family="gemma3", settings={"tp": 2}),
     Layout(name="Phi, 1 process", family="phi3"),
     Layout(name="Phi, FSDP 2", processes=2, family="phi3"),
+    Layout(name="Qwen3.5, 1 process", family="qwen3_5"),
+    Layout(name="Qwen3.5, FSDP 2", processes=2, family="qwen3_5"),
     Layout(name="Phi, adapter, 1 process", family="phi3", adapter=True),
     Layout(name="Phi, adapter, FSDP 2", processes=2, family="phi3", adapter=True),
 )

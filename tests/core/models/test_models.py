@@ -452,7 +452,7 @@ def test_head_is_tied_by_the_default_of_the_architecture(tiny_models, family):
     assert ModelSize.from_config(config).tied == (family != "phi3")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma3", "qwen3_5"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_tiny_models_load_whole(tiny_models, family, tied):
     from transformers import AutoModelForCausalLM
@@ -460,7 +460,9 @@ def test_tiny_models_load_whole(tiny_models, family, tied):
     folder = tiny_models(family=family, tied=tied)
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
-    assert 200_000 < sum(weight.numel() for weight in model.parameters()) < 500_000
+    weights = sum(weight.numel() for weight in model.parameters())
+    assert 200_000 < weights < 500_000
+    assert ModelSize.of(folder).weights == pytest.approx(weights, rel=1e-3)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert model.config.num_attention_heads % 2 == model.config.num_key_value_heads % 2 == 0
     models.check_complete(folder)

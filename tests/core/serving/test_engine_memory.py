@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from forge_agents.models.sizes import SHAPES, ModelSize
+from forge_agents.policy import LoRA
 from forge_agents.serving import _actor, _vllm, memory
-from forge_agents.serving.config import EnginePlan
+from forge_agents.serving.config import EngineConfig, EnginePlan
 
 GB = 1_000_000_000
 SOURCE = "v1/attention/backends/cpu_attn.py"
@@ -81,7 +82,24 @@ def test_unsupported_cpu_head_size_is_refused(tmp_path, sizes, refused):
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["8b"], **sizes}))
     refusal = pytest.raises(ValueError, match=f"^hero has heads of {refused} channels, .* 256, 512 only. Take a model")
     with refusal if refused else contextlib.nullcontext():
-        memory.check_head_size(tmp_path, "hero")
+        memory.check_kernels(tmp_path, "hero", EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "adapters", "refused"),
+    [
+        ({}, EngineConfig(), (), ""),
+        ({"dtype": "float32"}, EngineConfig(), (), "on CPU in float32, only in bfloat16: set engine.dtype"),
+        ({"dtype": "float32"}, EngineConfig(dtype="bfloat16"), (), ""),
+        ({}, EngineConfig(), (LoRA(),), "on CPU with LoRA adapters: leave out Policy.lora"),
+        ({"linear_key_head_dim": 32}, EngineConfig(), (), "keys of 32 and values of 64 channels, only with 64 or 128"),
+    ],
+    ids=str,
+)
+def test_recurrent_layers_without_a_cpu_kernel_are_refused(tiny_models, settings, config, adapters, refused):
+    folder = tiny_models(family="qwen3_5", dtype="bfloat16", settings=settings)
+    with pytest.raises(ValueError, match=f"^hero has recurrent .*{refused}") if refused else contextlib.nullcontext():
+        memory.check_kernels(folder, "hero", config, adapters)
 
 
 KERNELS = """

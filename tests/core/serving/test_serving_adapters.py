@@ -1,17 +1,21 @@
 """Adapters beside a served model: their names, shapes and versions, and what they add on CPU."""
 
 import asyncio
+import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from forge_agents.errors import StallError
+from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.serving import _vllm
 from forge_agents.serving.config import EnginePlan
+from forge_agents.serving.memory import adapter_weights
 from forge_agents.types import VersionSpan
 from forge_agents.weights.subscriber import LoadedWeights
 
@@ -63,6 +67,19 @@ def test_adapter_of_fused_layers_adapts_all_of_their_parts(tiny_models):
     assert {name.split(".")[-3] for name in shapes} == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
     assert shapes["base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight"] == (256, 3)
     with pytest.raises(ValueError, match="qkv_proj is one layer of this model. Name all or none of q_proj, k_proj"):
+        _vllm.adapter_shapes(model, LoRA(targets=("q_proj", "o_proj")))
+
+
+def test_adapter_of_attention_adapts_recurrent_layers(tiny_models):
+    model = str(tiny_models(family="qwen3_5"))
+    lora = LoRA(rank=3, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+    shapes = _vllm.adapter_shapes(model, lora)
+    recurrent = {name.split(".")[-3] for name in shapes if ".linear_attn." in name}
+    assert recurrent == {"in_proj_qkv", "in_proj_z", "out_proj"}
+    assert shapes["base_model.model.model.layers.0.linear_attn.in_proj_qkv.lora_B.weight"] == (512, 3)
+    assert adapter_weights(ModelSize.of(Path(model)), lora) == sum(math.prod(shape) for shape in shapes.values())
+    assert {name.split(".")[-3] for name in _vllm.adapter_shapes(model, LoRA(targets=("down_proj",)))} == {"down_proj"}
+    with pytest.raises(ValueError, match="in_proj_qkv is one layer of this model. Name all or none of q_proj, k_proj"):
         _vllm.adapter_shapes(model, LoRA(targets=("q_proj", "o_proj")))
 
 

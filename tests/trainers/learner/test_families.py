@@ -30,8 +30,17 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mistral", {"sliding_window": 9}),
     ("gemma3", {}),
     ("gemma3", {"sliding_window": 9, "query_pre_attn_scalar": 100, "head_dim": 64}),
-    ("gemma3", {"rope_parameters": None, "rope_theta": 5e5, "rope_local_base_freq": 3e3, "layer_types": None,
-                "sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    (
+        "gemma3",
+        {
+            "rope_parameters": None,
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 3e3,
+            "layer_types": None,
+            "sliding_window_pattern": 2,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
     ("qwen3_5", {}),
     ("qwen3_5", {"head_dim": 64, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}}),
     ("phi3", {}),
@@ -108,11 +117,12 @@ def test_gradients_equal_transformers(tiny_models, family):
     with torch.no_grad():
         for weight in core.model.parameters():
             weight.copy_(weight.grad)
+    limit = 2e-5 if family == "qwen3_5" else 1e-5
     result = core.hf_state_dict(dtype=torch.float32)
     expected = {name: weight.grad for name, weight in theirs.named_parameters()}
     assert result.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert (result[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+        assert (result[name] - gradient).norm() <= limit * gradient.norm(), name
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])

@@ -41,6 +41,7 @@ from forge_trainers.losses.policy_loss import PolicyLoss
         {"family": "qwen3_moe"},
         {"family": "phi3", "tied": False},
         {"family": "gemma3"},
+        {"family": "qwen3_5"},
     ],
     ids=str,
 )
@@ -376,7 +377,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_llama, tiny_qwen3, tmp_pa
         LearnerCore(config(tiny_qwen3)).load(tmp_path / "step-1")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3", "qwen3_5"])
 def test_an_export_is_a_model_for_transformers(tiny_models, random_batch, tmp_path, family):
     from transformers import AutoTokenizer
 
@@ -621,6 +622,7 @@ def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards
         ("qwen3_moe", {"ep": 3}, "ep=3 does not divide the model's num_experts=4"),
         ("qwen3_moe", {"tp": 2}, "Set learner.ep"),
         ("phi3", {"tp": 2}, "tp=2 is not supported for Phi"),
+        ("qwen3_5", {"tp": 2}, "tp=2 is not supported for Qwen3.5"),
     ],
 )
 def test_parallel_degrees_must_divide_the_model(tiny_models, family, degrees, message):

@@ -65,6 +65,7 @@ def test_a_new_adapter_changes_nothing(tiny_llama, tiny_qwen3, random_batch):
         {"family": "llama", "tied": False},
         {"family": "phi3"},
         {"family": "gemma3"},
+        {"family": "qwen3_5"},
     ],
     ids=str,
 )
@@ -83,7 +84,9 @@ def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(tiny_mode
     assert (saved["peft_type"], saved["r"], saved["lora_alpha"]) == ("LORA", 4, 8)
     assert saved["base_model_name_or_path"] == str(model)
     layers = {name.removesuffix(".weight"): module for name, module in start.named_modules()}
-    assert len(stored) == 2 * start.config.num_hidden_layers * len(saved["target_modules"])
+    adapted = [name for name in layers if name.rpartition(".")[2] in saved["target_modules"]]
+    assert len(adapted) >= 7 or options["family"] == "phi3"
+    assert len(stored) == 2 * len(adapted)
     for name in stored:
         if name.endswith(".lora_A.weight"):
             a_RI, b_OR = stored[name], stored[name.replace("lora_A", "lora_B")]

@@ -65,7 +65,7 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3", "qwen3_5"])
 def test_expected_bytes_are_those_of_the_tensors(tiny_models, random_batch, monkeypatch, family, dtype):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)  # as on a GPU, whose memory is forecast
     settings = {"layer_types": ["full_attention"] * 2} if family == "gemma3" else {}  # windows have masks on CPU only
@@ -120,7 +120,7 @@ def test_backward_counts_the_gradients_of_the_feed_forward_products():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_5"])
 def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_models, random_batch, family):
     model = tiny_models(family=family)
     config = LearnerPlan(model=str(model), threads=1, lora=LoRA(rank=8))

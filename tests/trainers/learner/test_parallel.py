@@ -53,6 +53,7 @@ def rows() -> dict[str, dict[str, Any]]:
         "Gemma, TP 2",
         "Phi, FSDP 2",
         "Phi, adapter, FSDP 2",
+        "Qwen3.5, FSDP 2",
     ],
 )
 def test_a_layout_computes_what_one_process_does(rows, layout):

@@ -233,9 +233,7 @@ def _ropes(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int
     for layer in range(config["num_hidden_layers"]):
         rope = ropes["sliding_attention" if is_gemma and _is_local(config, layer) else "full_attention"]
         has_positions = _has_positions(config, layer)
-        result.append(
-            rope if has_positions else replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
-        )
+        result.append(rope if has_positions else replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0))
     return result
 
 
@@ -346,7 +344,7 @@ class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # to
         }
 
 
-class Qwen3_5StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
+class RecurrentStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's state-dict adapter for Qwen3 with the weights of recurrent layers."""
 
     def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
@@ -372,7 +370,7 @@ class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc] 
 
 
 _ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter,
-             "Qwen3_5ForCausalLM": Qwen3_5StateDictAdapter}  # fmt: skip
+             "Qwen3_5ForCausalLM": RecurrentStateDictAdapter}  # fmt: skip
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 

@@ -15,7 +15,7 @@ of a key, J size of a value, D = 2 K H + V J channels, W width of the convolutio
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,7 +86,7 @@ def plan_delta(spans: Sequence[Span], width: int) -> DeltaPlan:
     )
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not type it
 def mix(  # noqa: PLR0917  (the tensors of a layer)
     x_TD: torch.Tensor, conv_DW: torch.Tensor, g_TV: torch.Tensor, beta_TV: torch.Tensor, plan: DeltaPlan,
     heads: tuple[int, int], sizes: tuple[int, int],
@@ -118,7 +118,8 @@ class _Mix(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, ctx.needs_input_grad[:4])]
+        needed = zip(ctx.saved_tensors, ctx.needs_input_grad[:4], strict=True)
+        inputs = [x.detach().requires_grad_(need) for x, need in needed]
         with torch.enable_grad():
             output = _mixed(*inputs, *ctx.rest)
         gradients = iter(torch.autograd.grad(output, [x for x in inputs if x.requires_grad], grad))
@@ -132,14 +133,15 @@ def _mixed(  # noqa: PLR0917
     num_keys, num_values = heads
     key_size, value_size = sizes
     x_nhD = _gathered(x_TD, plan.slot_nh).float()
-    x_ncD = sum(x_nhD[:, w : w + _CHUNK] * conv_DW[:, w].float() for w in range(conv_DW.shape[1]))
-    x_ncD = F.silu(x_ncD).to(x_TD.dtype).float()  # rounded, as in the sampler
-    query, key, value = x_ncD.split([num_keys * key_size, num_keys * key_size, num_values * value_size], dim=-1)
-    q_nKcH, k_nKcH = (_normalized(x.unflatten(-1, (num_keys, key_size)).transpose(1, 2)) for x in (query, key))
-    v_nKRcJ = value.unflatten(-1, (num_keys, -1, value_size)).permute(0, 2, 3, 1, 4)
+    taps = [x_nhD[:, w : w + _CHUNK] * conv_DW[:, w].float() for w in range(conv_DW.shape[1])]
+    x_ncD = F.silu(functools.reduce(torch.add, taps)).to(x_TD.dtype).float()  # rounded, as in the sampler
+    channels = [num_keys * key_size, num_keys * key_size, num_values * value_size]
+    query, key, value = torch.split(x_ncD, channels, dim=-1)
+    q_nKcH, k_nKcH = (_normalized(_unflatten(x, num_keys, key_size).transpose(1, 2)) for x in (query, key))
+    v_nKRcJ = _unflatten(value, num_keys, -1, value_size).permute(0, 2, 3, 1, 4)
     # padding has neither decay nor correction
     g_nKRc, beta_nKRc = (
-        _gathered(x, plan.slot_nh[:, -_CHUNK:]).float().unflatten(-1, (num_keys, -1)).permute(0, 2, 3, 1)
+        _unflatten(_gathered(x, plan.slot_nh[:, -_CHUNK:]).float(), num_keys, -1).permute(0, 2, 3, 1)
         for x in (g_TV, beta_TV)
     )
     out_nKRcJ = _delta_rule(q_nKcH * key_size**-0.5, k_nKcH, v_nKRcJ, g_nKRc, beta_nKRc, plan.before)
@@ -148,7 +150,11 @@ def _mixed(  # noqa: PLR0917
 
 
 def _gathered(x_TD: torch.Tensor, slot_nh: torch.Tensor) -> torch.Tensor:
-    return F.pad(x_TD, (0, 0, 0, 1)).index_select(0, slot_nh.flatten()).unflatten(0, slot_nh.shape)
+    return F.pad(x_TD, (0, 0, 0, 1)).index_select(0, slot_nh.flatten()).view(*slot_nh.shape, -1)
+
+
+def _unflatten(x: torch.Tensor, *sizes: int) -> torch.Tensor:
+    return x.reshape(*x.shape[:-1], *sizes)
 
 
 def _normalized(x: torch.Tensor) -> torch.Tensor:
@@ -173,18 +179,15 @@ def _delta_rule(  # noqa: PLR0917
     query = q_nKcH[:, :, None] * since_start
     until_end = k_nKRcH * (decay_nKRc[..., -1:] - decay_nKRc).exp()[..., None]
     whole = decay_nKRc[..., -1].exp()[..., None, None]
-    counts = [len(index) for index in before]
-    parts = zip(*(x.split([len(q_nKcH) - sum(counts), *counts]) for x in (
-        fresh_nKRcJ, stale_nKRcH, scores_nKRcc, query, until_end, whole
-    )), strict=True)  # fmt: skip
-    outputs, state = [], None
-    for index, (new, stale, scores, q, k, decay) in zip((None, *before), parts, strict=True):
-        if index is None:
-            outputs.append(scores @ new)
-            state = k.mT @ new
-            continue
+    counts = [len(q_nKcH) - sum(map(len, before)), *map(len, before)]
+    (new, _, scores, _, keys, _), *levels = zip(
+        *(torch.split(x, counts) for x in (fresh_nKRcJ, stale_nKRcH, scores_nKRcc, query, until_end, whole)),
+        strict=True,
+    )
+    outputs, state = [scores @ new], keys.mT @ new
+    for index, (fresh, stale, scores, queries, keys, decay) in zip(before, levels, strict=True):
         state = state[index]
-        new = new - stale @ state
-        outputs.append(q @ state + scores @ new)
-        state = state * decay + k.mT @ new
+        new = fresh - stale @ state
+        outputs.append(queries @ state + scores @ new)
+        state = state * decay + keys.mT @ new
     return torch.cat(outputs)

@@ -19,6 +19,8 @@ _BYTES = {"bfloat16": 2, "float32": 4}
 _LOSS_COPIES = 4
 """Number of float32 copies of a chunk's logits: logits, scaled logits, softmax and gradient. A CPU processes them row
 by row and keeps only logits and gradient in bfloat16, a quarter of that."""
+_DELTA_BYTES = 48
+"""Memory of the recurrence of one layer in its backward pass, in bytes per position and channel. 35 to 44 measured."""
 RECOMPUTED: Sequence[Literal["none", "selective", "full"]] = ("none", "selective", "full")
 """Activation checkpointing modes in order of decreasing memory."""
 _MICROBATCHES, _CPU_MICROBATCHES, _CHUNKS = (8192, 4096), (4096,), (1024, 512)
@@ -68,8 +70,11 @@ def learner_bytes(
         # without sharding, the base weights are used as they are.
         "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
         "activations": positions * _activations(size, config, item, on_cpu=on_cpu) // tp,
-        # the largest gradients of the last layer, of the feed-forward products, while all activations are in memory
-        "backward": positions * 3 * item * size.feed_forward // tp,
+        # the largest tensors of a layer's backward pass, while all activations are in memory: gradients of the
+        # feed-forward products, or what a recurrent layer computes again
+        "backward": positions
+        * max(3 * item * size.feed_forward, _DELTA_BYTES * (size.recurrence.mixed if size.recurrence else 0))
+        // tp,
         "logits": _logits(size, config, config.loss_chunk_tokens, on_cpu=on_cpu),
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": _CPU_OVERHEAD_BYTES if on_cpu else OVERHEAD_BYTES,
@@ -140,10 +145,17 @@ def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: boo
     longest = min(KEPT_SCORES, config.max_sample_tokens or size.context)
     scores = int(item * size.heads * longest * MAX_PADDING) if on_cpu else 0
     layer = norms + products + scores + 4 * size.head_dim
+    recurrent = 0
+    if (recurrence := size.recurrence) is not None:
+        layer += 2 * item * attention  # the gate and its sigmoid
+        # queries, keys and values, the state's outputs, and in float32 the gate, its activation and the outputs
+        outputs = item * (recurrence.mixed + 2 * recurrence.values) + 16 * recurrence.values
+        others = norms - 8 * (attention + kv) + item * (2 * size.hidden + 4 * size.feed_forward)
+        recurrent = recurrence.layers * (others + outputs - layer)
     layer_input = item * size.hidden
     how = config.activation_checkpointing or "none"
     kept_bytes = {
-        "none": layer,
+        "none": layer + recurrent // size.layers,
         "selective": _kept_selectively(size, item, adapter=config.lora is not None),
         "full": layer_input,
     }

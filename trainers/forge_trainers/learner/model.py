@@ -34,8 +34,8 @@ from forge_trainers.learner import qwen3_5, titan
 from forge_trainers.learner.architecture import read_config, share_rope_tables, spec_from_config
 from forge_trainers.learner.attention import PackedAttention, plan_attention
 from forge_trainers.learner.checkpoint import is_alone
-from forge_trainers.learner.delta import plan_delta
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
+from forge_trainers.learner.delta import plan_delta
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 from forge_trainers.learner.plan import LearnerPlan
 

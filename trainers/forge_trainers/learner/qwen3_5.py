@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from forge_trainers.learner import titan
 from forge_trainers.learner.delta import DeltaPlan, mix
 
-
 _PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm", "out_proj")
 WEIGHTS = (*(f"{part}.weight" for part in _PARTS), "A_log", "dt_bias")
 """Weights of a recurrent layer's attention."""

@@ -25,7 +25,7 @@ from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
     check_cache,
     check_context,
-    check_head_size,
+    check_kernels,
     check_tp,
     item_bytes,
     pass_bytes,
@@ -174,7 +174,8 @@ def place_here(
     on_gpus = any(slot.gpu for slot in slots)
     on_cpu = {slot.name for slot in slots if not slot.gpu}
     for name in engines.keys() & on_cpu:
-        check_head_size(engines[name][0], name)
+        folder, adapters = engines[name]
+        check_kernels(folder, name, engine, adapters)
     for name in before.keys() & on_cpu:
         check_without_gpu(before[name])
     try:
