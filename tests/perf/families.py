@@ -65,10 +65,12 @@ def measure(family: str, *, lora: fa.LoRA | None) -> tuple[str, ...]:
     """One row."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"{family}-") as folder:
-        model, out = tiny_model(Path(folder, "model"), family=family), Path(folder, "run")  # type: ignore[arg-type]
+        # vLLM computes recurrent layers on CPU in bfloat16 only
+        dtype = "bfloat16" if family == "qwen3_5" else "float32"
+        model, out = tiny_model(Path(folder, "model"), family=family, dtype=dtype), Path(folder, "run")  # type: ignore[arg-type]
         config = fa.GRPOConfig(
             group_size=8, groups_per_step=4, max_resamples=0, checkpoint_every=100, keep_episodes=32, seed=1,
-            learner=fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32"),
+            learner=fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype=dtype),
             engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=512, threads=1),
         )  # fmt: skip
         policy = fa.Policy(str(model), name="team", sampling=fa.Sampling(max_tokens=12), lora=lora)
@@ -86,7 +88,6 @@ def beside_transformers(model: Path, run: Path) -> tuple[float, float]:
     from transformers import AutoModelForCausalLM
 
     from forge_trainers.batch.layout import Span
-    from forge_trainers.learner.attention import plan_attention
     from forge_trainers.learner.core import LearnerCore
 
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -101,7 +102,8 @@ def beside_transformers(model: Path, run: Path) -> tuple[float, float]:
         core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
         core.model._skip_lm_head = False
         ids = torch.randint(0, 256, (1, 600), generator=torch.Generator().manual_seed(0))
-        ours = core.model(ids, torch.arange(600)[None], plan_attention([Span(start=0, length=600)]))
+        positions = torch.arange(600)[None]
+        ours = core.model(ids, positions, core._built.masks([Span(start=0, length=600)], positions))
         return sum(gaps) / len(gaps), float((ours - theirs(ids).logits).abs().max())
 
 
