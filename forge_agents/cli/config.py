@@ -36,7 +36,7 @@ class _Formatter(DefaultHelpFormatter):
 
 _READ = ("data", "eval_data", "model", "tasks", "eval_tasks")
 """Keys whose values may be files or folders that are read."""
-_FLAGS_ONLY = ("config", "help", "print_config", "send_key")
+_FLAGS_ONLY = ("config", "help", "print_config", "send_key", "trust_host")
 """Flags that are no keys of files."""
 _OWNERS = {"policies": "train", "warm_start": "train", "policy": "sft", "players": "bench"}
 """Commands by keys that their files have, and no others'."""
@@ -136,6 +136,13 @@ def add_fields(parser: Parser, kind: type) -> None:
         default=[],
         help="VARIABLE@HOST for each API key that the YAML file may send to a host other than its provider's.",
     )
+    parser.add_argument(
+        keys.HOST_FLAG,
+        nargs="+",
+        type=str,
+        default=[],
+        help="Each host that the YAML file may name for processes of the run. They can run code on this machine.",
+    )
     parser.add_class_arguments(kind, as_group=False)
     parser.settings_kind = kind
 
@@ -143,12 +150,12 @@ def add_fields(parser: Parser, kind: type) -> None:
 def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     """Return what `kind` makes of parsed values. An error of the settings classes is shown like a wrong flag."""
     values.pop("config", None)
-    agreed = values.pop("send_key")
+    agreed, trusted = values.pop("send_key"), values.pop("trust_host")
     if isinstance(kind, type):
         name_entries(values, kind)
     try:
         settings = kind(**plain(dict(parser.instantiate(values))))
-        keys.check(settings, parser.settings_files, agreed)
+        keys.check(settings, parser.settings_files, agreed, trusted)
     except (TypeError, ValueError) as cause:
         parser.error(str(cause))
     return settings

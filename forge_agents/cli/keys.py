@@ -1,6 +1,7 @@
-"""Check of API keys in settings files: to which host each key is sent, and whether the user agreed to it.
+"""Check of the other machines in settings files: which get an API key or run a part of the run.
 
-A file may come from a stranger, who could otherwise have any secret of the environment sent to their server.
+A file may come from a stranger, who could otherwise have any secret of the environment sent to their server, or run
+code here: processes of a run trust each other.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forge_agents.display import visible
+from forge_agents.runtime.hosts import is_local
 
-FLAG = "--send_key"
+FLAG, HOST_FLAG = "--send_key", "--trust_host"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS: Mapping[str, tuple[str, ...]] = {
     "ANTHROPIC_API_KEY": ("api.anthropic.com",),
@@ -35,17 +37,29 @@ _SERVE_TOKEN = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 """Variable with the token of ``forge-agents serve``, which listens on loopback."""
 
 
-def check(settings: Any, files: Sequence[Mapping[str, Any]], agreed: Sequence[str]) -> None:
+def check(
+    settings: Any, files: Sequence[Mapping[str, Any]], agreed: Sequence[str], trusted: Sequence[str] = ()
+) -> None:
     """Print to which host each API key of the settings is sent.
 
     Args:
         settings: A dataclass with endpoints at any depth.
         files: Contents of the settings files.
         agreed: Values of `FLAG`, each ``VARIABLE@HOST`` or ``VARIABLE@HOST:PORT``.
+        trusted: Values of `HOST_FLAG`, each a host.
 
     Raises:
-        ValueError: A file sends a key to a host that is neither its provider's nor agreed to.
+        ValueError: A file sends a key to a host that is neither its provider's nor agreed to, or names a host for
+            processes of the run that is neither this machine nor trusted.
     """
+    for address in (address for file in files for address in _workers(file) if not is_local(address)):
+        if (host := urlsplit(address).hostname or address) not in trusted:
+            raise ValueError(
+                visible(
+                    f"the settings file names {host} for processes of the run, which can then run code on this "
+                    f"machine. Add {HOST_FLAG} {host} to allow this"
+                )
+            )
     of_files = {variable for file in files for variable in _variables(file)}
     sent = dict.fromkeys((variable, url) for url, variable in _endpoints(settings))
     for variable, url in sent:
@@ -82,6 +96,14 @@ def _endpoints(settings: Any) -> Iterator[tuple[str, str]]:
         return
     for each in settings:
         yield from _endpoints(each)
+
+
+def _workers(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the addresses of host processes in a file."""
+    mesh = values.get("mesh")
+    workers = mesh.get("workers") if isinstance(mesh, Mapping) else None
+    for addresses in workers.values() if isinstance(workers, Mapping) else ():
+        yield from map(str, addresses if isinstance(addresses, list | tuple) else ())
 
 
 def _variables(values: Any) -> Iterator[str]:

@@ -28,6 +28,8 @@ UNPACK_DEADLINE_S = 600.0
 """Unpacking takes about ten seconds. A process that holds the lock for this long is stuck."""
 _MAX_HEADER_BYTES = 100_000_000
 """Maximum size of a safetensors header, as in the library."""
+_MAX_DIMENSIONS, _MAX_SIZE, _MAX_NUMBERS_PER_BYTE = 16, 1 << 48, 2
+"""Limits of a tensor's shape. The smallest numbers have 4 bits."""
 CONVERSION = 1  # increase it when the output of `gguf` or `tiny` changes, to invalidate caches
 TINY = "tiny-random"
 """A model with 0.3 million random weights, generated on demand, for fast trials."""
@@ -290,12 +292,10 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         try:
             entries = json.loads(header)
             entries.pop("__metadata__", None)
-            expected = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            for entry in entries.values():
-                sizes = entry["shape"] if isinstance(entry["shape"], list) else [None]
-                is_shape = all(type(size) is int and size >= 0 for size in sizes)
-                if not is_shape or not isinstance(entry["dtype"], str):
-                    raise TypeError("no shape or dtype")
+            num_bytes = sum(map(_num_bytes, entries.values()))
+            if num_bytes != max((entry["data_offsets"][1] for entry in entries.values()), default=0):
+                raise ValueError("tensors overlap, or some bytes belong to none")
+            expected = 8 + header_size + num_bytes
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ModelNotFoundError(f"{path} is not a safetensors file. Copy or download the model again") from None
     if expected != size or size == 0:
@@ -305,6 +305,20 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             + ". Copy or download the model again"
         )
     return entries
+
+
+def _num_bytes(entry: Any) -> int:
+    """Return the size of a tensor. Raises LookupError, TypeError or ValueError if its description is invalid."""
+    begin, end = entry["data_offsets"]
+    sizes: list[Any] = entry["shape"] if isinstance(entry["shape"], list) else [None]
+    if not isinstance(entry["dtype"], str) or not all(type(size) is int for size in (begin, end, *sizes)):
+        raise TypeError("no shape or dtype")
+    # products of thousands of large numbers take minutes
+    if not 0 <= begin <= end or len(sizes) > _MAX_DIMENSIONS or not all(0 <= size < _MAX_SIZE for size in sizes):
+        raise ValueError("no sizes")
+    if math.prod(sizes) > _MAX_NUMBERS_PER_BYTE * (end - begin):
+        raise ValueError("more numbers than bytes")
+    return int(end - begin)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -29,6 +29,10 @@ _FIELDS_BY_KIND: Mapping[str, Mapping[str, Any]] = {
     "attach": {"workers": {}, "certificate": ""},
 }
 """Fields that only one kind uses, with their defaults."""
+_OWN_OPTIONS = (
+    "output", "error", "input", "chdir", "wrap", "uid", "gid", "export-file", "open-mode", "get-user-env", "batch",
+)  # fmt: skip
+"""Options of sbatch that name files, commands or users. A settings file may come from a stranger."""
 
 
 @settings_class
@@ -99,7 +103,23 @@ class Hosts:
         for name in ("start_timeout_s", "heartbeat_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} of the mesh must be positive and finite")
+        self._check_texts()
         self._check_kind()
+
+    def _check_texts(self) -> None:
+        """Check the texts that a batch script will hold, in which a line break would start a command."""
+        for name in ("partition", "account", "qos", "time_limit", "namespace"):
+            if not re.fullmatch(r"[\w.,:@/+-]*", text := getattr(self, name), re.ASCII):
+                raise ValueError(f"{name}={text!r} of the mesh. Write one word of letters, digits and . , : @ / + -")
+        for text in self.slurm_args:
+            option = re.fullmatch(r"--([a-z0-9-]+)(=[!-~]+)?", text)
+            if option is None:
+                raise ValueError(f"slurm_args of the mesh hold {text!r}. Write options as '--constraint=h100'")
+            if option[1] != "export" and (named := next((o for o in _OWN_OPTIONS if o.startswith(option[1])), "")):
+                raise ValueError(
+                    f"slurm_args of the mesh hold {text!r}. --{named} is not available, because it names a file, a "
+                    "command or a user"
+                )
 
     def _check_kind(self) -> None:
         for kind, defaults in _FIELDS_BY_KIND.items():
@@ -150,7 +170,7 @@ class Hosts:
     @property
     def all_here(self) -> bool:
         """Whether all hosts are processes of this machine, so that no other machine connects to the controller."""
-        return self.kind == "process" or bool(self.addresses and all(map(_is_local, self.addresses)))
+        return self.kind == "process" or bool(self.addresses and all(map(is_local, self.addresses)))
 
     def cores_of(self, role: str) -> frozenset[int]:
         """Return the cores that a role is bound to. Empty if it may use all."""
@@ -207,7 +227,8 @@ def parse_cores(text: str) -> frozenset[int]:
     return frozenset(cores)
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
+    """Return whether an address is on this machine."""
     return re.match(r"ipc://|t(cp|ls)://(127\.0\.0\.1|localhost):", address) is not None
 
 

@@ -231,6 +231,19 @@ def test_a_file_sends_a_key_elsewhere_only_if_the_user_agrees(endpoint, bench_fi
     assert f"key    {variable} goes to {host}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("address", ["tcp://stranger.example:26600", "tls://10.0.0.9:26600"])
+def test_a_file_names_other_machines_only_if_the_user_trusts_them(address, config, capsys):
+    certificate = {"certificate": "c"} if address.startswith("tls") else {}
+    file = config(mesh={"kind": "attach", "workers": {"engines": [address]}, **certificate})
+    host = address.split("/")[2].split(":")[0]
+    for words in ([], ["--trust_host", f"not.{host}"]):
+        error = " ".join(refused(capsys, file, *words).split())
+        assert f"names {host} for processes of the run" in error and f"Add --trust_host {host} to allow" in error
+    assert read(file, "--trust_host", "b", host).mesh.workers == {"engines": (address,)}
+    here = config(mesh={"kind": "attach", "workers": {"engines": ["tcp://127.0.0.1:26600"]}})
+    assert read(here).mesh.counts == {"engines": 1}
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_settings_written_as_a_text_are_refused(inside, bench_file, capsys):
     """The parser would read the text as YAML, unseen by the check of keys."""

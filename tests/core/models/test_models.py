@@ -98,6 +98,9 @@ def test_a_folder_resolves_to_its_absolute_path(tiny_llama, monkeypatch):
                 b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}', b'{"a": {"data_offsets": [0, 0]}}',
                 b'{"a": {"data_offsets": [0, 0], "dtype": "F32", "shape": ["128"]}}',
                 b'{"a": {"data_offsets": [0, 0], "dtype": ["F32"], "shape": [1]}}',
+                b'{"a": {"data_offsets": [0, 0], "dtype": "F32", "shape": [%s]}}' % b",".join([b"9" * 4000] * 600),
+                b'{"a": {"data_offsets": [0, 0], "dtype": "F32", "shape": [8]}}',
+                b'{"a": {"data_offsets": [4, 0], "dtype": "F32", "shape": []}}',
             )
         ),
         *(("config.json", text, r"config\.json") for text in (b"", b"{", b"[]", b"[" * 100_000)),

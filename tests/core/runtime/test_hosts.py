@@ -51,6 +51,22 @@ TLS = {"kind": "attach", "workers": {"engines": ("tls://n:1",)}}
         ({"gpus": {"envs": 1}}, "gpus of the mesh names 'envs'. Its roles are learner"),
         ({"cpus": {"env": "0"}}, "cpus of the mesh names 'env'.*Did you mean 'envs'"),
         ({"heartbeat_timeout_s": 0.0}, "heartbeat_timeout_s=0.0 of the mesh must be positive"),
+        *(
+            ({"kind": "slurm", "hosts": {"engines": 1}, name: "a\ntouch b"}, rf"{name}='a.ntouch b' of the mesh")
+            for name in ("partition", "account", "qos", "time_limit")
+        ),
+        *(
+            ({"kind": "slurm", "hosts": {"engines": 1}, "slurm_args": (text,)}, "slurm_args of the mesh hold ")
+            for text in (
+                "--x\ntouch b",
+                "--comment=a b",
+                "-o/tmp/x",
+                "x",
+                "--wrap=id",
+                "--out=/home/me/.bashrc",
+                "--er=x",
+            )
+        ),
         ({**ATTACH, "hosts": {"engines": 2}}, "asks for 2 engines hosts and workers names 1"),
         ({**ATTACH, "certificate": "c"}, "write all addresses as 'tls://node1:26600'"),
         (TLS, "certificate='' of the mesh does not fit the addresses tls://n:1"),
@@ -64,6 +80,20 @@ TLS = {"kind": "attach", "workers": {"engines": ("tls://n:1",)}}
 def test_contradictory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, HostError), match=message):
         fa.Hosts(**settings)
+
+
+def test_usual_options_of_slurm_are_accepted() -> None:
+    args = (
+        "--constraint=h100|a100",
+        "--gres=gpu:h100:8",
+        "--export=ALL",
+        "--exclusive",
+        "--reservation=lab_1",
+        "--mem=0",
+    )
+    fa.Hosts(
+        kind="slurm", hosts={"engines": 1}, partition="gpu,long", time_limit="1-00:00:00", qos="a.b", slurm_args=args
+    )
 
 
 def test_hosts_are_counted_by_their_addresses() -> None:

@@ -177,6 +177,23 @@ def test_load_and_server_errors_are_waited_out(serve_chat):
     assert tries == {"4": 2, "5": 2}
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_long_text_in_tokens_is_shortened_and_graded(serve_chat, pairs):
+    """8,000 characters of a rare script are 32,000 tokens. A policy must not evade its grade by them."""
+
+    def reply(request):
+        text = request["messages"][1]["content"]
+        if len(text.encode()) > 9000:
+            return 400, {"error": {"message": "This model's maximum context length is 4096 tokens."}}
+        first_is_long = "\U00012031" in text.partition("<<<end of answer A")[0]
+        return ("A" if first_is_long else "B") if pairs else "no"
+
+    answer, texts = (Pairs(), [said("\U00012031" * 9000), said("4")]) if pairs else (None, [said("\U00012031" * 9000)])
+    with Judge(serve_chat(reply).endpoint, "Is it right?", answer=answer) as judge:
+        result = judge.assess(texts)
+    assert result.scores.tolist() == ([1.0, 0.0] if pairs else [0.0]) and not result.failed
+
+
 def test_some_failures_abstain_and_all_failures_raise(serve_chat):
     def reply(request):
         return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "out of order"}})

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_verifiers.judge import clients
-from forge_verifiers.judge.clients import Conversation, Question
+from forge_verifiers.judge.clients import Conversation, Question, QuestionTooLongError
 from forge_verifiers.judge.prompts import Reply
 
 
@@ -61,6 +62,21 @@ def test_dead_model_is_restarted_for_unanswered_questions():
     talk.close()
     talk.close()
     assert chat.stops == 2
+
+
+def test_question_that_exceeds_the_context_is_shortened_and_answered():
+    class Small(FakeChat):
+        async def ask(self, question):
+            if len(question.text) > 10:
+                raise QuestionTooLongError("too long")
+            return await super().ask(question)
+
+    talk = conversation(Small())
+    shorter = replace(question("x" * 64), shorter=lambda times: "x" * (64 >> times))
+    assert [reply.text for reply in talk.ask([shorter, question("fine")])] == ["x" * 8, "fine"]
+    endless = replace(shorter, shorter=lambda times: "x" * 64)
+    assert all(isinstance(reply, QuestionTooLongError) for reply in talk.ask([endless, question("y" * 11)]))
+    talk.close()
 
 
 def test_model_that_keeps_dying_is_reported():

@@ -71,6 +71,9 @@ def test_the_table_of_pairs_is_large_and_has_enough_unequal_ones():
         seven ≡ 7 ¦ forty-two ≡ 42 ¦ Forty two apples ≡ 42 ¦ one hundred and five ≡ 105 ¦ two thirds ≡ 2/3 ¦ half ≡ 0.5
         three and a half ≡ 3.5 ¦ minus seven ≡ -7 ¦ two dozen ≡ 24 ¦ twelve hundred ≡ 1200 ¦ two million ≡ 2000000
         \cos\frac{\pi}{7} - \cos\frac{2\pi}{7} + \cos\frac{3\pi}{7} ≡ \frac12
+        \sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}} ≡ 0 ¦ \sin^2 x+\cos^2 x-1 ≡ 0 ¦ e^{i\pi}+1 ≡ 0
+        \sqrt{2}\cdot 10^{-30} ≡ \frac{2}{\sqrt{2}}\cdot 10^{-30}
+        \frac{\pi}{3}\cdot 10^{-20} ≡ 1.0471976 \times 10^{-20}
     """),
 )
 def test_equal_answers_are_equal(one, other):
@@ -96,6 +99,8 @@ def test_equal_answers_are_equal(one, other):
         three fourteenths ≢ 3 ¦ x>0, x\in\mathbb{Z} ≢ x>0
         twenty-third ≢ 20/3 ¦ one of them is left ≢ 1 ¦ nineteen eighty-four ≢ 103 ¦ seven or eight ≢ 7 ¦ US$5 ≢ €5
         2 \text{ or } 3 ≢ 2 ¦ 1, 2, 3, 4, 5 ≢ 5 ¦ 1/0 ≢ 0
+        0 ≢ e^{-50} ¦ 0 ≢ \frac{\pi}{10^{16}} ¦ 0 ≢ x \cdot 10^{-18} ¦ 0 ≢ 1.38 \times 10^{-23} T ¦ 0 ≢ e^{-40x^2}
+        10^{-15} ≢ \pi \cdot 10^{-16} ¦ \sqrt{2} \cdot 10^{-20} ≢ \sqrt{3} \cdot 10^{-20} ¦ i \cdot 10^{-20} ≢ 0
     """)],
 )  # fmt: skip
 def test_unequal_answers_are_unequal(one, other):

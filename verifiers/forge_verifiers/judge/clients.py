@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import itertools
 import logging
 import math
+import re
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge_agents.errors import ActorDiedError, HostError, ModelNotFoundError, StallError
+from forge_agents.errors import (
+    ActorDiedError,
+    EndpointError,
+    ForgeError,
+    HostError,
+    ModelNotFoundError,
+    StallError,
+)
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.types import Message
@@ -28,6 +37,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _SLACK_S = 30.0
 """Added to a model's own timeouts."""
+_MAX_HALVINGS = 8
+_TOO_LONG = re.compile(r"context|too long|too large|max\w*[ _]\w*[ _]?(?:length|len|tokens)|reduce", re.IGNORECASE)
+"""Matches the refusal of a question that exceeds the context of an endpoint's model."""
 _TOP = 20
 """Number of alternatives requested per token."""
 
@@ -45,6 +57,12 @@ class Question:
     schema: Mapping[str, Any]
     """JSON schema of the answer."""
     max_tokens: int
+    shorter: Callable[[int], str] | None = None
+    """Returns the text with parts of it cut to half their length, a given number of times."""
+
+
+class QuestionTooLongError(ForgeError, ValueError):
+    """A question exceeds the context of the model."""
 
 
 class Chat(Protocol):
@@ -54,7 +72,7 @@ class Chat(Protocol):
         """Start the model."""
 
     async def ask(self, question: Question) -> Reply:
-        """Answer one question, or raise."""
+        """Answer one question. Raises QuestionTooLongError if a shorter one may be answered."""
 
     async def stop(self) -> None:
         """Release all resources."""
@@ -110,7 +128,7 @@ class Conversation:
 
         async def answer(question: Question) -> Reply:
             try:
-                return await asyncio.wait_for(self.chat.ask(question), limit_s)
+                return await asyncio.wait_for(self._ask_fitting(question), limit_s)
             except StallError:  # the model's own timeout, which has more details
                 raise
             except TimeoutError as error:
@@ -120,6 +138,21 @@ class Conversation:
             return await asyncio.gather(*map(answer, questions), return_exceptions=True)
 
         return self._running().run(all_at_once(), timeout_s=limit_s + _SLACK_S, what=f"{len(questions)} questions")
+
+    async def _ask_fitting(self, question: Question) -> Reply:
+        """Ask, and shorten a question that is too long for the model: a long text must not evade its grade.
+
+        Texts are cut to characters first, but one character may have four tokens.
+        """
+        for times in itertools.count(1):
+            try:
+                return await self.chat.ask(question)
+            except QuestionTooLongError as error:
+                if question.shorter is None or times > _MAX_HALVINGS:
+                    raise
+                _LOG.warning("%s. %s is asked with half of each text", error, self._name)
+                question = replace(question, text=question.shorter(times))
+        raise AssertionError
 
     def _running(self) -> LoopThread:
         with self._lock:
@@ -157,11 +190,16 @@ class EndpointChat:
         }
         if question.choices:
             optional["logprobs"] = {"logprobs": True, "top_logprobs": _TOP}
-        reply = await self._client.ask(
-            [Message(role="system", content=question.instructions), Message(role="user", content=question.text)],
-            Sampling(temperature=0.0, max_tokens=question.max_tokens),
-            optional=optional,
-        )
+        try:
+            reply = await self._client.ask(
+                [Message(role="system", content=question.instructions), Message(role="user", content=question.text)],
+                Sampling(temperature=0.0, max_tokens=question.max_tokens),
+                optional=optional,
+            )
+        except EndpointError as error:
+            if error.status in (400, 413, 422) and _TOO_LONG.search(str(error)):
+                raise QuestionTooLongError(str(error)) from error
+            raise
         shares, mass = shares_of(_alternatives(reply.text, reply.logprobs), question.choices)
         return Reply(
             text=reply.text,
@@ -258,13 +296,13 @@ class EngineChat:
         )
 
     async def ask(self, question: Question) -> Reply:
-        """The answer, constrained to the choices or the schema. Raises ValueError if the question is too long."""
+        """The answer, constrained to the choices or the schema."""
         engine, renderer = self._engine, self._renderer
         assert engine is not None
         assert renderer is not None
         prompt_ids = renderer.start(question.instructions, question.text)
         if len(prompt_ids) + question.max_tokens > engine.max_model_len:
-            raise ValueError(
+            raise QuestionTooLongError(
                 f"a question of {len(prompt_ids)} tokens and {question.max_tokens} for the answer exceed the "
                 f"{engine.max_model_len} that {self._name} holds. Lower max_chars or raise the engine's max_model_len"
             )

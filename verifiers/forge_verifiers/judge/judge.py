@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -31,6 +30,7 @@ from forge_verifiers.judge.prompts import (
     comparison_of,
     documents,
     fence_key,
+    fitted,
     instructions_for,
     mark_of,
     question_of,
@@ -226,8 +226,11 @@ class Judge(Composable):
 
     def _grade(self, views: Sequence[tuple[Document, ...]]) -> Assessment:
         assert not isinstance(self.answer, Pairs)
-        texts = [[question_of(d, self.answer.ask, key=self._key) for d in each] for each in views]
-        replies = self._ask(itertools.chain.from_iterable(texts))
+        ask = partial(question_of, ask=self.answer.ask, key=self._key)
+        texts = [[ask(d) for d in each] for each in views]
+        replies = self._ask(
+            {ask(d): partial(self._shorter, ask, (d,)) for each in views for d in each}, sum(map(len, texts))
+        )
         grades = {text: self.answer.grade(reply) for text, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, grades)
         values = [[math.nan if (g := grades.get(text)) is None else g for text in questions] for questions in texts]
@@ -248,7 +251,8 @@ class Judge(Composable):
         ]
         ask = partial(comparison_of, ask=answer.ask, key=self._key)
         both = [(ask(first, second), ask(second, first)) for _, first, second in matches]
-        replies = self._ask(itertools.chain.from_iterable(both))
+        orders = [pair for _, first, second in matches for pair in ((first, second), (second, first))]
+        replies = self._ask({ask(*pair): partial(self._shorter, ask, pair) for pair in orders}, len(orders))
         winners = {t: answer.grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, winners)
         won: defaultdict[tuple[int, Document], list[float]] = defaultdict(list)
@@ -274,19 +278,27 @@ class Judge(Composable):
         order = sorted(texts, key=lambda text: mark_of(text, key=self._key))
         return [(order[first], order[second]) for first, second in pairings(len(order), opponents)]
 
-    def _ask(self, texts: Iterable[str]) -> _Replies:
-        """Send each distinct question once."""
-        texts = list(texts)
-        unique = list(dict.fromkeys(texts))
+    def _shorter(self, ask: Callable[..., str], shown: Sequence[Document], times: int) -> str:
+        return ask(*(fitted(document, self.max_chars >> times) for document in shown))
+
+    def _ask(self, unique: Mapping[str, Callable[[int], str]], count: int) -> _Replies:
+        """Send each distinct question once.
+
+        Args:
+            unique: Functions that return a shorter text, by question. See `Question.shorter`.
+            count: Number of questions with repetitions.
+        """
         if not unique:
             return {}
         form = self.answer
         question = partial(Question, choices=form.choices, schema=form.schema, max_tokens=form.max_tokens)
-        outcomes = self._conversation.ask([question(instructions=self._instructions, text=text) for text in unique])
+        outcomes = self._conversation.ask(
+            [question(instructions=self._instructions, text=text, shorter=shorter) for text, shorter in unique.items()]
+        )
         answered = [reply for reply in outcomes if isinstance(reply, Reply)]
         self._count(
             questions=len(unique),
-            repeated=len(texts) - len(unique),
+            repeated=count - len(unique),
             failed=len(unique) - len(answered),
             prompt_tokens=sum(reply.prompt_tokens for reply in answered),
             completion_tokens=sum(reply.completion_tokens for reply in answered),

@@ -63,7 +63,7 @@ def documents(
     else:
         opening = (Part("instructions", trajectory.instructions),) if trajectory.instructions else ()
         whole = [opening + tuple(part for turn in trajectory.turns for part in _turn(turn, reasoning))]
-    cut = [_fitted(document, max_chars) for document in whole]
+    cut = [fitted(document, max_chars) for document in whole]
     return tuple(cut), sum(map(_size, whole)) - sum(map(_size, cut))
 
 
@@ -107,7 +107,7 @@ def _size(document: Document) -> int:
     return sum(len(part.text) for part in document)
 
 
-def _fitted(document: Document, room: int) -> Document:
+def fitted(document: Document, room: int) -> Document:
     """At most `room` characters of a document: the task first, then the end of the answer, then of the history."""
     if _size(document) <= room:
         return document

@@ -28,6 +28,7 @@ from sympy.core.relational import Relational
 _MEMORY = 3 << 30
 _MAX_BITS = 1000
 _POINTS, _MIN_POINTS = 5, 3
+_MAYBE_ZERO = 1e-14
 _EXACT = 1e-12  # relative difference of equal values in 30 digits, after cancellation
 
 
@@ -212,6 +213,8 @@ def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
         return False  # equal infinities were handled before
     if gold.is_Rational and answer.is_Rational:
         return bool(gold == answer)
+    if is_rounded:  # decimals as they are written
+        gold, answer = (sympy.nsimplify(value, rational=True) for value in (gold, answer))
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     compared = 0
     for point in _points(symbols) if symbols else [{}]:
@@ -220,7 +223,8 @@ def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
             if values != [None, None]:
                 return False
             continue
-        if not _is_close(values[0], values[1], tolerance if is_rounded else _EXACT):
+        largest, allowed = max(map(abs, values)), tolerance if is_rounded else _EXACT
+        if not abs(values[0] - values[1]) <= allowed * largest:
             return False
         compared += 1
     if compared == 0 and symbols:  # undefined functions
@@ -235,16 +239,27 @@ def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
 
 
 def _at(value: Any, point: dict[Any, Any]) -> Any:
+    """The value at a point, in 30 digits. None if it is not a number.
+
+    A sum of irrational numbers that is 0 has the value of its rounding errors, which are smaller with more digits.
+    """
     with contextlib.suppress(TypeError, ValueError, ZeroDivisionError, ArithmeticError):
-        number = value.subs(point).doit().evalf(30)
-        if number.is_number and not number.has(sympy.zoo, sympy.nan, sympy.oo):
-            real, imaginary = number.as_real_imag()
-            return complex(real.evalf(30), imaginary.evalf(30)) if not number.is_Float else number
+        exact = value.subs(point).doit()
+        number = _evaluated(exact, 100)
+        if number is not None and 0 < abs(number) < _MAYBE_ZERO:
+            number = 0 if abs(_evaluated(exact, 200)) < 1e-10 * abs(number) else number
+        return number
     return None
 
 
-def _is_close(a: Any, b: Any, tolerance: float) -> bool:
-    return bool(abs(a - b) <= max(tolerance * max(abs(a), abs(b)), 1e-14))
+def _evaluated(exact: Any, max_digits: int) -> Any:
+    number = exact.evalf(30, maxn=max_digits)
+    if not number.is_number or number.has(sympy.zoo, sympy.nan, sympy.oo):
+        return None
+    if number.is_Float:
+        return number
+    real, imaginary = (part.evalf(30, maxn=max_digits) for part in number.as_real_imag())
+    return complex(real, imaginary)
 
 
 main()
