@@ -57,7 +57,7 @@ def settings(text):
     rest = RELAY.splitlines() if kind is fa.RunConfig else []
     missing = [line for line in rest if line.partition(":")[0] not in keys]
     Path("shown.yaml").write_text("\n".join([*missing, text]))
-    return parse(kind, ["shown.yaml"], prog="forge-agents train", description="")
+    return parse(kind, ["shown.yaml", "--trust_host", "node1"], prog="forge-agents train", description="")
 
 
 @pytest.mark.parametrize(("page", "mark", "text"), blocks("yaml"), ids=lambda value: getattr(value, "stem", ""))
