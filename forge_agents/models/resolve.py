@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -208,11 +209,31 @@ def check_contained_files(folder: Path) -> None:
         ModelNotFoundError: There is such an entry. The message names it.
     """
     real = Path(os.path.realpath(folder))
-    is_cached = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
     entries = (path for path in real.glob("*") if not path.name.startswith("."))
-    if (entry := foreign_entry(entries, real.parent.parent if is_cached else real)) is not None:
+    if (entry := foreign_entry(entries, _link_root(real))) is not None:
         what = "a link out of the model's folder" if entry.is_symlink() else "not a file"
         raise ModelNotFoundError(f"{entry} is {what}. Put a copy of its target there (`cp -L`), or remove it")
+
+
+def _link_root(real: Path) -> Path:
+    """Return the folder in which links of a model's files may end."""
+    is_cached = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
+    return real.parent.parent if is_cached else real
+
+
+def copy_model_file(folder: Path, name: str, target: Path) -> None:
+    """Copy a file of a model folder. The file that was opened counts, also if another user swaps it at this moment.
+
+    Raises:
+        ModelNotFoundError: The file is a link out of the model's folder, or no regular file.
+    """
+    file, inside = folder / name, _link_root(Path(os.path.realpath(folder)))
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as source:  # noqa: PTH123  # of a descriptor
+        opened = Path(f"/proc/self/fd/{source.fileno()}").readlink()
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode) or not opened.is_relative_to(inside):
+            raise ModelNotFoundError(f"{file} is a link out of the model's folder, or no file. Put a copy there")
+        with target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
 
 
 @contextmanager

@@ -1,22 +1,22 @@
 """One copy of remote weights per host: one process pulls a version from the store, and all others read its pages.
 
-``W.at.P`` records the copy on host P. The process that pulls holds a lock that ends with the process: the address of an
-abstract Unix socket. The next process that pulls reuses the same pages.
+``W.at.P`` records the copy on host P. The process that pulls holds a lock that ends with the process. The next process that pulls reuses the same pages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
 from forge_agents.errors import StallError
+from forge_agents.runtime.private_folder import private_folder
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Entry, Process
 from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records
@@ -157,12 +157,15 @@ class HostCopy(Records):
         return self._pages
 
 
-def _lock(name: str) -> socket.socket | None:
-    """A lock that all processes of the host share by name, or None if it is taken. The lock ends with its process."""
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _lock(name: str) -> IO[bytes] | None:
+    """Return a lock that all processes of the host share by name, or None if it is taken. It ends with its process.
+
+    It is a file in the private folder of the host's run. Another user could take the name of an abstract socket.
+    """
+    lock = (private_folder() / f"{name}.lock").open("ab")
     try:
-        lock.bind(f"\0{name}")
-    except OSError:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         lock.close()
         return None
     return lock

@@ -214,6 +214,29 @@ def test_a_missing_shard_is_named(folder):
         models.resolve(folder)
 
 
+@pytest.mark.parametrize("name", ["README.md", "additional_chat_templates/tool.jinja"])
+def test_a_file_that_becomes_a_link_after_the_check_is_not_copied(folder, tmp_path, name):
+    """The owner of a shared model folder may swap a file while an export gathers the weights."""
+    (tmp_path / "private").mkdir()
+    private = tmp_path / "private" / Path(name).name
+    private.write_text("secret")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("hello")
+    models.check_contained_files(folder)
+    models.copy_model_file(folder, name, tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "hello"
+    if "/" in name:
+        shutil.rmtree((folder / name).parent)
+        (folder / name).parent.symlink_to(private.parent)
+    else:
+        (folder / name).unlink()
+        (folder / name).symlink_to(private)
+    with pytest.raises(ModelNotFoundError, match="a link out of the model's folder"):
+        models.copy_model_file(folder, name, tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "hello"
+
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "model.safetensors", "more/notes.txt", "more"])
 def test_a_model_with_a_link_out_of_its_folder_is_refused(folder, tmp_path, name):
     (tmp_path / "private").mkdir()

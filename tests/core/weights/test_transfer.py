@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -381,7 +382,8 @@ async def test_puller_waits_for_readers_and_a_stalled_puller_is_named(remote_sto
     await publisher.publish(3, full(3, 1, 300))
     late = Subscriber(remote_store, "hero")
     lock = _host_copy._lock(late._host_copy._lock_name)
-    assert lock is not None
+    assert lock is not None and late._host_copy._lock_name not in Path("/proc/net/unix").read_text()
+    assert _host_copy._lock(late._host_copy._lock_name) is None
     message = f"process {os.getpid()}, which pulls them for all processes here, has made no progress"
     with lock, pytest.raises(StallError, match=message):
         await read(late)

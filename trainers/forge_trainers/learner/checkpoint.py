@@ -36,10 +36,10 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor
 
-from forge_agents.errors import RunFolderError
+from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.files import Checksums
 from forge_agents.models import families
-from forge_agents.models.resolve import check_contained_files
+from forge_agents.models.resolve import check_contained_files, copy_model_file
 
 _log = logging.getLogger(__name__)
 _MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, MemoryError, TypeError)
@@ -330,10 +330,13 @@ def export(
             save_torch_state_dict(whole, str(unfinished), metadata={"format": "pt"})
             for file in model_folder.iterdir():
                 if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHTS):
-                    shutil.copyfile(file, unfinished / file.name)
+                    copy_model_file(model_folder, file.name, unfinished / file.name)
             if (model_folder / _TEMPLATES).is_dir():
-                shutil.copytree(model_folder / _TEMPLATES, unfinished / _TEMPLATES, copy_function=shutil.copyfile)
-            config = json.loads((model_folder / "config.json").read_text())
+                (unfinished / _TEMPLATES).mkdir()
+                for file in (model_folder / _TEMPLATES).glob("*.jinja"):
+                    name = f"{_TEMPLATES}/{file.name}"
+                    copy_model_file(model_folder, name, unfinished / name)
+            config = json.loads((unfinished / "config.json").read_text())
             config.pop("torch_dtype", None)  # the name before transformers 5
             config["dtype"] = str(dtype).removeprefix("torch.")
             (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -348,6 +351,8 @@ def export(
     except (OSError, SafetensorError) as error:  # SafetensorError: the disk is full
         failure = error
     _wait_for_ranks()
+    if isinstance(failure, ModelNotFoundError):
+        raise failure
     if failure is not None:
         raise RunFolderError(
             f"cannot export to {folder}: {failure}. Free disk space, or make the folder writable"
