@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ _MAX_GROWTH = 64
 
 
 def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
-    """Check that the normalizers and decoders of a ``tokenizer.json`` do not multiply the length of a text.
+    """Check that the steps of a ``tokenizer.json`` do not multiply the length of a text.
 
     Args:
         file: The file, for the message.
@@ -24,7 +25,7 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
         ModelNotFoundError: One letter may become more than 64, which may make the library abort the process for lack of
             memory, or a decoder has a regular expression, which would be searched for in every answer.
     """
-    for name in ("normalizer", "decoder"):
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         steps = list(parts(settings.get(name)))
         patterns = (step["pattern"] for step in steps if isinstance(step.get("pattern"), Mapping))
         if name == "decoder" and any("Regex" in pattern for pattern in patterns):
@@ -32,7 +33,7 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
                 f"{file}: its decoder searches for a regular expression, which may take endless time. Expected texts. "
                 "Download the model again, from a source that you trust"
             )
-        growth = math.prod(map(_growth, steps))
+        growth = math.prod(float(_growth(step)) for step in steps)  # floats end at infinity
         if growth > _MAX_GROWTH:
             raise ModelNotFoundError(
                 f"{file}: its {name} can turn one letter into {growth:g}. Expected at most {_MAX_GROWTH} letters. "
@@ -41,23 +42,52 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
 
 
 def parts(settings: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the normalizers or decoders of a sequence, which may contain sequences."""
+    """Yield the steps of a sequence, which may contain sequences."""
     pending = [settings]
     while pending:
         part = pending.pop()
         if isinstance(part, Mapping):
-            inner = part.get("normalizers") or part.get("decoders")
-            pending.extend(inner if isinstance(inner, list) else ())
+            for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+                inner = part.get(name)
+                pending.extend(inner if isinstance(inner, list) else ())
             if part.get("type") != "Sequence":
                 yield part
 
 
-def _growth(part: Mapping[str, Any]) -> int:
-    """Return the largest number of letters that replace one letter."""
-    if part.get("type") != "Replace":
-        return 1
-    pattern, content = part.get("pattern"), str(part.get("content"))
-    replaced = pattern.get("String") if isinstance(pattern, Mapping) else None
-    if isinstance(replaced, str) and replaced:
-        return max(1, math.ceil(len(content) / len(replaced)))
-    return 1 + len(content)  # an expression can match nothing, before each letter
+def _growth(part: Mapping[str, Any]) -> float:
+    """Return the largest number of letters that replace one letter. Infinite if a template repeats the text."""
+    match part.get("type"):
+        case "Replace":
+            pattern, content = part.get("pattern"), str(part.get("content"))
+            replaced = pattern.get("String") if isinstance(pattern, Mapping) else None
+            if isinstance(replaced, str) and replaced:
+                return max(1, math.ceil(len(content) / len(replaced)))
+            return 1 + len(content)  # an expression can match nothing, before each letter
+        case "Prepend":
+            return 1 + len(str(part.get("prepend")))
+        case "ByteLevel":  # a letter has up to four bytes, and each becomes a letter of two bytes
+            return 4
+        case "CTC" | "BPEDecoder" | "WordPiece":  # an empty text is found before each letter
+            names = ("pad_token", "word_delimiter_token", "suffix", "prefix")
+            return 1 + sum(part.get(name) == "" for name in names)
+        case "Precompiled":
+            return _longest_replacement(part.get("precompiled_charsmap"))
+        case "TemplateProcessing":
+            return math.inf if any(map(_repeats, (part.get("single"), part.get("pair")))) else 1
+    return 1
+
+
+def _longest_replacement(charsmap: object) -> int:
+    """Return the length of the longest text in SentencePiece's map of characters: a table's size, the table, texts."""
+    try:
+        data = base64.b64decode(str(charsmap))
+    except ValueError:
+        return 1  # the library refuses it
+    texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+    return max(1, *(len(text.decode(errors="replace")) for text in texts))
+
+
+def _repeats(template: object) -> bool:
+    pieces = template if isinstance(template, list) else []
+    texts = [str(piece.get("Sequence")) for piece in pieces if isinstance(piece, Mapping) and "Sequence" in piece]
+    return len(set(texts)) < len(texts) or len(pieces) > _MAX_GROWTH

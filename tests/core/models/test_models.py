@@ -1,3 +1,4 @@
+import base64
 import json
 import os
 import re
@@ -175,6 +176,24 @@ def test_a_sparse_file_of_a_model_is_refused(name, folder):
         models.resolve(folder)
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+def ctc(delimiter):
+    return {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": delimiter, "cleanup": True}
+
+
+def charsmap(length):
+    """A map of characters without a table, as SentencePiece writes it."""
+    return base64.b64encode(bytes(4) + b"a\0" + b"b" * length + b"\0").decode()
+
+
+def template(*pieces):
+    pair = [TEXT, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": list(pieces), "pair": pair, "special_tokens": {}}
+
+
 def replace(pattern, content):
     return {"type": "Replace", "pattern": pattern, "content": content}
 
@@ -189,6 +208,19 @@ def replace(pattern, content):
         ({"normalizer": {"type": "Sequence", "normalizers": [replace({"Regex": ""}, "aa")] * 4}}, True),
         ({"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "a" * 9)] * 2}}, True),
         ({"normalizer": replace({"String": "a"}, "a" * 65)}, True),
+        ({"decoder": {"type": "Sequence", "decoders": [ctc("")] * 7}}, True),
+        ({"decoder": ctc("|")}, False),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 7}}, True),
+        ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, False),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 4}}, True),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 4}}, True),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 1000}] * 300}}, True),
+        ({"normalizer": {"type": "Prepend", "prepend": "\u2581"}}, False),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap(18)}}, False),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap(65)}}, True),
+        ({"post_processor": template(TEXT)}, False),
+        ({"post_processor": template(TEXT, TEXT)}, True),
+        ({"post_processor": {"type": "Sequence", "processors": [BYTES, template(*[TEXT] * 1000)]}}, True),
     ],
 )
 def test_a_tokenizer_that_multiplies_texts_is_refused(part, is_refused, folder):
@@ -234,7 +266,6 @@ def test_a_file_that_becomes_a_link_after_the_check_is_not_copied(folder, tmp_pa
     with pytest.raises(ModelNotFoundError, match="a link out of the model's folder"):
         models.copy_model_file(folder, name, tmp_path / "copy")
     assert (tmp_path / "copy").read_text() == "hello"
-
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "model.safetensors", "more/notes.txt", "more"])
