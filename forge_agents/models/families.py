@@ -89,12 +89,14 @@ FAMILIES = (
         untrainable_reason="its weights are stored in four bits, which the learner does not read, and packed attention "
         "on CPU has no sinks",
     ),
-    Family(name="qwen3_5", models="Qwen3.5 for text", architectures=("Qwen3_5ForCausalLM",)),
     Family(
-        name="qwen3_5_images", models="Qwen3.5 with images and its mixtures",
-        architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
-                       "Qwen3_5MoeForConditionalGeneration"),
-        untrainable_reason="the learner computes neither its image encoder nor its shared experts",
+        name="qwen3_5", models="Qwen3.5, for text",
+        architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    ),
+    Family(
+        name="qwen3_5_moe", models="Qwen3.5 mixtures",
+        architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        untrainable_reason="the learner does not compute shared experts",
     ),
     Family(
         name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",),
@@ -116,7 +118,7 @@ FAMILIES = (
 """Known families. vLLM serves more."""
 
 _QWEN3 = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
-_QWEN3_5 = dict.fromkeys(("qwen3_5", "qwen3_5_images"), "qwen3.5")
+_QWEN3_5 = dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "qwen3.5")
 CHAT_FORMATS = (
     ChatFormat(name="harmony", marks=("<|channel|>", "<|start|>"), calls="harmony", renderers={"gpt_oss": "gpt-oss"}),
     ChatFormat(name="llama-3", marks=("<|start_header_id|>",), calls="llama", renderers={"llama": "llama-3"}),
@@ -244,6 +246,8 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
             f"architecture {(architecture or '(none named)')!r} cannot be trained{reason}. It can play as a frozen "
             f"policy if vLLM serves it. Trainable: {', '.join(TRAINABLE)}.{did_you_mean(architecture, TRAINABLE)}"
         )
+    config = decoder_config(config)
+    architecture = architecture_of(config)
     required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
@@ -267,6 +271,23 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     return next(iter(map(str, config.get("architectures") or ())), "")
 
 
+def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the decoder, which is all that learners and engines compute.
+
+    It differs for Qwen3.5 with images: there it is a part of config.json.
+    """
+    if architecture_of(config) != "Qwen3_5ForConditionalGeneration":
+        return config
+    text = config.get("text_config") or {}
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    return {**text, "architectures": ["Qwen3_5ForCausalLM"], "tie_word_embeddings": tied}
+
+
+def is_unused(tensor: str) -> bool:
+    """Return whether a tensor of a checkpoint is outside of the decoder: in an image encoder or a draft model."""
+    return tensor.startswith(("model.visual.", "mtp."))
+
+
 def is_fused(config: Mapping[str, Any]) -> bool:
     """Return whether queries, keys and values are one weight, and gate and up projection another."""
     return architecture_of(config) == "Phi3ForCausalLM"
@@ -274,6 +295,7 @@ def is_fused(config: Mapping[str, Any]) -> bool:
 
 def is_recurrent(config: Mapping[str, Any], layer: int | None = None) -> bool:
     """Return whether a layer, or any layer, has a state of constant size in place of keys and values."""
+    config = decoder_config(config)
     if architecture_of(config) != "Qwen3_5ForCausalLM":
         return False
     if layer is None:
@@ -284,6 +306,7 @@ def is_recurrent(config: Mapping[str, Any], layer: int | None = None) -> bool:
 
 def recurrent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
     """Return the numbers of key and value heads, the sizes of a key and a value, and the width of the convolution."""
+    config = decoder_config(config)
     keys, values, key_size, value_size, width = (
         int(config.get(name) or default) for name, default in _RECURRENT_SIZES.items()
     )
@@ -336,6 +359,7 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     LongRoPE has other frequencies for longer sequences: vLLM chooses them by its longest sequence, transformers by each
     sequence.
     """
+    config = decoder_config(config)
     rope, limit = rope_of(config), config.get("max_position_embeddings")
     if rope["rope_type"] == "longrope":
         limit = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or 4096
@@ -355,6 +379,7 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Return whether the output head shares the embedding. transformers leaves out the default of the architecture."""
+    config = decoder_config(config)
     default = architecture_of(config) in {"Gemma3ForCausalLM", "SmolLM3ForCausalLM"}
     return bool(config.get("tie_word_embeddings", default))
 

@@ -263,6 +263,8 @@ def dtype_of(folder: Path) -> str:
         ModelNotFoundError: The config is missing or unreadable, or a weight file is incomplete.
     """
     settings = read_json(folder / "config.json")
+    if isinstance(text := settings.get("text_config"), dict):  # of a model with images
+        settings = text | settings
     if dtype := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
         return str(dtype)
     for path in sorted(folder.glob("*.safetensors")):

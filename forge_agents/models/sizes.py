@@ -135,6 +135,7 @@ class ModelSize:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSize:
         """Compute the size from the content of a config.json."""
+        config = families.decoder_config(config)
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = families.head_dim_of(config)

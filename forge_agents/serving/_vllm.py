@@ -123,6 +123,7 @@ def _engine_args(config: EnginePlan) -> Any:
     caching = config.prefix_caching and not (on_cpu and _is_recurrent(config.model))
     return EngineArgs(
         model=config.model,
+        hf_overrides=_overrides(config.model),
         trust_remote_code=False,  # Python files of a model's folder never run
         dtype=_dtype(config),
         max_model_len=config.max_model_len,
@@ -146,6 +147,13 @@ def _engine_args(config: EnginePlan) -> Any:
         **_memory_options(config),
         **_adapter_options(config),
     )
+
+
+def _overrides(model: str) -> dict[str, Any]:
+    """Change of config.json: vLLM has an architecture of its own for the text part of a model with images."""
+    config = models.read_json(Path(model, "config.json"))
+    decoder = families.decoder_config(config)
+    return {} if decoder is config else {"architectures": decoder["architectures"]}
 
 
 def _initial_adapter(config: EnginePlan, adapter: str) -> dict[str, torch.Tensor]:
@@ -239,34 +247,35 @@ def _patch(config: EnginePlan) -> None:
     """Patch vLLM in this process, before an engine is built."""
     from vllm.platforms import current_platform
 
+    if _is_recurrent(config.model):
+        _register_recurrent()
     if current_platform.is_cpu():
         _permit_tiles(_dtype(config))
         _use_gloo_between_ranks()
-        if _is_recurrent(config.model):
-            _register_recurrent()
     reuse_compiled()
     _forbid_words_after_space()
     logging.getLogger(_RELOAD_LOGGER).addFilter(_is_relevant)
 
 
 def _register_recurrent() -> None:
-    """Register Qwen3.5 without torchvision, of which CPU installations have no build.
+    """Make vLLM load the text part of Qwen3.5, also of checkpoints with images, and also without torchvision.
 
-    vLLM's module of the text model imports that of the model with images, which needs torchvision, and vLLM imports it
-    in another process first. The functions of torchvision are never called for text.
+    vLLM's module of the text model imports that of the model with images, which needs torchvision, and does so in
+    another process first. CPU installations have no torchvision, whose functions are never called for text.
     """
     from transformers.utils import is_torchvision_available
     from vllm import ModelRegistry
+    from vllm.model_executor.models.utils import WeightsMapper
 
-    if is_torchvision_available():  # also remembers the answer
-        return
     names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
-    sys.modules.update((name, MagicMock(__spec__=None)) for name in names)
+    absent = () if is_torchvision_available() else names
+    sys.modules.update((name, MagicMock(__spec__=None)) for name in absent)
     try:
         from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
     finally:
-        for name in names:
+        for name in absent:
             del sys.modules[name]
+    Qwen3_5ForCausalLM.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={"model.visual.": None})
     ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5ForCausalLM)
 
 
@@ -562,7 +571,8 @@ def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(Path(model).glob("*.safetensors")):
-        shapes |= {name: tuple(entry["shape"]) for name, entry in models.safetensors_header(path).items()}
+        header = models.safetensors_header(path)
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if not families.is_unused(name)}
     if families.is_tied(models.read_json(Path(model, "config.json"))):
         shapes.pop("lm_head.weight", None)
     return shapes or None

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from image_models import with_images
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, StallError, UnknownIdError
@@ -503,6 +504,22 @@ def test_updated_engine_equals_a_new_one(run, bench, tiny_models, *, family, tie
         assert before != fresh
         assert after == fresh
         assert restored == before
+
+    run(main())
+
+
+def test_engine_serves_the_text_part_of_a_model_with_images(run, bench, tiny_models, tmp_path):
+    texts = [tiny_models(family="qwen3_5", dtype="bfloat16", seed=seed) for seed in (20, 21)]
+    old, new = (with_images(text, tmp_path / text.name) for text in texts)
+
+    async def main():
+        before, after, restored = await mesh.with_deadline(
+            bench.update_and_restore.call_one(small(old), str(new), PROMPTS), 60, who="bench", what="updates"
+        )
+        of_text = [await mesh.with_deadline(bench.fresh.call_one(small(text), PROMPTS), 60, who="bench", what="answers")
+                   for text in texts]  # fmt: skip
+        assert [before, after, restored] == [of_text[0], of_text[1], of_text[0]]
+        assert before != after
 
     run(main())
 

@@ -36,7 +36,7 @@ def test_packaged_model_is_a_llama_with_chatml():
         ("LlamaForCausalLM", "<|start_header_id|>", ("llama", "llama-3", "llama", False, "llama-3")),
         ("LlamaForCausalLM", "<|im_start|>..<tool_call>", ("llama", "qwen2.5", "hermes", False, "")),
         ("Qwen3_5ForConditionalGeneration", "<|im_start|><tool_call><function=<think>",
-         ("qwen3_5_images", "qwen3.5", "xml", True, "qwen3.5")),
+         ("qwen3_5", "qwen3.5", "xml", True, "qwen3.5")),
         ("Qwen3_5ForCausalLM", "<|im_start|><tool_call><function=<think>",
          ("qwen3_5", "qwen3.5", "xml", True, "qwen3.5")),
         ("GptOssForCausalLM", "<|start|>..<|channel|>", ("gpt_oss", "harmony", "harmony", True, "gpt-oss")),

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from image_models import with_images
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
 from forge_agents.models import gguf as _gguf
 from forge_agents.models import resolve as models
+from forge_agents.models.families import context_of, inspect_model
 from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.models.tiny import tiny_model
 
@@ -523,6 +525,15 @@ def test_tiny_models_load_whole(tiny_models, family, tied):
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert model.config.num_attention_heads % 2 == model.config.num_key_value_heads % 2 == 0
     models.check_complete(folder)
+
+
+def test_size_and_dtype_of_a_model_with_images_are_those_of_its_text_part(tiny_models, tmp_path):
+    text = tiny_models(family="qwen3_5", dtype="bfloat16")
+    folder = with_images(text, tmp_path / "model")
+    assert ModelSize.of(folder) == ModelSize.of(text)
+    assert models.dtype_of(folder) == "bfloat16"
+    assert context_of(folder) == context_of(text) == 4096
+    assert inspect_model(folder).untrainable_reason == ""
 
 
 def test_tiny_models_repeat_with_their_seed(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from image_models import with_images
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from forge_agents.models.families import FAMILIES, inspect_model
 from forge_agents.models.tiny import tiny_model
@@ -143,6 +146,33 @@ def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch
         assert (ours - before(ids).logits).abs().max() > 1e-2
     moved = [name for name, x in export.state_dict().items() if not torch.equal(x, before.state_dict()[name])]
     assert any(".bias" in name for name in moved) == (family == "qwen2" and lora is None)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
+def test_text_part_of_a_model_with_images_is_trained(tiny_models, random_batch, tmp_path, lora, tied):
+    text = tiny_models(family="qwen3_5", tied=tied)
+    model = with_images(text, tmp_path / "model")
+    settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
+    core, expected = LearnerCore(settings), LearnerCore(replace(settings, model=str(text)))
+    for _ in range(2):
+        core.train_step(random_batch())
+        expected.train_step(random_batch())
+    assert torch.equal(core.logprobs(random_batch()), expected.logprobs(random_batch()))
+    published = dict(core.published(torch.float32))
+    start = "base_model.model.model.language_model." if lora else "model.language_model."
+    assert all(name.startswith((start, "lm_head.")) for name in published)
+    folder = core.export(tmp_path / "export")
+    before, after = (load_file(path / "model.safetensors") for path in (model, folder))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all(name.startswith(("model.language_model.", "lm_head.")) for name in changed)
+    export, report = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"] and not report["mismatched_keys"]
+    core.model._skip_lm_head = False
+    ids = random_batch()["tokens"]["ids"][None, :36]
+    with torch.no_grad():
+        assert (compute(core, ids, [Span(start=0, length=36)]) - export(ids).logits).abs().max() < 4e-5
 
 
 def test_every_family_that_is_trained_is_tried_here(tiny_models):

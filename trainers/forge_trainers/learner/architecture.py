@@ -67,6 +67,8 @@ def spec_from_config(
         ValueError: The architecture or one of its options is not supported. The message lists the supported ones.
     """
     families.check_trainable(config)
+    adapter = _ADAPTERS.get(config["architectures"][0], StateDictAdapter)
+    config = families.decoder_config(config)
     name = config["architectures"][0]
     is_llama, is_gemma = name == "LlamaForCausalLM", name == "Gemma3ForCausalLM"
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
@@ -120,7 +122,7 @@ def spec_from_config(
         parallelize_fn=titan.parallelize_llama if is_llama else titan.parallelize_qwen3,
         pipelining_fn=titan.pipeline_llm,
         post_optimizer_build_fn=None,
-        state_dict_adapter=_ADAPTERS.get(name, StateDictAdapter),
+        state_dict_adapter=adapter,
     )
 
 
@@ -357,6 +359,23 @@ class RecurrentStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[mi
         """Nothing: recurrent layers have no RoPE, and `spec_from_config` chose that of the others."""
 
 
+class TextPartStateDictAdapter(RecurrentStateDictAdapter):
+    """The same for the text part of a checkpoint with images."""
+
+    _PREFIX = "model.language_model."
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The tensors by the names of the checkpoint."""
+        tensors = super().to_hf(state_dict)
+        return {name.replace("model.", self._PREFIX, 1): value for name, value in tensors.items()}
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The tensors by TorchTitan's names."""
+        tensors = {name.replace(self._PREFIX, "model.", 1): value for name, value in hf_state_dict.items()}
+        result: dict[str, Any] = super().from_hf(tensors)
+        return result
+
+
 class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's state-dict adapter for Qwen3 with the names of Gemma's norms."""
 
@@ -370,7 +389,8 @@ class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc] 
 
 
 _ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter,
-             "Qwen3_5ForCausalLM": RecurrentStateDictAdapter}  # fmt: skip
+             "Qwen3_5ForCausalLM": RecurrentStateDictAdapter,
+             "Qwen3_5ForConditionalGeneration": TextPartStateDictAdapter}  # fmt: skip
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 

@@ -5,6 +5,7 @@ Axes: T tokens of a batch, S loss tokens of a row, D hidden size.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,15 @@ from forge_trainers.batch.packing import check_batch, minibatches
 from forge_trainers.learner import checkpoint, lora, titan
 from forge_trainers.learner.adamw import build_optimizers
 from forge_trainers.learner.measures import averaged, flops_per_step, memory, peak_flops, ratio_quantiles
-from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
+from forge_trainers.learner.model import (
+    Built,
+    Ranks,
+    build_model,
+    free_unsharded,
+    join_ranks,
+    sync_gradients,
+    unused_tensors,
+)
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import learning_rate, with_rate
 from forge_trainers.losses.correction import loss_columns, needed_samples
@@ -367,7 +376,8 @@ class LearnerCore:
         if self.config.lora is not None:
             weights = lora.peft_state(self._whole_state(), self._built.adapter)
             adapter = (weights, lora.peft_config(self.config.lora, self.config.model, weights))
-        return checkpoint.export(self._hf_tensors(dtype), source, Path(folder), dtype=dtype, adapter=adapter)
+        tensors = itertools.chain(self._hf_tensors(dtype), unused_tensors(source))
+        return checkpoint.export(tensors, source, Path(folder), dtype=dtype, adapter=adapter)
 
     def offload(self) -> None:
         """Move weights and optimizer state to host memory, so that others can use the device. Idempotent."""

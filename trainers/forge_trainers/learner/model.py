@@ -216,6 +216,7 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
     """
     hf_config = read_config(config.model)
     families.check_trainable(hf_config, config.max_sample_tokens)
+    decoder = families.decoder_config(hf_config)
     check_weights(Path(config.model))
     check_described(Path(config.model), free_bytes=available_bytes() if titan.DEVICE_TYPE == "cpu" else math.inf)
     check_degrees(config, ModelSize.from_config(hf_config))
@@ -247,9 +248,9 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         model=model,
         adapter=adapter,
         architecture=spec.model,
-        vocab_size=hf_config["vocab_size"],
+        vocab_size=decoder["vocab_size"],
         max_seq_len=max_seq_len,
-        hidden_size=hf_config["hidden_size"],
+        hidden_size=decoder["hidden_size"],
         conv_width=families.recurrent_sizes(hf_config)[-1] if families.is_recurrent(hf_config) else None,
         copies=None if use_fsdp else ComputeCopies(model, titan.TORCH_DTYPE_MAP[config.compute_dtype]),
     )
@@ -384,6 +385,14 @@ def dither_weights(model: torch.nn.Module, seed: int) -> None:
             moves = moves.to(local.device)  # with `cpu_offload` the weight is on the CPU, but the mesh is of GPUs
         bits = local.view(torch.int32)
         bits.add_(moves.masked_fill_((bits & 0xFFFF != 0) | (local == 0), 0))
+
+
+def unused_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a model folder that the learner does not compute, which an export keeps."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in filter(families.is_unused, tensors.keys()):
+                yield name, tensors.get_tensor(name)
 
 
 def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
