@@ -69,7 +69,7 @@ def _growth(part: Mapping[str, Any]) -> float:
             return 4
         case "CTC" | "BPEDecoder" | "WordPiece":  # an empty text is found before each letter
             names = ("pad_token", "word_delimiter_token", "suffix", "prefix")
-            return 1 + sum(part.get(name) == "" for name in names)
+            return 1 + sum(bool(part.get(name) == "") for name in names)
         case "Precompiled":
             return _longest_replacement(part.get("precompiled_charsmap"))
         case "TemplateProcessing":
