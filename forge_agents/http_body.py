@@ -16,6 +16,9 @@ MAX_BODY_BYTES = 32 << 20
 MAX_BRACKETS = 500_000
 """Maximum number of opening brackets in a JSON text. Each may become an object of 72 bytes. 10,000 tokens with 20
 alternatives each have 420,000."""
+MAX_COMMAS = 2_000_000
+"""Maximum number of commas in a JSON text, which is at least the number of its further values. Each may take 60 bytes.
+Those 10,000 tokens have 1.3 million if each is a word of 4 bytes."""
 _GZIP_OR_ZLIB = 47
 
 
@@ -23,37 +26,41 @@ class BodyError(ValueError):
     """A body is too large, or compressed in an unknown way."""
 
 
-async def read_bounded(response: Any) -> None:
+async def read_bounded(response: Any, max_bytes: int = MAX_BODY_BYTES) -> None:
     """Read the body of a streaming response of httpx, as its ``aread`` does.
 
     Raises:
-        BodyError: The body has more than `MAX_BODY_BYTES` or `MAX_BRACKETS`, or its compression is not one of
+        BodyError: The body has more than `max_bytes`, `MAX_BRACKETS` or `MAX_COMMAS`, or its compression is not one of
             `ENCODINGS`.
     """
     parts, size = [], 0
     async for part in response.aiter_raw():
         size += len(part)
-        _check(size)
+        _check(size, max_bytes)
         parts.append(part)
     body = b"".join(parts)
     encoding = response.headers.get("content-encoding", "identity").lower()
     if encoding in ("gzip", "deflate"):
         try:
-            body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES + 1)
+            body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, max_bytes + 1)
         except zlib.error as cause:
             raise BodyError(f"the response is not valid {encoding} ({cause})") from None
-        _check(len(body))
+        _check(len(body), max_bytes)
     elif encoding != "identity":
         raise BodyError("the response has another compression than gzip")
-    if (brackets := num_brackets(body)) > MAX_BRACKETS:
-        raise BodyError(f"the response has {brackets} brackets, more than {MAX_BRACKETS}")
+    if too_many := too_many_values(body):
+        raise BodyError(f"the response has {too_many}")
     response._content = body  # as `aread` sets it
     read_as_utf8(response)
 
 
-def num_brackets(body: bytes) -> int:
-    """Return the number of opening brackets of a JSON text, which is at least the number of its lists and objects."""
-    return body.count(b"[") + body.count(b"{")
+def too_many_values(body: bytes) -> str:
+    """Return which limit the values of a JSON text exceed, as "600000 brackets, more than 500000", or an empty text.
+
+    Values are counted before they are parsed, because they take many times the memory of their text.
+    """
+    counts = ((body.count(b"[") + body.count(b"{"), MAX_BRACKETS, "brackets"), (body.count(b","), MAX_COMMAS, "commas"))
+    return next((f"{count} {name}, more than {limit}" for count, limit, name in counts if count > limit), "")
 
 
 def read_as_utf8(response: Any) -> None:
@@ -61,6 +68,6 @@ def read_as_utf8(response: Any) -> None:
     response.encoding = "utf-8"
 
 
-def _check(size: int) -> None:
-    if size > MAX_BODY_BYTES:
-        raise BodyError(f"the response has more than {MAX_BODY_BYTES >> 20} MiB")
+def _check(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise BodyError(f"the response has more than {max_bytes >> 20} MiB")

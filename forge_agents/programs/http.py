@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
-from forge_agents.http_body import MAX_BRACKETS, num_brackets
+from forge_agents.http_body import too_many_values
 from forge_agents.programs.calls import RefusedError
 from forge_agents.programs.protocols.anthropic import THREAD_UNSUPPORTED
 
@@ -88,8 +88,8 @@ async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any
     except TimeoutError:
         raise RefusedError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
     body = b"".join(parts)
-    if (brackets := num_brackets(body)) > MAX_BRACKETS:
-        raise RefusedError(f"the body has {brackets} brackets. Send at most {MAX_BRACKETS}", status=413)
+    if too_many := too_many_values(body):
+        raise RefusedError(f"the body has {too_many}. Send a shorter conversation", status=413)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as cause:

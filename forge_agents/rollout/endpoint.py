@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from forge_agents.envs.env import writable
 from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.http_body import ENCODINGS, BodyError, read_bounded
 from forge_agents.policy import Endpoint, Sampling
-from forge_agents.rollout.refusals import LIMITS, has_error, named_field, status_of
+from forge_agents.rollout.refusals import LIMITS, has_error, named_field, parsed, status_of
 from forge_agents.tools.formats import MAX_CALLS, read_call
 from forge_agents.types import Message, ToolCall, Usage
 
@@ -27,6 +26,10 @@ _MAX_QUOTED_CHARS = 500
 """Maximum length of a server's message in an error."""
 _SENT_STATUS = "forge_agents.sent_status"
 """Extension of a response: the original status, if the body holds an error with another one."""
+_REPLY = "forge_agents.reply"
+"""Extension of a response: its parsed body, which may have millions of values."""
+_MAX_BODY_BYTES = 16 << 20
+"""Maximum size of a response. 10,000 tokens with 20 alternatives each have 12 MiB."""
 _CONTENT_FIELDS = {"content", "reasoning_content", "reasoning", "refusal", "tool_calls"}
 """A message has at least one of these fields, unless it ended before its answer."""
 _TEXT_PARTS = {"text": "text", "output_text": "text", "refusal": "refusal"}
@@ -127,7 +130,9 @@ class EndpointClient:
             fields = _fields(sampling, optional) | {limit: {limit: sampling.max_tokens}}
             sent = {name: each for name, each in fields.items() if name not in omitted}
             try:
-                body = await self._send(messages, {key: value for each in sent.values() for key, value in each.items()})
+                body, parsed_body = await self._send(
+                    messages, {key: value for each in sent.values() for key, value in each.items()}
+                )
             except _RefusedError as refusal:
                 name = named_field(refusal.body, sent) if refusal.status in (400, 422) else None
                 if name is None:
@@ -135,7 +140,7 @@ class EndpointClient:
                 refusals[name] = refusal
                 continue
             self._omit(refusals)
-            reply = read_reply(body, self._label, self._quote)
+            reply = read_reply(parsed_body, body, self._label, self._quote)
             if "stop" in omitted:
                 reply = _apply_stop(reply, sampling.stop)
             if reply.usage is not None:
@@ -147,7 +152,7 @@ class EndpointClient:
                 )
             return reply
 
-    async def _send(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> str:
+    async def _send(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> tuple[str, Any]:
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         error: EndpointError | _RefusedError
@@ -157,7 +162,7 @@ class EndpointClient:
                 messages=[{"role": m.role, "content": writable(m.content)} for m in messages],  # type: ignore[misc]
                 extra_body=dict(fields),
             )
-            return str(raw.http_response.text)
+            return str(raw.http_response.text), raw.http_response.extensions[_REPLY]
         except APIStatusError as refusal:
             error = self._refusal(refusal.response)
         except APIConnectionError as lost:
@@ -232,14 +237,13 @@ def _apply_stop(reply: ChatReply, stop: Sequence[str]) -> ChatReply:
     return replace(reply, text=reply.text[: min(ends)], finish_reason="stop") if ends else reply
 
 
-def read_reply(body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
-    """Parse the body of a chat completion.
+def read_reply(reply: Any, body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
+    """Read the parsed body of a chat completion.
 
     Raises:
         EndpointError: The body holds no completion.
     """
     try:
-        reply = json.loads(body)
         choice = reply["choices"][0]
         message = choice["message"]
         text, parts_reasoning = _split_parts(message.get("content") or message.get("refusal") or "")
@@ -316,11 +320,12 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
 
     async def note(response: Any) -> None:
         try:
-            await read_bounded(response)
+            await read_bounded(response, _MAX_BODY_BYTES)
         except BodyError as cause:
             raise EndpointError(f"{endpoint.model} at {endpoint.url}: {cause}. Check url") from None
         if response.is_success:
-            status = status_of(response.text)
+            response.extensions[_REPLY] = parsed(response.text)
+            status = status_of(response.text, response.extensions[_REPLY])
             if status is not None:  # so that the client's own retries treat it as an error
                 response.extensions[_SENT_STATUS] = response.status_code
                 response.status_code = status

@@ -65,8 +65,10 @@ def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
     return None
 
 
-def status_of(body: str) -> int | None:
+def status_of(body: str, reply: Any) -> int | None:
     """The status that an error in a body of status 200 should have had, or None if the body holds no error.
+
+    `reply` is the parsed body, or None if it is not JSON.
 
     An error without a kind, a completion without a choice and an empty body count as 502.
     """
@@ -76,7 +78,7 @@ def status_of(body: str) -> int | None:
         events = (_object(line.removeprefix("data:")) for line in body.splitlines() if line.startswith("data:"))
         error = next(filter(None, map(_error_of, events)), None)
     else:
-        reply = _object(body)
+        reply = reply if isinstance(reply, dict) else {}
         error = _error_of(reply)
         if error is None:
             return _BAD_GATEWAY if reply and not reply.get("choices") else None
@@ -97,11 +99,16 @@ def _status(error: Any) -> int:
     return next((status for status, words in _PERMANENT if words.search(text)), _BAD_GATEWAY)
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def parsed(body: str) -> Any:
+    """The value of a JSON text, or None if it is not JSON."""
     try:
-        value = json.loads(text)
+        return json.loads(body)
     except (ValueError, RecursionError):
-        return {}
+        return None
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    value = parsed(text)
     return value if isinstance(value, dict) else {}
 
 

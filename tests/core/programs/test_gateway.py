@@ -270,7 +270,8 @@ def test_results_must_match_the_calls_by_id_or_position():
         ({"tools": [{"type": "web"}] * 257}, 400, "257 tools arrived. Send at most 256"),
         ({"stop": ["a", "bb"] * 33}, 400, "66 stop texts arrived, the longest of 2 characters. Send at most 64"),
         ({"stop": "a" * 1025}, 400, "1 stop texts arrived, the longest of 1025 characters"),
-        ({"metadata": {"x": [[]] * 499_999}}, 413, "Send at most 500000"),
+        ({"metadata": {"x": [[]] * 499_999}}, 413, "brackets, more than 500000"),
+        ({"metadata": {"x": [1] * 2_000_001}}, 413, "commas, more than 2000000"),
     ],
 )
 def test_invalid_request_is_rejected_with_a_reason_and_recorded(session, change, status, says):

@@ -527,7 +527,7 @@ def test_response_without_end_is_refused(kind):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with (
         raw_server(*head, body=block, repeat=kind != "gzip") as (host, _),
-        pytest.raises(EndpointError, match="the response has more than 32 MiB"),
+        pytest.raises(EndpointError, match="the response has more than 16 MiB"),
     ):
         ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0, timeout_s=60))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
@@ -540,25 +540,37 @@ def test_encoding_that_takes_quadratic_time_is_ignored():
         assert ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0)).text == "punycode-\u00e9"
 
 
-@pytest.mark.parametrize("value", [[[]] * 500_000, {str(n): {} for n in range(500_000)}])
-def test_answer_of_many_objects_is_refused_before_it_is_parsed(value):
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [
+        ([[]] * 500_000, "50000[0-9] brackets, more than 500000"),
+        ({str(n): {} for n in range(500_000)}, "50000[0-9] brackets, more than 500000"),
+        ([1] * 2_000_001, "20000[0-9]{2} commas, more than 2000000"),
+    ],
+    ids=["lists", "objects", "numbers"],
+)
+def test_answer_of_many_values_is_refused_before_it_is_parsed(value, limit, monkeypatch):
     """Half a million lists may stand in 2 kB of gzip, and the event loop would parse them for seconds."""
+    monkeypatch.setattr(endpoint, "parsed", lambda body: pytest.fail("the body is parsed"))
     reply = gzip.compress(json.dumps({**completion("many"), "x": value}).encode())
     head = ("HTTP/1.1 200 OK", "content-encoding: gzip", f"content-length: {len(reply)}")
     with (
         raw_server(*head, body=reply) as (host, _),
-        pytest.raises(EndpointError, match="the response has 50000[0-9] brackets, more than 500000"),
+        pytest.raises(EndpointError, match=f"the response has {limit}"),
     ):
         ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0))
 
 
-def test_answer_with_many_logprobs_is_read():
-    entry = {"token": "a", "logprob": -1.0, "bytes": [97]}
+def test_answer_with_many_logprobs_is_read_and_parsed_once(monkeypatch):
+    texts, parse = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **options: texts.append(text) or parse(text, **options))
+    entry = {"token": "word", "logprob": -1.0, "bytes": [119, 111, 114, 100]}
     reply = completion("long")
     reply["choices"][0]["logprobs"] = {"content": [{**entry, "top_logprobs": [entry] * 20}] * 10_000}
     body = json.dumps(reply).encode()
     with raw_server("HTTP/1.1 200 OK", f"content-length: {len(body)}", body=body) as (host, _):
         assert ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0)).text == "long"
+    assert texts.count(body.decode()) == len(texts) == 1
 
 
 def test_compressed_response_is_read():

@@ -7,7 +7,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import EndpointError
-from forge_agents.rollout.refusals import named_field, status_of
+from forge_agents.rollout.refusals import named_field, parsed, status_of
 
 from .fakes import ask_all, completion  # noqa: TID252 (tests are no installed package)
 
@@ -153,7 +153,7 @@ def test_error_with_status_200_is_retried(serve_chat, body):
     server = serve_chat(lambda request: body if len(server.requests) == 1 else "3")
     assert ask(server.endpoint_with(retries=1)) == ["3"] and len(server.requests) == 2
     sent = body if isinstance(body, bytes) else None
-    assert sent is None or status_of(sent.decode()) == 502
+    assert sent is None or status_of(sent.decode(), parsed(sent.decode())) == 502
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_too_long_conversation_may_have_status_200(serve_chat):
     [completion(), {**completion(), "error": None}, completion("Invalid api key", error=None), {"choices": [{}]}],
 )
 def test_completion_about_errors_is_no_error(body):
-    assert status_of(json.dumps(body)) is None
+    assert status_of(json.dumps(body), body) is None
