@@ -12,7 +12,7 @@ from typing import Any
 from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import startup
 from forge_agents.runtime.allocation import Allocator, Host, MeshRequest, gpus_per_node
-from forge_agents.runtime.host_process import HostAgent, HostFacts
+from forge_agents.runtime.host_process import ANSWER, HostAgent, HostFacts
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interfaces import own_address
 from forge_agents.runtime.jobs import Job, start_job
@@ -22,7 +22,8 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104  # hosts are other machines, and each has 
 _TICK_S = 1.0
 _SECRET_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 256
-"""Maximum number of connections that have not sent a secret yet. Strangers may reach the port as well."""
+"""Maximum number of connections that have not sent a secret yet. Strangers may reach the port as well. The oldest
+connection makes room for a new one, which may be a host agent's."""
 
 
 class Cluster(Allocator):
@@ -41,7 +42,8 @@ class Cluster(Allocator):
         self._expected: dict[str, asyncio.Future[asyncio.StreamReader]] = {}
         """Connections of host agents by secret."""
         self._connections: list[asyncio.StreamWriter] = []
-        self._num_strangers = 0
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Connections without a secret, oldest first."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def launch(self, meshes: Sequence[MeshRequest] = ()) -> None:
@@ -118,21 +120,23 @@ class Cluster(Allocator):
         self._tasks += [asyncio.ensure_future(self._watch(host, reader))]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Close a connection that does not send a valid secret in time, or at once if there are too many of them."""
-        if self._num_strangers >= _MAX_STRANGERS:
-            writer.close()
-            return
-        self._num_strangers += 1
+        """Answer a connection that sends a valid secret in time, and close others, the oldest if there are too many."""
+        self._strangers[writer] = None
+        if len(self._strangers) > _MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.close()
         connection = None
         try:
             with contextlib.suppress(OSError, TimeoutError, ValueError):
                 secret = (await asyncio.wait_for(reader.readline(), _SECRET_TIMEOUT_S)).decode(errors="replace").strip()
                 connection = self._expected.pop(secret, None)
         finally:
-            self._num_strangers -= 1
+            self._strangers.pop(writer, None)
         if connection is None or connection.done():
             writer.close()
         else:
+            writer.write(ANSWER)
             self._connections.append(writer)
             connection.set_result(reader)
 

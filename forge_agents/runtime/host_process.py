@@ -23,8 +23,11 @@ from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.machine import gpu_bytes, memory_domain, visible_gpus
 from forge_agents.runtime.processes import kill_mesh
 
+ANSWER = b"."
+"""The controller's answer to a secret."""
 _HEARTBEAT_S = 1.0
 _CONNECT_TIMEOUT_S = 30.0
+_RETRY_S = 0.05
 
 
 def main() -> None:
@@ -93,8 +96,7 @@ class HostAgent(Actor):
     @concurrent_endpoint
     async def report(self, address: tuple[str, int], secret: str) -> HostFacts:
         """Connect to the controller, start the heartbeat and return the host's hardware."""
-        connection = await asyncio.to_thread(socket.create_connection, address, _CONNECT_TIMEOUT_S)
-        connection.sendall(f"{secret}\n".encode())
+        connection = await asyncio.to_thread(_connect, address, secret)
         threading.Thread(target=_keep_alive, args=(connection,), name="heartbeat", daemon=True).start()
         return facts_here()
 
@@ -111,6 +113,27 @@ class HostAgent(Actor):
             await asyncio.to_thread(shutil.rmtree, logs, ignore_errors=True)
             with contextlib.suppress(OSError):  # other meshes have logs there
                 Path(logs).parent.rmdir()
+
+
+def _connect(address: tuple[str, int], secret: str) -> socket.socket:
+    """Connect to the controller and send the secret, again if the controller closes the connection unread.
+
+    The controller does so while strangers open more connections than it keeps.
+
+    Raises:
+        OSError: The controller cannot be reached, or did not answer in time.
+    """
+    deadline = time.monotonic() + _CONNECT_TIMEOUT_S
+    while True:
+        connection = socket.create_connection(address, _CONNECT_TIMEOUT_S)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(f"{secret}\n".encode())
+            if connection.recv(len(ANSWER)):
+                return connection
+        connection.close()
+        if time.monotonic() > deadline:
+            raise ConnectionError(f"the controller closed every connection for {_CONNECT_TIMEOUT_S:g} s")
+        time.sleep(_RETRY_S)
 
 
 def _keep_alive(connection: socket.socket) -> None:

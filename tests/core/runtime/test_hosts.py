@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
-from forge_agents.runtime import _monarch, jobs, mesh
+from forge_agents.runtime import _monarch, host_process, jobs, mesh
 from forge_agents.runtime import allocation as allocation_module
 from forge_agents.runtime.allocation import Host, gpus_per_node
 from forge_agents.runtime.cluster import Cluster
@@ -498,6 +500,46 @@ def test_connection_without_a_secret_is_closed() -> None:
         server.close()
 
     asyncio.run(main())
+
+
+async def test_strangers_do_not_keep_a_host_agent_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge_agents.runtime.cluster._MAX_STRANGERS", 8)
+    monkeypatch.setattr("forge_agents.runtime.cluster._SECRET_TIMEOUT_S", 600)
+    layout = laid_out(hosts={"envs": 1})
+    server = await asyncio.start_server(layout._accept, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+    strangers = [await asyncio.open_connection(*address) for _ in range(20)]
+    arrived = layout._expected["secret"] = asyncio.get_running_loop().create_future()
+    agent = await asyncio.wait_for(asyncio.to_thread(host_process._connect, address, "secret"), 60)
+    assert arrived.done()
+    for reader, _ in strangers[:13]:  # the oldest of them made room for the others and the agent
+        assert await asyncio.wait_for(reader.read(1), 60) == b""
+    assert not any(reader.at_eof() for reader, _ in strangers[13:])
+    agent.close()
+    for _, writer in strangers:
+        writer.close()
+    server.close()
+
+
+def test_host_agent_connects_again_if_its_secret_is_not_read() -> None:
+    secrets = []
+
+    def serve(listener: socket.socket) -> None:
+        for answer in (b"", b"", host_process.ANSWER):
+            connection = listener.accept()[0]
+            with connection:
+                secrets.append(connection.recv(64))
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,), daemon=True)
+        server.start()
+        host_process._connect(listener.getsockname(), "secret").close()
+        server.join(60)
+        address = listener.getsockname()
+    assert secrets == [b"secret\n"] * 3
+    with pytest.raises(ConnectionRefusedError):  # at once
+        host_process._connect(address, "secret")
 
 
 @pytest.mark.parametrize(("end", "reason"), [("silence", "no heartbeat for 0.2 s"), ("eof", "connection ended")])
