@@ -31,6 +31,8 @@ _STOP_TIMEOUT_S = 10.0
 """Time limit for a server to stop."""
 _MAX_TOOLS = 4096
 """Maximum number of tools of a server. Each is described in the system prompt."""
+_MAX_TOOL_BYTES = 8 << 20
+"""Maximum size of all descriptions of a server's tools together."""
 
 
 class McpServerError(ForgeError, ConnectionError):
@@ -134,6 +136,7 @@ class _Connection:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(connect_s):
                     client = await stack.enter_async_context(connect())
+                    client.session.validate_tool_result = _accept
                     ready.set_result((client, await _all_tools(client)))
                 await self._stop.wait()
         except BaseException as error:  # noqa: BLE001  # carried to the thread that connects
@@ -187,14 +190,26 @@ class _Connection:
 
 
 async def _all_tools(client: Client) -> list[Any]:
-    page = await client.list_tools()
-    tools = list(page.tools)
-    while page.next_cursor:
-        page = await client.list_tools(cursor=page.next_cursor)
+    tools: list[Any] = []
+    size, cursor = 0, None
+    while cursor is None or cursor:
+        page = await client.list_tools(cursor=cursor)
         tools += page.tools
-    if len(tools) > _MAX_TOOLS:
-        raise ValueError(f"it lists {len(tools)} tools. Expected at most {_MAX_TOOLS}")
+        if len(tools) > _MAX_TOOLS:  # a server may send pages without end
+            raise ValueError(f"it lists {len(tools)} tools or more. Expected at most {_MAX_TOOLS}")
+        size += sum(len(tool.model_dump_json()) for tool in page.tools)
+        if size > _MAX_TOOL_BYTES:
+            raise ValueError(f"its tools have more than {_MAX_TOOL_BYTES >> 20} MiB of descriptions and schemas")
+        cursor = page.next_cursor or ""
     return tools
+
+
+async def _accept(name: str, result: CallToolResult) -> None:
+    """Accept a result whatever its tool's output schema.
+
+    The library would match the server's texts with the server's regular expressions, which may take forever and stop
+    all threads meanwhile.
+    """
 
 
 def _text(result: CallToolResult) -> str:

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import copy
+import json
 import os
 import signal
 import socket
@@ -212,10 +213,60 @@ def test_tools_of_one_name_on_several_pages_are_refused(tmp_path):
     ):
         pass
     with (
-        pytest.raises(McpServerError, match="it lists 5001 tools. Expected at most 4096"),
+        pytest.raises(McpServerError, match="it lists 5001 tools or more. Expected at most 4096"),
         mcp_tools([sys.executable, str(server), ""]),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ({"name": "empty"}, "it lists 4097 tools or more. Expected at most 4096"),
+        ({"name": "large", "description": "a" * 3_000_000}, "its tools have more than 8 MiB"),
+        ({"name": "large", "inputSchema": {"x": [[1]] * 700_000}}, "its tools have more than 8 MiB"),
+    ],
+    ids=["many", "descriptions", "schemas"],
+)
+def test_pages_of_tools_without_end_are_refused(tool, message):
+    from mcp.types import ListToolsResult
+    from mcp.types import Tool as McpTool
+
+    class Client:
+        pages = 0
+
+        async def list_tools(self, cursor=None):
+            assert cursor == (str(self.pages) if self.pages else None) and self.pages < 50
+            self.pages += 1
+            tools = [McpTool.model_validate({"inputSchema": {}, **tool})] * (1 if tool["name"] == "large" else 241)
+            return ListToolsResult(tools=tools, next_cursor=str(self.pages))
+
+    client = Client()
+    with pytest.raises(ValueError, match=message):
+        asyncio.run(mcp._all_tools(client))
+    assert client.pages == (3 if tool["name"] == "large" else 17)
+
+
+def test_patterns_of_an_output_schema_are_not_matched(tmp_path):
+    """Matching this pattern takes years and holds the interpreter's lock."""
+    server = tmp_path / "pattern.py"
+    server.write_text(
+        "import json, sys\n"
+        "schema = {'type': 'object', 'properties': {'a': {'type': 'string', 'pattern': '^(a+)+$'}}}\n"
+        "for line in sys.stdin:\n"
+        "    request = json.loads(line)\n"
+        "    kind, given = request.get('method'), request.get('params') or {}\n"
+        "    result = {'content': [], 'structuredContent': {'a': 'a' * 60 + '!'}}\n"
+        "    if kind == 'initialize':\n"
+        "        result = {'protocolVersion': given['protocolVersion'], 'capabilities': {'tools': {}}}\n"
+        "        result['serverInfo'] = {'name': 's', 'version': '1'}\n"
+        "    elif kind == 'tools/list':\n"
+        "        result = {'tools': [{'name': 'f', 'inputSchema': {'type': 'object'}, 'outputSchema': schema}]}\n"
+        "    if 'id' in request:\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': request['id'], 'result': result}), flush=True)\n"
+    )
+    with mcp_tools([sys.executable, str(server)], call_s=20.0) as tools:
+        assert run_tool(tools, call("f")).content == json.dumps({"a": "a" * 60 + "!"})
 
 
 def test_blocking_client_is_reported(monkeypatch):
