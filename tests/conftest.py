@@ -194,6 +194,14 @@ def serve_chat() -> Iterator[Callable[..., ChatServer]]:
         server.server_close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _objects_of_earlier_files() -> Iterator[None]:
+    """The living objects of earlier files are excluded from garbage collection, too."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Objects of imported modules are excluded from garbage collection in all tests."""
