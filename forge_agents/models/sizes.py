@@ -57,6 +57,8 @@ class Recurrence:
     """Sizes of the recurrent layers of a model. Counts are numbers of elements."""
 
     layers: int
+    heads: int
+    """Key heads."""
     mixed: int
     """Queries, keys and values of a position."""
     values: int
@@ -220,6 +222,7 @@ def _recurrence(config: Mapping[str, Any]) -> Recurrence:
     hidden, mixed = int(config["hidden_size"]), 2 * keys * key_size + values * value_size
     return Recurrence(
         layers=sum(families.is_recurrent(config, layer) for layer in range(config["num_hidden_layers"])),
+        heads=keys,
         mixed=mixed,
         values=values * value_size,
         state=values * key_size * value_size + (width - 1) * mixed,

@@ -15,7 +15,6 @@ of a key, J size of a value, D = 2 K H + V J channels, W width of the convolutio
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from forge_trainers.batch.layout import Span
+from forge_trainers.learner.memory import DELTA_HEADS
 
 _CHUNK = 32
 """Number of slots of a chunk. With 16 or 64, long samples take as long, and short ones have more padding with 64."""
@@ -104,8 +104,19 @@ def mix(  # noqa: PLR0917  (the tensors of a layer)
         heads: K and V.
         sizes: H and J.
     """
-    result: torch.Tensor = _Mix.apply(x_TD, conv_DW, g_TV, beta_TV, plan, heads, sizes)  # type: ignore[no-untyped-call]
-    return result
+    (num_keys, num_values), (key_size, value_size) = heads, sizes
+    count = next(n for n in range(min(DELTA_HEADS, num_keys), 0, -1) if num_keys % n == 0)
+    values = num_values // num_keys * count
+    widths = [count * key_size] * (2 * num_keys // count) + [values * value_size] * (num_keys // count)
+    x_parts, conv_parts = (torch.split(tensor, widths, dim=dim) for tensor, dim in ((x_TD, 1), (conv_DW, 0)))
+    outputs = []
+    for i, (g, beta) in enumerate(
+        zip(torch.split(g_TV, values, dim=1), torch.split(beta_TV, values, dim=1), strict=True)
+    ):
+        of_heads = slice(i, None, num_keys // count)  # their queries, keys and values
+        x, conv = torch.cat(x_parts[of_heads], dim=1), torch.cat(conv_parts[of_heads])
+        outputs.append(_Mix.apply(x, conv, g, beta, plan, (count, values), sizes))  # type: ignore[no-untyped-call]
+    return torch.cat(outputs, dim=1)
 
 
 class _Mix(torch.autograd.Function):
@@ -132,9 +143,8 @@ def _mixed(  # noqa: PLR0917
 ) -> torch.Tensor:  # fmt: skip
     num_keys, num_values = heads
     key_size, value_size = sizes
-    x_nhD = _gathered(x_TD, plan.slot_nh).float()
-    taps = [x_nhD[:, w : w + _CHUNK] * conv_DW[:, w].float() for w in range(conv_DW.shape[1])]
-    x_ncD = F.silu(functools.reduce(torch.add, taps)).to(x_TD.dtype).float()  # rounded, as in the sampler
+    mixed_ncD = _Convolution.apply(_gathered(x_TD, plan.slot_nh), conv_DW)  # type: ignore[no-untyped-call]
+    x_ncD = F.silu(mixed_ncD).to(x_TD.dtype).float()  # rounded, as in the sampler
     channels = [num_keys * key_size, num_keys * key_size, num_values * value_size]
     query, key, value = torch.split(x_ncD, channels, dim=-1)
     q_nKcH, k_nKcH = (_normalized(_unflatten(x, num_keys, key_size).transpose(1, 2)) for x in (query, key))
@@ -147,6 +157,32 @@ def _mixed(  # noqa: PLR0917
     out_nKRcJ = _delta_rule(q_nKcH * key_size**-0.5, k_nKcH, v_nKRcJ, g_nKRc, beta_nKRc, plan.before)
     out = out_nKRcJ.permute(0, 3, 1, 2, 4).reshape(-1, num_values, value_size)
     return out[plan.place_T].to(x_TD.dtype)
+
+
+class _Convolution(torch.autograd.Function):
+    """Causal convolution of the slots of each chunk, [n, c, D] in float32, with less memory traffic than autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, x_nhD: torch.Tensor, conv_DW: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x_nhD, conv_DW)
+        wide, weights = x_nhD.float(), conv_DW.float().unbind(-1)
+        result = wide[:, :_CHUNK] * weights[0]
+        for w, weight in enumerate(weights[1:], start=1):
+            result.addcmul_(wide[:, w : w + _CHUNK], weight)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x_nhD, conv_DW = ctx.saved_tensors
+        x_grad = grad.new_zeros(x_nhD.shape)
+        for w, weight in enumerate(conv_DW.float().unbind(-1)):
+            x_grad[:, w : w + _CHUNK].addcmul_(grad, weight)
+        if not ctx.needs_input_grad[1]:
+            return x_grad.to(x_nhD.dtype), None
+        product = torch.empty_like(grad)
+        wide = x_nhD.float()
+        sums = [torch.mul(wide[:, w : w + _CHUNK], grad, out=product).sum((0, 1)) for w in range(conv_DW.shape[1])]
+        return x_grad.to(x_nhD.dtype), torch.stack(sums, dim=-1).to(conv_DW.dtype)
 
 
 def _gathered(x_TD: torch.Tensor, slot_nh: torch.Tensor) -> torch.Tensor:

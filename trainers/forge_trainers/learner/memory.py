@@ -19,8 +19,10 @@ _BYTES = {"bfloat16": 2, "float32": 4}
 _LOSS_COPIES = 4
 """Number of float32 copies of a chunk's logits: logits, scaled logits, softmax and gradient. A CPU processes them row
 by row and keeps only logits and gradient in bfloat16, a quarter of that."""
+DELTA_HEADS = 2
+"""Maximum number of key heads of a recurrent layer that are computed together. More take longer, for page faults."""
 _DELTA_BYTES = 48
-"""Memory of the recurrence of one layer in its backward pass, in bytes per position and channel. 35 to 44 measured."""
+"""Memory of their backward pass, in bytes per position and channel. 35 to 44 measured."""
 RECOMPUTED: Sequence[Literal["none", "selective", "full"]] = ("none", "selective", "full")
 """Activation checkpointing modes in order of decreasing memory."""
 _MICROBATCHES, _CPU_MICROBATCHES, _CHUNKS = (8192, 4096), (4096,), (1024, 512)
@@ -72,9 +74,7 @@ def learner_bytes(
         "activations": positions * _activations(size, config, item, on_cpu=on_cpu) // tp,
         # the largest tensors of a layer's backward pass, while all activations are in memory: gradients of the
         # feed-forward products, or what a recurrent layer computes again
-        "backward": positions
-        * max(3 * item * size.feed_forward, _DELTA_BYTES * (size.recurrence.mixed if size.recurrence else 0))
-        // tp,
+        "backward": positions * max(3 * item * size.feed_forward, _DELTA_BYTES * _channels_at_once(size)) // tp,
         "logits": _logits(size, config, config.loss_chunk_tokens, on_cpu=on_cpu),
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": _CPU_OVERHEAD_BYTES if on_cpu else OVERHEAD_BYTES,
@@ -129,6 +129,13 @@ def offloaded_bytes(size: ModelSize, config: LearnerPlan) -> int:
 def published_bytes(size: ModelSize, config: LearnerPlan) -> int:
     """Bytes of all weights that are published to engines, in the learner's compute dtype."""
     return _BYTES[config.compute_dtype] * size.weights
+
+
+def _channels_at_once(size: ModelSize) -> int:
+    """Channels of a recurrent layer that are computed together. 0 without such layers."""
+    if (recurrence := size.recurrence) is None:
+        return 0
+    return recurrence.mixed * min(DELTA_HEADS, recurrence.heads) // recurrence.heads
 
 
 def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: bool) -> int:
