@@ -623,6 +623,7 @@ def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards
         ("qwen3_moe", {"tp": 2}, "Set learner.ep"),
         ("phi3", {"tp": 2}, "tp=2 is not supported for Phi"),
         ("qwen3_5", {"tp": 2}, "tp=2 is not supported for Qwen3.5"),
+        ("qwen3_5", {"compile": True}, "compile=True is not supported for Qwen3.5"),
     ],
 )
 def test_parallel_degrees_must_divide_the_model(tiny_models, family, degrees, message):

@@ -133,7 +133,15 @@ def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_models, rand
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "lora"),
-    [("llama", None), ("llama", LoRA(rank=8)), ("qwen3_moe", None), ("phi3", None), ("phi3", LoRA(rank=8))],
+    [
+        ("llama", None),
+        ("llama", LoRA(rank=8)),
+        ("qwen3_moe", None),
+        ("phi3", None),
+        ("phi3", LoRA(rank=8)),
+        ("qwen3_5", None),
+        ("qwen3_5", LoRA(rank=8)),
+    ],
 )
 def test_selective_checkpointing_keeps_a_part(tiny_models, random_batch, monkeypatch, family, lora):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)

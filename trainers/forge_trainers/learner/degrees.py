@@ -31,7 +31,7 @@ def shards_of(config: LearnerConfig, ranks: int) -> int:
 
 
 def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
-    """Raise ValueError if a parallel degree does not divide the dimension that it splits."""
+    """Raise ValueError if a parallel degree does not divide the dimension that it splits, or does not fit the model."""
     dimensions = {
         "num_attention_heads": (size.heads, "tp", config.tp),
         "num_key_value_heads": (size.kv_heads, "tp", config.tp),
@@ -50,6 +50,11 @@ def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
         raise ValueError(
             f"learner.tp={config.tp} is not supported for Qwen3.5: a part of a recurrent layer's weight is no part of "
             "each of its queries, keys and values. Leave it at 1; weights are sharded over learner_procs"
+        )
+    if config.compile and size.recurrence is not None:
+        raise ValueError(
+            "learner.compile=True is not supported for Qwen3.5: torch.compile does not trace its recurrence. Leave it "
+            "at False"
         )
     if config.ep > 1 and not size.num_experts:
         raise ValueError(f"learner.ep={config.ep} spreads experts, and the model has none. Leave it at 1")

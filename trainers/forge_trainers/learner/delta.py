@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner.memory import DELTA_HEADS
@@ -125,7 +126,8 @@ class _Mix(torch.autograd.Function):
         *tensors, plan, heads, sizes = args
         ctx.save_for_backward(*tensors)
         ctx.rest = plan, heads, sizes
-        return _mixed(*args)
+        with _disable_current_modes():  # selective activation checkpointing would keep every product
+            return _mixed(*args)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -181,4 +181,9 @@ def _kept_selectively(size: ModelSize, item: int, *, adapter: bool) -> int:
     if size.fused:  # of four products, the first and the third
         return item * (size.hidden + attention + (2 if adapter else 1) * (attention + 2 * kv + 2 * size.feed_forward))
     wide = size.feed_forward + size.hidden if size.plain_layers else 0
+    if (recurrence := size.recurrence) is not None:  # of eight products, those of output and up projection; measured
+        others = recurrence.layers * (size.hidden + recurrence.values + (2 if adapter else 1) * wide)
+        gated = attention + (2 if adapter else 1) * (2 * attention + wide)  # of queries and gates
+        gated = size.attention_layers * (size.hidden + 2 * kv + gated)
+        return item * (others + gated) // size.layers
     return item * (size.hidden + attention + 2 * kv + (2 if adapter else 1) * (attention + wide))
