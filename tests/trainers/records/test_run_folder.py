@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import resource
@@ -252,6 +253,13 @@ def test_arrays_that_stand_for_more_than_their_file_are_refused(tmp_path):
         parts.writestr("names.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     with pytest.raises(ValueError, match="does not fit into memory"):
         read_arrays(file)
+    for kind, shape in (("<U0", (10**6,)), ("<f8", (10**6, 0)), ([("a", "<U0"), ("b", "<U0")], (3,))):
+        buffer = io.BytesIO()
+        np.lib.format.write_array_header_1_0(buffer, {"descr": kind, "fortran_order": False, "shape": shape})
+        with ZipFile(file, "w") as parts:
+            parts.writestr("names.npy", buffer.getvalue())
+        with pytest.raises(ValueError, match="league.npz has .* bytes and names the shape"):
+            read_arrays(file)
     os.truncate(file, 1 << 40)
     with pytest.raises(ValueError, match="almost none are on the disk"):
         read_arrays(file)

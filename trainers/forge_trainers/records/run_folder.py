@@ -474,9 +474,13 @@ def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
             raise ValueError(f"{file.name} has {size} bytes and stands for more. np.savez does not compress")
     try:
         with np.load(file, allow_pickle=False) as saved:
-            return dict(saved)
+            arrays = dict(saved)
     except MemoryError as cause:
         raise ValueError(f"{file.name} names an array that does not fit into memory") from cause
+    for name, array in arrays.items():  # values without bytes would take memory as a list
+        if array.dtype.names or math.prod(max(length, 1) for length in array.shape) > size:
+            raise ValueError(f"{file.name} has {size} bytes and {name} the shape {array.shape} of {array.dtype}")
+    return arrays
 
 
 def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping[str, Any]) -> Path:
