@@ -21,6 +21,7 @@ figcaption, p.note { max-width: 52rem; margin-top: .5rem; font-size: .86rem; col
 li { overflow-wrap: anywhere; }
 section.alarm { margin-top: 1rem; padding: .6rem .9rem; border-left: 4px solid #c2410c; background: #fff4ed; }
 """
+_MAX_ERROR_CHARS = 4000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -53,6 +54,12 @@ def visible(text: str) -> str:
     become escapes such as ``\x1b``. Newlines and tabs stay.
     """
     return "".join(map(_escape, text.replace("\r\n", "\n")))
+
+
+def visible_error(message: str) -> str:
+    """Return `visible` of an error message, which may quote a long text, without the middle of a long message."""
+    half = _MAX_ERROR_CHARS // 2
+    return visible(message if len(message) <= 2 * half else f"{message[:half]} [...] {message[-half:]}")
 
 
 def _escape(char: str) -> str:

@@ -13,7 +13,7 @@ from forge_agents.cli import completion, keys
 from forge_agents.cli.help import ALL_FLAG, has_short_help, short_help, usage
 from forge_agents.cli.schema import FileSettings, check_entries, converted_flags, name_entries
 from forge_agents.cli.yaml_file import ValueLoader, YamlFile, as_text, plain
-from forge_agents.display import visible
+from forge_agents.display import visible_error
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import add_user_folder
@@ -123,7 +123,7 @@ class Parser(ArgumentParser):
         hint = did_you_mean(unknown.group(1), self._flags()) if unknown else ""
         end = "" if message.endswith(("?", ".")) else "."
         # the message may quote a stranger's file
-        self.exit(2, f"{self.prog}: {visible(message)}{end}{visible(hint)}\nSee {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {visible_error(message)}{end}{visible_error(hint)}\nSee {self.prog} --help\n")
 
 
 def add_fields(parser: Parser, kind: type) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from forge_agents.cli import deployment, evaluation, inspection, planning, training  # noqa: F401  # they register commands
 from forge_agents.cli.completion import SHELLS, complete, completion_requested, script
 from forge_agents.cli.registry import COMMANDS, GROUPS, WITH_USER_MODULES
-from forge_agents.display import visible
+from forge_agents.display import visible_error
 from forge_agents.errors import ForgeError, did_you_mean
 from forge_agents.imports import add_user_folder
 
@@ -43,12 +43,12 @@ def _run(name: str, argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ForgeError, ValueError) as error:  # any other exception is a bug and keeps its traceback
-        print(f"forge-agents {name}: {visible(str(error))}", file=sys.stderr)  # it may quote files and models
+        print(f"forge-agents {name}: {visible_error(str(error))}", file=sys.stderr)  # it may quote files and models
         return 1
     except OSError as error:
         if error.filename is None:  # not about a file of the user
             raise
-        print(f"forge-agents {name}: {visible(str(error.filename))}: {error.strerror}", file=sys.stderr)
+        print(f"forge-agents {name}: {visible_error(str(error.filename))}: {error.strerror}", file=sys.stderr)
         return 1
 
 

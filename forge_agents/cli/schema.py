@@ -14,6 +14,9 @@ from forge_agents.settings import alternatives, field_hints, is_mapping, meaning
 
 _WHOLE = re.compile(r"[-+]?\d+(?:\.\d*)?[eE]\+?\d{1,2}|[-+]?\d+\.0*")
 """Whole numbers that look like floats, such as 1e5."""
+_MAX_ENTRIES = 1000
+"""Maximum number of entries of a list, and of settings in a mapping, such as policies. The time to parse a list grows
+with the square of its length."""
 _SWITCHES = ("yes", "no", "on", "off", "true", "false")
 
 
@@ -58,6 +61,8 @@ class FileSettings:
             inner = nested_kind(hint)
             if inner is not None and inner in members:
                 return self._mapping(value, inner, f"{at}.")
+            if inner is not None:
+                _check_length(value, at)
             entries = next((get_args(member)[1] for member in members if is_mapping(member) and get_args(member)), Any)
             return {str(key): self._value(entry, entries, f"{at}.{key}") for key, entry in value.items()}
         if isinstance(value, str | list) and not isinstance(value, Switch) and _is_settings(hint):
@@ -65,12 +70,19 @@ class FileSettings:
             what = "text" if isinstance(value, str) else "list"
             raise UnknownKeyError(f"{at} is the {what} {reprlib.repr(value)}. Expected a mapping of settings")
         if isinstance(value, list):
+            if Any not in members:
+                _check_length(value, at)
             return [self._value(item, next(iter(get_args(members[0])), Any), at) for item in value]
         if isinstance(value, Switch | bool):
             return _switched(value, members)
         if isinstance(value, float) and value.is_integer() and int in members and float not in members:
             return int(value)  # as 1e5, which YAML reads as a float
         return value
+
+
+def _check_length(value: Collection[Any], at: str) -> None:
+    if len(value) > _MAX_ENTRIES:
+        raise ValueError(f"{at} has {len(value)} entries. Expected at most {_MAX_ENTRIES}")
 
 
 def _is_settings(hint: Any) -> bool:

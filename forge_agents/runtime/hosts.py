@@ -23,6 +23,9 @@ ROLES = ("learner", "engines", "store", "judges", ENVS, "spare")
 ON_GPUS = ("learner", "engines", "judges")
 """Roles whose processes use GPUs."""
 
+MAX_PROCESSES = 10_000
+"""Maximum number of processes of a role, of its hosts, and of GPUs per host."""
+
 _FIELDS_BY_KIND: Mapping[str, Mapping[str, Any]] = {
     "slurm": {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()},
     "kubernetes": {"namespace": "default"},
@@ -96,8 +99,10 @@ class Hosts:
                     raise ValueError(f"{name} of the mesh names {role!r}. Its roles are {', '.join(roles)}.{near}")
         for name in ("hosts", "gpus"):
             for role, count in getattr(self, name).items():
-                if count < 1:
-                    raise ValueError(f"{name} of the mesh gives {role} {count}. Give at least 1, or leave the role out")
+                if not 1 <= count <= MAX_PROCESSES:
+                    raise ValueError(
+                        f"{name} of the mesh gives {role} {count}. Give 1 to {MAX_PROCESSES}, or leave the role out"
+                    )
         for cores in self.cpus.values():
             parse_cores(cores)
         for name in ("start_timeout_s", "heartbeat_timeout_s"):
@@ -212,14 +217,14 @@ class ProcessSlot:
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """Parse a list of cores as Linux writes it: ``"0-3,8"`` is 0, 1, 2, 3 and 8.
+    """Parse a list of cores below 100,000 as Linux writes it: ``"0-3,8"`` is 0, 1, 2, 3 and 8.
 
     Raises:
         ValueError: The text is not such a list.
     """
     cores: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ValueError(f"cpus {text!r} of the mesh. Write cores as '0-15' or '0,2,8-11'")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
+from forge_agents.runtime.hosts import MAX_PROCESSES
 from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.routing import router_class
 from forge_agents.settings import settings_class, values_of
@@ -69,6 +70,9 @@ class EngineConfig:
         for name in ("max_num_seqs", "replicas", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("replicas", "tp"):
+            if getattr(self, name) > MAX_PROCESSES:
+                raise ValueError(f"{name}={getattr(self, name)} must be at most {MAX_PROCESSES}")
         if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb={self.kv_cache_gb} must be positive, or None for a size that fits")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:

@@ -185,6 +185,33 @@ def test_oversized_files_are_refused_quickly(refused, bomb, message):
     assert message in refused(bomb)
 
 
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        ("trainer: {engine: {replicas: 1000000000}}", "replicas=1000000000 must be at most 10000"),
+        ("trainer: {engine: {tp: 1000000000}}", "tp=1000000000 must be at most 10000"),
+        ("trainer: {learner_procs: 1000000000}", "learner_procs=1000000000 must be at least 1 and at most 10000"),
+        (f"env: [{'a, ' * 1000}a]", "env has 1001 entries. Expected at most 1000"),
+        (f"endpoints: {{{', '.join(f'e{n}: {{}}' for n in range(1001))}}}", "endpoints has 1001 entries"),
+    ],
+    ids=["replicas", "tp", "learner_procs", "list", "settings"],
+)
+def test_numbers_of_processes_and_entries_are_bounded(refused, count, message):
+    lines = RUN.partition("\n")[2] if count.startswith("env:") else RUN
+    assert message in refused(f"{lines}{count}\n")
+
+
+def test_arguments_of_an_environment_may_be_long(run):
+    names, agents = list(map(str, range(3000))), {f"a{n}": "team" for n in range(3000)}
+    result = run(f"{RUN}env_args: {{names: {json.dumps(names)}}}\npolicy_mapping: {json.dumps(agents)}\n")
+    assert result.env_args == {"names": names} and result.policy_mapping == agents
+
+
+def test_long_texts_in_errors_are_cut(refused):
+    err = refused(f"{RUN}? {'a' * 1_000_000}\n: 1\n")
+    assert "is no setting" in err and 4000 < len(err) < 5000
+
+
 @pytest.mark.parametrize("text", ["010", "5", "1e3", "yes", "null", "a: b", "- a", "# a", "1:30", "[1, 2]", " 5 "])
 def test_quoted_text_stays_text_in_arguments_of_an_environment(run, text):
     result = run(f"{RUN}env_args: {{a: {json.dumps(text)}, b: [{json.dumps(text)}]}}\n")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from threading import TIMEOUT_MAX
 
 from forge_agents.policy import Policy
+from forge_agents.runtime.hosts import MAX_PROCESSES
 from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
@@ -21,6 +22,12 @@ def check_at_least(settings: object, least: int, *names: str) -> None:
     for name in names:
         if (value := getattr(settings, name)) is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
+
+
+def check_learner_procs(count: int) -> None:
+    """Raise ValueError unless a learner can have this number of processes."""
+    if not 1 <= count <= MAX_PROCESSES:
+        raise ValueError(f"learner_procs={count} must be at least 1 and at most {MAX_PROCESSES}")
 
 
 def check_timeouts(settings: object, *names: str) -> None:
@@ -59,7 +66,7 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         refuse_ineffective(self.learning)
-        check_at_least(self, 1, "learner_procs")
+        check_learner_procs(self.learner_procs)
         check_at_least(self, 0, "max_staleness", "seed")
         if self.max_staleness and (self.colocate or getattr(self.engine, "sleeps", False)):
             raise ValueError(
