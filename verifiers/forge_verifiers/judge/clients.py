@@ -38,7 +38,9 @@ _LOG = logging.getLogger(__name__)
 _SLACK_S = 30.0
 """Added to a model's own timeouts."""
 _MAX_HALVINGS = 8
-_TOO_LONG = re.compile(r"context|too (?:long|large)|exceed|reduce|max\w*[ _](?:\w+[ _]){0,3}(?:len|tokens)", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context|too (?:long|large)|exceed|reduce|max\w*[ _](?:\w+[ _]){0,3}(?:len|tokens)", re.IGNORECASE
+)
 """Matches the refusal of a question that exceeds the context of an endpoint's model."""
 _TOP = 20
 """Number of alternatives requested per token."""
