@@ -6,6 +6,7 @@ Python's encodings, such as punycode, take quadratic time.
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Any
 
@@ -19,6 +20,8 @@ alternatives each have 420,000."""
 MAX_COMMAS = 2_000_000
 """Maximum number of commas in a JSON text, which is at least the number of its further values. Each may take 60 bytes.
 Those 10,000 tokens have 1.3 million if each is a word of 4 bytes."""
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+"""Matches a text in JSON, also without its end: a search that fails would begin again at each quotation mark."""
 _GZIP_OR_ZLIB = 47
 
 
@@ -59,6 +62,10 @@ def too_many_values(body: bytes) -> str:
 
     Values are counted before they are parsed, because they take many times the memory of their text.
     """
+    return _excess(body) and _excess(_TEXT.sub(b"", body))  # a text may have any number of brackets
+
+
+def _excess(body: bytes) -> str:
     counts = ((body.count(b"[") + body.count(b"{"), MAX_BRACKETS, "brackets"), (body.count(b","), MAX_COMMAS, "commas"))
     return next((f"{count} {name}, more than {limit}" for count, limit, name in counts if count > limit), "")
 

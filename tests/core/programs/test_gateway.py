@@ -800,6 +800,12 @@ def test_warnings_of_programs_are_bounded():
     assert shown[-1] == "programs caused many warnings. Further ones are not shown"
 
 
+def test_a_text_may_have_any_number_of_brackets(session):
+    texts = ['["\\' * 500_000, "{" * 2_000_000]
+    status, body = request(session, body=asked(messages=[{"role": "user", "content": text} for text in texts], n=2))
+    assert (status, "brackets" in body["error"]["message"]) == (400, False)
+
+
 def test_a_long_name_is_shortened_in_errors():
     called = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f" * 10**6, "arguments": "{}"}}]}
     with pytest.raises(RefusedError, match=r"no result of the tool call f+\.\.\.f+ \('c'\)") as refused:
