@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import pickletools
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 import torch
@@ -104,7 +106,7 @@ def test_a_call_hidden_in_the_metadata_or_in_a_value_is_refused(saved, tmp_path)
     with pytest.raises(RunFolderError, match="is refused"):
         checkpoint.load(state(), saved)
     state_dict_saver.save(state(Touch(tmp_path / "mark")), checkpoint_id=str(tmp_path / "value"), no_dist=True)
-    with pytest.raises(RunFolderError, match="does not fit"):
+    with pytest.raises(RunFolderError, match="is refused: a value needs posix.system, which no checkpoint does"):
         checkpoint.load(state(), tmp_path / "value")
     assert not (tmp_path / "mark").exists()
 
@@ -124,6 +126,108 @@ def test_metadata_that_changes_a_class_is_refused(saved):
     with pytest.raises(RunFolderError, match="changes a class"):
         checkpoint.load(state(), saved)
     assert not hasattr(MetadataIndex, "poison")
+
+
+def nested(depth: int) -> Any:
+    """Lists that share their parts: 2**depth texts."""
+    value = ["x"]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def tuple_as_key(depth: int) -> bytes:
+    """A pickle of a dictionary whose key is a tuple of tuples that share their parts. Its hash takes 2**depth steps."""
+    parts = (b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86q" + bytes([n + 1]) for n in range(depth))
+    return b"\x80\x02}(X\x01\x00\x00\x00x\x85q\x00" + b"".join(parts) + b"Nu."
+
+
+def test_metadata_that_stands_for_far_more_is_refused(saved):
+    for change in (
+        lambda found: setattr(next(iter(found.storage_data.values())), "relative_path", nested(60)),
+        lambda found: setattr(found, "planner_data", nested(20)),
+    ):
+        before = (saved / ".metadata").read_bytes()
+        rewritten(saved, change)
+        with pytest.raises(RunFolderError, match="stand for more than|nested more than 32 deep"):
+            checkpoint.load(state(), saved)
+        (saved / ".metadata").write_bytes(before)
+    (saved / ".metadata").write_bytes(tuple_as_key(100))
+    with pytest.raises(RunFolderError, match="it has a key of type tuple, which no checkpoint has"):
+        checkpoint.load(state(), saved)
+
+
+def test_index_that_holds_indices_is_refused(saved):
+    def change(found: Any) -> None:
+        index = MetadataIndex("a")
+        for _ in range(3):
+            outer = MetadataIndex("a")
+            for name in ("fqn", "offset", "index"):
+                object.__setattr__(outer, name, index)
+            index = outer
+        found.storage_data[index] = next(iter(found.storage_data.values()))
+
+    rewritten(saved, change)
+    with pytest.raises(RunFolderError, match="an index that is no name with an offset"):
+        checkpoint.load(state(), saved)
+
+
+def test_names_and_compressed_parts_of_metadata_are_checked(saved):
+    for change in (
+        lambda place: setattr(place, "relative_path", ["a"]),
+        lambda place: setattr(place, "transform_descriptors", ("stream.zstd",)),
+    ):
+        before = (saved / ".metadata").read_bytes()
+        rewritten(saved, lambda found, change=change: [change(place) for place in found.storage_data.values()])
+        with pytest.raises(RunFolderError, match="names a compressed part, or no file"):
+            checkpoint.load(state(), saved)
+        (saved / ".metadata").write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data/0", bytes(1_000_000), "bytes and stands for more. torch.save does not compress"),
+        ("data.pkl", tuple_as_key(100), "it has a key of type tuple"),
+        ("data.pkl", pickle.dumps(nested(25), 2), "stand for more than"),
+        ("data.pkl", b"cbuiltins\nbytearray\n(L9999999999999L\ntR.", "a value needs builtins.bytearray"),
+        ("data.pkl", pickle.dumps({frozenset("a"): 1}, 4), "it has a set"),
+    ],
+    ids=["compressed", "key", "growth", "call", "set"],
+)
+@pytest.mark.parametrize("tensor", [True, False])
+def test_values_that_stand_for_far_more_are_refused(saved, name, content, message, tensor):
+    source = io.BytesIO()
+    torch.save(torch.ones(3, dtype=torch.bfloat16), source)
+    with ZipFile(source) as archive, ZipFile(saved / "evil.distcp", "w") as changed:
+        for part in archive.infolist():
+            compression = ZIP_DEFLATED if name == "data/0" else ZIP_STORED
+            text = content if part.filename.endswith(f"/{name}") else archive.read(part)
+            changed.writestr(part.filename, text, compression)
+    place = ("evil.distcp", 0, (saved / "evil.distcp").stat().st_size)
+
+    def change(found: Any) -> None:
+        for index, info in found.storage_data.items():
+            if (index.fqn == "model.w") == tensor:
+                info.relative_path, info.offset, info.length = place
+
+    rewritten(saved, change)
+    with pytest.raises(RunFolderError, match=f"is refused: .*{message}"):
+        checkpoint.load(state(), saved)
+
+
+def test_values_of_all_kinds_are_read(tmp_path):
+    values = {
+        "numbers": [1, 2.5, None, True, (1, (2, "a"))], "bytes": b"ab", 3: {"nested": {4: [[5]]}},
+        "random": torch.get_rng_state(), "shape": torch.Size([2]), "kind": torch.float16,
+    }  # fmt: skip
+    stored = {"a": values["numbers"], "b": values, "t": torch.arange(3)}
+    state_dict_saver.save(stored, checkpoint_id=str(tmp_path / "step"), no_dist=True)
+    result = checkpoint.load({"a": None, "b": values, "t": torch.zeros(3, dtype=torch.int64)}, tmp_path / "step")
+    assert result["a"] == values["numbers"] and result["t"].tolist() == [0, 1, 2]
+    assert {key: value for key, value in result["b"].items() if key != "random"} == {
+        key: value for key, value in values.items() if key != "random"
+    }
 
 
 @pytest.mark.parametrize("name", ["../secret", "/dev/zero", "link", "pipe"])

@@ -2,7 +2,7 @@
 
 Checkpoints may come from strangers. PyTorch unpickles a checkpoint's ``.metadata`` file and every value that is not a
 tensor, and unpickling can run any code. This module reads ``.metadata`` with an unpickler that accepts only the classes
-of that file, and all other values with ``weights_only``.
+of that file, and all other values with ``weights_only``. The module `untrusted` checks both before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from enum import Enum, EnumMeta
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -40,6 +39,7 @@ from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.files import Checksums
 from forge_agents.models import families
 from forge_agents.models.resolve import check_contained_files, copy_model_file
+from forge_trainers.learner import untrusted
 
 _log = logging.getLogger(__name__)
 _MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, MemoryError, TypeError)
@@ -189,21 +189,6 @@ def optimizer_state(optimizers: Any) -> dict[str, Any]:
 
 # ---- reading
 
-_DCP = "torch.distributed.checkpoint"
-_CLASSES = frozenset(
-    (f"{_DCP}.metadata", name)
-    for name in (
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    )
-) | {(f"{_DCP}.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
-
 
 class _Reader(FileSystemReader):
     """PyTorch's reader, for untrusted folders."""
@@ -211,14 +196,21 @@ class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         folder = Path(self.path)
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            metadata = _Unpickler(io.BytesIO(file.read())).load()  # a read allocates no more than the file has
-        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-            raise pickle.UnpicklingError(f"{folder / '.metadata'} does not describe a checkpoint")
-        for name in {str(place.relative_path) for place in metadata.storage_data.values()}:
+            metadata = untrusted.read_metadata(file.read())  # a read allocates no more than the file has
+        places = metadata.storage_data.values()
+        if any(not isinstance(place.relative_path, str) or place.transform_descriptors for place in places):
+            raise pickle.UnpicklingError(f"{folder / '.metadata'} names a compressed part, or no file")
+        for name in {place.relative_path for place in places}:
             if name != Path(name).name or not stat.S_ISREG((folder / name).lstat().st_mode):
                 raise pickle.UnpicklingError(f"{folder / '.metadata'} names {name!r}, which is no file of this folder")
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
+
+    def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
+        part = super()._slice_file(file, sinfo)
+        untrusted.check_archive(part, sinfo.length)
+        part.seek(0)
+        return part
 
 
 class _Planner(DefaultLoadPlanner):
@@ -229,38 +221,6 @@ class _Planner(DefaultLoadPlanner):
         torch.save(torch.load(value, weights_only=True), packed)  # accepts plain values only
         packed.seek(0)
         super().load_bytes(read_item, packed)
-
-
-class _Unpickler(pickle._Unpickler):
-    """Unpickler that accepts only the classes that PyTorch writes to ``.metadata``, and does not modify them."""
-
-    dispatch = dict(pickle._Unpickler.dispatch)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # original location, not used
-            return PurePosixPath
-        if (module, name) in _CLASSES:
-            return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):  # Python before 3.11.4 pickles members of enumerations like this
-            return _member
-        raise pickle.UnpicklingError(f"the checkpoint's .metadata needs {module}.{name}, which no checkpoint does")
-
-    def load_build(self) -> None:
-        if isinstance(self.stack[-2], type):  # type: ignore[attr-defined]  # would modify the class for the process
-            raise pickle.UnpicklingError("the checkpoint's .metadata changes a class")
-        super().load_build()  # type: ignore[misc]
-
-    dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]  # mypy expects a method of the base class
-
-
-def _member(kind: object, name: object) -> Enum:
-    """``getattr`` restricted to members of enumerations."""
-    if not (isinstance(kind, EnumMeta) and isinstance(name, str) and name in kind.__members__):
-        raise pickle.UnpicklingError("the checkpoint's .metadata reads an attribute, which no checkpoint does")
-    member: Enum = kind.__members__[name]
-    return member
 
 
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
@@ -280,11 +240,17 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
         if left := sorted(state.keys() - requested.keys()):
             _log.warning("%s holds no %s. The run continues with its current values", folder, ", ".join(left))
         state_dict_loader.load(requested, storage_reader=reader, planner=_Planner(), no_dist=is_alone())
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, CheckpointException) as error:
+        failures = [failure for failure, _ in getattr(error, "failures", {}).values()] or [error]
+        refusal = next((failure for failure in failures if isinstance(failure, pickle.UnpicklingError)), None)
+        if refusal is None:
+            raise RunFolderError(
+                f"{folder} does not fit this model ({error}). Was it saved by another model?"
+            ) from error
         raise RunFolderError(
-            f"{folder} is refused: {error}. No code of it was run. Use only checkpoints whose origin you trust"
+            f"{folder} is refused: {refusal}. No code of it was run. Use only checkpoints whose origin you trust"
         ) from error
-    except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, *_MALFORMED) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, *_MALFORMED) as error:
         raise RunFolderError(f"{folder} does not fit this model ({error}). Was it saved by another model?") from error
     return state | requested
 
