@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from forge_agents.cli import deployment, evaluation, inspection, planning, training  # noqa: F401  # they register commands
 from forge_agents.cli.completion import SHELLS, complete, completion_requested, script
 from forge_agents.cli.registry import COMMANDS, GROUPS, WITH_USER_MODULES
-from forge_agents.display import visible_error
+from forge_agents.display import visible, visible_error
 from forge_agents.errors import ForgeError, did_you_mean
 from forge_agents.imports import add_user_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 for failure, 2 for an unknown command or option, 130 if interrupted."""
+    _escape_logs()
     argv = list(sys.argv[1:] if argv is None else argv)
     if completion_requested():
         complete(COMMANDS)
@@ -31,6 +35,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[0] in WITH_USER_MODULES:
         add_user_folder(Path.cwd())
     return _run(argv[0], argv[1:])
+
+
+class _Visible(logging.Formatter):
+    """Formatter of log messages, which may quote files and models."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def _format_warning(*args: Any, **kwargs: Any) -> str:
+    return visible(_format_raw(*args, **kwargs))
+
+
+_format_raw = warnings.formatwarning
+
+
+def _escape_logs() -> None:
+    """Escape log messages and warnings that go to the terminal."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Visible())
+    warnings.formatwarning = _format_warning
 
 
 def _run(name: str, argv: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from forge_agents.sources import parse_source
 from forge_agents.tools.definition import tool
 
 MAX_EXPRESSION_CHARS = 200
@@ -38,7 +39,7 @@ def calculator(expression: str) -> str:
     if not text or not _ALLOWED.fullmatch(text):
         raise ValueError("write only numbers, + - * / // % ** and parentheses")
     try:
-        value = _evaluate(ast.parse(text, mode="eval").body)
+        value = _evaluate(parse_source(text, "eval").body)
     except SyntaxError as error:
         raise ValueError("that is not an arithmetic expression") from error
     except (OverflowError, RecursionError, MemoryError) as error:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from forge_agents.sources import parse_source
 from forge_envs.adapters.contained import Randomness, failure
 
 PYTHON_SCORERS = frozenset(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"))
@@ -121,7 +122,7 @@ def _parse(text: str) -> ast.Expression:
     if _OPENERS.search(text):  # Python's own limits depend on the stack
         raise ValueError("nested too deep")
     try:
-        return ast.parse(text.strip(), mode="eval")
+        return parse_source(text.strip(), "eval")
     except (RecursionError, MemoryError) as error:
         raise ValueError("nested too deep") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,6 +10,7 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome
 from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from forge_agents.sources import parse_source
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.code import format_result
 from forge_agents.tools.env import ToolEnv
@@ -214,7 +214,7 @@ class Repair(ToolEnv):
 def _fault(source: str) -> str:
     """Return why a source is not valid Python. Empty if it is."""
     try:
-        ast.parse(source)
+        parse_source(source)
     except SyntaxError as error:
         return f"It is no Python now: {error.msg} (line {error.lineno})."
     except (ValueError, RecursionError, MemoryError) as error:

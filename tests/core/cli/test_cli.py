@@ -70,6 +70,21 @@ def test_control_characters_in_errors_are_escaped(monkeypatch, capsys, tmp_path)
     assert capsys.readouterr().err == "forge-agents list: got \\x1b[2J\\u202eevil\nand a second line\n"
 
 
+def test_control_characters_in_logs_and_warnings_are_escaped():
+    program = (
+        "import logging, warnings\n"
+        "from forge_agents.cli import main as cli\n"
+        "def speaks(words):\n"
+        "    logging.getLogger('forge_agents.x').warning('file %s\\nand', 'a\\x1b]0;b\\x07')\n"
+        "    warnings.warn('model \\x1b[2J')\n"
+        "    return 0\n"
+        "cli.COMMANDS['list'] = speaks\n"
+        "cli.main(['list'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stderr == "file a\\x1b]0;b\\x07\nand\n<string>:5: UserWarning: model \\x1b[2J\n"
+
+
 @pytest.mark.parametrize(("command", "key"), [("sft", "policies"), ("bench", "policies"), ("train", "policy")])
 def test_file_of_another_command_is_refused(tmp_path, capsys, command, key):
     file = tmp_path / "run.yaml"

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import subprocess
 import sys
 import time
 
@@ -384,3 +385,19 @@ def test_code_is_the_last_block_or_all():
 def test_arguments_of_the_runner_are_not_those_of_the_program():
     code = "import sys\nif len(sys.argv) > 1:\n    sys.exit()\n\ndef double(x):\n    return 2 * x"
     assert UnitTests().run(code, "assert double(3) == 6").passed == (True,)
+
+
+def test_odd_code_prints_no_warnings():
+    program = (
+        "from forge_agents.tools.arithmetic import calculator\n"
+        "from forge_envs.adapters.scoring import _parse\n"
+        "from forge_envs.teams.repair import _fault\n"
+        "from forge_verifiers.code.unit_tests import extract_code\n"
+        "lines = [f'    x = 1if {n} else {chr(34) + chr(92) + chr(27) + chr(34)}' for n in range(9)]\n"
+        "code = chr(10).join(['def f():', *lines])\n"
+        "assert extract_code(f'```python\\n{code}\\n```', frozenset({'f'})) == code\n"
+        "assert _fault(code) == '' and _parse('1if 2 else 3')\n"
+    )
+    options = ["-W", "always", "-c", program]
+    result = subprocess.run([sys.executable, *options], capture_output=True, text=True, check=True)
+    assert "<answer>" not in result.stderr and "<unknown>" not in result.stderr

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forge_agents.sandbox import Sandbox, SandboxError, SandboxUnavailable
+from forge_agents.sources import parse_source
 from forge_agents.types import Trajectory
 from forge_verifiers.core.markdown import answer_section, code_blocks, indented_blocks
 from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, Scores, TrajectoryRule
@@ -233,7 +234,7 @@ class _Names(NamedTuple):
 def _names_of(source: str) -> _Names | None:
     """The names of a program, or None if it is not Python."""
     try:
-        tree = ast.parse(source)
+        tree = parse_source(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     bound: set[str] = set()
@@ -253,7 +254,7 @@ def _names_of(source: str) -> _Names | None:
 def _names_of_tests(tests: str) -> frozenset[str]:
     """Names that the tests expect from the program."""
     try:
-        tree = ast.parse(tests)
+        tree = parse_source(tests)
     except (SyntaxError, ValueError):
         return frozenset()  # `UnitTests.run` reports it
     imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "solution"]
@@ -275,7 +276,7 @@ def _builtin_of_code(tests: str) -> str:
     Raises:
         ScoreError: The tests call several built-in functions and nothing of the code.
     """
-    nodes = list(ast.walk(ast.parse(tests)))
+    nodes = list(ast.walk(parse_source(tests)))
     modules = {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
     modules |= {name.name for n in nodes if isinstance(n, ast.Import) for name in n.names}
     if "solution" in modules or any(not hasattr(builtins, name) for name in _names_of_tests(tests)):
@@ -299,7 +300,7 @@ def _runner_source() -> str:
 def _units(tests: str) -> tuple[tuple[str, bool, str], ...]:
     """Statements of the tests, whether each is a test, and the name of a test function."""
     try:
-        body = ast.parse(tests).body
+        body = parse_source(tests).body
     except (SyntaxError, ValueError) as error:
         raise ScoreError(f"tests are no Python: {error}; source {tests[:80]!r}") from error
     functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
