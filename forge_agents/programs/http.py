@@ -91,9 +91,9 @@ async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any
     if too_many := too_many_values(body):
         raise RefusedError(f"the body has {too_many}. Send a shorter conversation", status=413)
     try:
-        return json.loads(body)
+        return json.loads(body.decode("utf-8-sig", "surrogatepass"))  # of bytes, it would read UTF-16 as well
     except (ValueError, RecursionError) as cause:
-        raise RefusedError(f"the body is not JSON ({cause})") from None
+        raise RefusedError(f"the body is not JSON in UTF-8 ({str(cause)[:200]})") from None
 
 
 def models_body(names: Mapping[str, str], scope: Scope) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -22,7 +23,9 @@ _UNSUPPORTED = re.compile(
 """Words of a refusal that concerns a field itself, as opposed to its value."""
 _BAD_GATEWAY = 502
 _MAX_CHARS = 10_000
-"""Length of the part of an error that is searched for words."""
+"""Length of the part of an error that is searched for words, and maximum length of an event with an error."""
+_MAX_EVENTS = 100
+"""Maximum number of events that are searched for an error."""
 _PERMANENT = tuple(
     (status, re.compile(words, re.IGNORECASE))
     for status, words in (
@@ -75,7 +78,8 @@ def status_of(body: str, reply: Any) -> int | None:
     if not body.strip():
         return _BAD_GATEWAY
     if body.lstrip().startswith(("data:", "event:")):  # a stream that was not requested
-        events = (_object(line.removeprefix("data:")) for line in body.splitlines() if line.startswith("data:"))
+        lines = (line for line in body.splitlines() if line.startswith("data:") and len(line) <= _MAX_CHARS)
+        events = (_object(line.removeprefix("data:")) for line in islice(lines, _MAX_EVENTS))
         error = next(filter(None, map(_error_of, events)), None)
     else:
         reply = reply if isinstance(reply, dict) else {}

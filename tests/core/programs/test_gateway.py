@@ -417,6 +417,8 @@ def test_foreign_hosts_large_requests_and_unknown_paths_are_rejected(session, mo
     assert session.errors[-1].startswith(r"there is no 'POST /v1/\x1b[2J") and len(session.errors[-1]) < 400
     assert request(session, body=b"{")[0] == 400
     assert request(session, body=b"[" * 100_000)[0] == 400
+    status, body = request(session, body=json.dumps(asked("\u2200"), ensure_ascii=False).encode("utf-16-le"))
+    assert status == 400 and "not JSON in UTF-8" in body["error"]["message"]
     two = {"x-api-key": f"{session.token}-"}
     assert request(session, body=asked(), headers=two)[0] == 401  # whose is it?
     monkeypatch.setattr("forge_agents.programs.http.MAX_BODY_BYTES", 1000)

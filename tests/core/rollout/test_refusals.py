@@ -188,3 +188,13 @@ def test_too_long_conversation_may_have_status_200(serve_chat):
 )
 def test_completion_about_errors_is_no_error(body):
     assert status_of(json.dumps(body), body) is None
+
+
+def test_events_without_end_are_not_parsed(monkeypatch):
+    """A quotation mark in one event hides the brackets of the next from the limit of a body's values."""
+    lengths, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda text: lengths.append(len(text)) or loads(text))
+    many = "data: [" + "[]," * 5000 + "[]]\n"
+    assert status_of('data: "\n' + many + "data: [[]]\n" * 1000 + 'data: {"error": {"code": 429}}', None) is None
+    assert len(lengths) == 100 and max(lengths) < 10
+    assert status_of(many + "data: {}\n" * 98 + 'data: {"error": {"code": 429}}', None) == 429
