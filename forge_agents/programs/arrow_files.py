@@ -79,8 +79,8 @@ def check_uncompressed(folder: Path) -> None:
             raise ValueError(f"{state} is damaged. Save the data set again with save_to_disk") from None
         for name in names:
             file = state.parent / str(name)
-            if file.name != name or file.is_symlink():
-                raise ValueError(f"{state} names {name!r:.200}. Expected a file in the same folder")
+            if file.name != name or file.suffix != ".arrow" or file.is_symlink():
+                raise ValueError(f"{state} names {name!r:.200}. Expected an .arrow file in the same folder")
             if file.is_file() and _has_compressed_rows(file):
                 raise ValueError(f"the rows in {file} are compressed. Save the data set with save_to_disk, or as JSONL")
 

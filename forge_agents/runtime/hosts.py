@@ -114,10 +114,10 @@ class Hosts:
     def _check_texts(self) -> None:
         """Check the texts that a batch script will hold, in which a line break would start a command."""
         for name in ("partition", "account", "qos", "time_limit", "namespace"):
-            if not re.fullmatch(r"[\w.,:@/+-]*", text := getattr(self, name), re.ASCII):
+            if not re.fullmatch(r"[\w.,:@/+-]*", text := str(getattr(self, name)), re.ASCII):
                 raise ValueError(f"{name}={text!r} of the mesh. Write one word of letters, digits and . , : @ / + -")
         for text in self.slurm_args:
-            option = re.fullmatch(r"--([a-z0-9-]+)(=[!-~]+)?", text)
+            option = re.fullmatch(r"--([a-z0-9-]+)(=[!-~]+)?", text) if isinstance(text, str) else None
             if option is None:
                 raise ValueError(f"slurm_args of the mesh hold {text!r}. Write options as '--constraint=h100'")
             if option[1] != "export" and (named := next((o for o in _OWN_OPTIONS if o.startswith(option[1])), "")):

@@ -339,7 +339,7 @@ LIMITED = {
         "memory_mb", 100, 400, "ended",
     ),
     "memory maps": ("import mmap; mmap.mmap(-1, 200 << 20); print('all')", "memory_mb", 100, 400, "allocate memory"),
-    "shared memory in no page table": (SHARED, "memory_mb", 60, 400, "ended"),
+    "shared memory in no page table": (SHARED, "memory_mb", 55, 400, "ended"),
     "socket buffers": (SOCKETS, "memory_mb", 60, 400, "ended"),
     "forks": (COUNT_FORKS, "processes", 8, 40, "fewer"),
     "threads": (COUNT_THREADS, "processes", 8, 40, "fewer"),

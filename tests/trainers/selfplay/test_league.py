@@ -364,11 +364,8 @@ def test_snapshots_are_packed_in_another_thread(tmp_path, tiny_llama, monkeypatc
         def publisher(self, name, **options):
             return Publisher(self, name, **options)
 
-        async def client(self):
+        def client(self):
             return self
-
-        async def exists(self, key):
-            return key in self.values
 
         async def keys(self, prefix):
             return [key for key in self.values if key.startswith(prefix)]
