@@ -117,7 +117,7 @@ class Hosts:
             if not re.fullmatch(r"[\w.,:@/+-]*", text := str(getattr(self, name)), re.ASCII):
                 raise ValueError(f"{name}={text!r} of the mesh. Write one word of letters, digits and . , : @ / + -")
         for text in self.slurm_args:
-            option = re.fullmatch(r"--([a-z0-9-]+)(=[!-~]+)?", text) if isinstance(text, str) else None
+            option = re.fullmatch(r"--([a-z0-9-]+)(=[!-~]+)?", str(text))
             if option is None:
                 raise ValueError(f"slurm_args of the mesh hold {text!r}. Write options as '--constraint=h100'")
             if option[1] != "export" and (named := next((o for o in _OWN_OPTIONS if o.startswith(option[1])), "")):

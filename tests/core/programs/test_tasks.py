@@ -503,7 +503,8 @@ def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):
         with pytest.raises(ValueError, match="is not a complete Arrow file|are compressed"):
             Tasks(tmp_path / "a")
     state = tmp_path / "a" / "state.json"
-    for content in ("{}", "[" * 100_000, *(json.dumps({"_data_files": [{"filename": name}]}) for name in ("../b.arrow", "b.bin"))):
+    foreign = [json.dumps({"_data_files": [{"filename": name}]}) for name in ("../b.arrow", "b.bin")]
+    for content in ("{}", "[" * 100_000, *foreign):
         state.write_text(content)
         with pytest.raises(ValueError, match="is damaged|Expected an .arrow file in the same folder"):
             Tasks(tmp_path / "a")
