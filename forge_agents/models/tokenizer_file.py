@@ -12,6 +12,8 @@ from forge_agents.errors import ModelNotFoundError
 
 _MAX_GROWTH = 64
 """Maximum number of letters that may replace one letter. Unicode's compatibility forms have up to 18."""
+_MAX_STEPS = 32
+"""Maximum number of steps of a part, such as normalizers. Some steps add letters to each text."""
 
 
 def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
@@ -22,11 +24,17 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
         settings: Its content.
 
     Raises:
-        ModelNotFoundError: One letter may become more than 64, which may make the library abort the process for lack of
-            memory, or a decoder has a regular expression, which would be searched for in every answer.
+        ModelNotFoundError: A part has more than 32 steps, one letter may become more than 64, which may make the
+            library abort the process for lack of memory, or a decoder has a regular expression, which would be
+            searched for in every answer.
     """
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         steps = list(parts(settings.get(name)))
+        if len(steps) > _MAX_STEPS:
+            raise ModelNotFoundError(
+                f"{file}: its {name} has {len(steps)} steps. Expected at most {_MAX_STEPS}. Download the model again, "
+                "from a source that you trust"
+            )
         patterns = (step["pattern"] for step in steps if isinstance(step.get("pattern"), Mapping))
         if name == "decoder" and any("Regex" in pattern for pattern in patterns):
             raise ModelNotFoundError(
