@@ -16,6 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
 _VALUE_BYTES = 32
 """Minimum size that counts for a value. Nulls and equal values take no space in a file."""
 _BATCH_ROWS = 16
+_MAX_COLUMNS = 1000
+"""Maximum number of columns and of fields in them. The package datasets takes more than quadratic time for them."""
 
 
 def main(path: str, max_bytes: int, max_memory: int, max_cpu_s: int) -> None:
@@ -32,10 +34,26 @@ def main(path: str, max_bytes: int, max_memory: int, max_cpu_s: int) -> None:
                 break
     except (MemoryError, pa.ArrowMemoryError):
         _report({"problem": f"reading its rows takes more than {max_memory >> 20} MiB of memory"})
+    except _TooWideError as cause:
+        _report({"problem": str(cause)})
     except (pa.ArrowException, OSError, ValueError) as cause:
         _report({"problem": f"its rows are damaged ({str(cause)[:200]})"})
     else:
         _report({"bytes": total})
+
+
+class _TooWideError(Exception):
+    """A file has too many columns."""
+
+
+def _check_width(schema: Any) -> None:
+    pending, number = list(schema), 0
+    while pending:
+        kind = pending.pop().type
+        number += 1
+        pending += [kind.field(index) for index in range(kind.num_fields)]
+    if number > _MAX_COLUMNS:
+        raise _TooWideError(f"it has {number} columns and fields. Expected at most {_MAX_COLUMNS}")
 
 
 def _report(result: dict[str, Any]) -> None:
@@ -46,11 +64,14 @@ def _batches(path: Path) -> Iterator[Any]:
     if path.is_dir():
         for file in sorted(path.rglob("*.arrow")):
             with pa.memory_map(str(file)) as source:
-                yield from pa.ipc.open_stream(source)
+                stream = pa.ipc.open_stream(source)
+                _check_width(stream.schema)
+                yield from stream
         return
     import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
 
     with pyarrow.parquet.ParquetFile(path) as file:
+        _check_width(file.schema_arrow)
         yield from file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
 
 

@@ -34,7 +34,7 @@ def check_rows(path: Path) -> None:
 
     A worker reads all rows once. See `_arrow_worker`.
     """
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    files = [file for file in path.rglob("*.arrow") if file.is_file()] if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in files)
     max_bytes = max(_FREE_BYTES, _MAX_EXPANSION * size)
     cpu_s = _CPU_S + size // _BYTES_PER_S

@@ -411,6 +411,28 @@ def test_a_small_file_does_not_stand_for_gigabytes_of_rows(tmp_path, monkeypatch
             Tasks(tmp_path / name)
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_data_sets_have_at_most_1000_columns(tmp_path, is_nested):
+    """The package datasets takes more than quadratic time for them."""
+    datasets = pytest.importorskip("datasets")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def save(number, name):
+        row = {f"c{n}": 1 for n in range(number)}
+        table = pa.Table.from_pylist([{"question": row} if is_nested else row])
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        datasets.Dataset(table).save_to_disk(str(tmp_path / name))
+
+    save(999, "a")
+    save(1001, "b")
+    for name in ("a.parquet", "a"):
+        Tasks(tmp_path / name)
+    for name in ("b.parquet", "b"):
+        with pytest.raises(ValueError, match="it has 100[12] columns and fields. Expected at most 1000"):
+            Tasks(tmp_path / name)
+
+
 def test_values_that_take_no_space_in_a_file_count(tmp_path, monkeypatch):
     """A list of two billion nulls takes 500 bytes in a file, and 16 GB as a list."""
     datasets = pytest.importorskip("datasets")
@@ -423,6 +445,7 @@ def test_values_that_take_no_space_in_a_file_count(tmp_path, monkeypatch):
     pq.write_table(nested, tmp_path / "b.parquet", compression="zstd")
     datasets.Dataset(rows).save_to_disk(str(tmp_path / "c"))
     datasets.Dataset(nested).save_to_disk(str(tmp_path / "d"))
+    (tmp_path / "d" / "padding").write_bytes(bytes(10**7))
     monkeypatch.setattr("forge_agents.programs.arrow_files._FREE_BYTES", 1 << 24)
     for name in ("a.parquet", "b.parquet", "c", "d"):
         with pytest.raises(
