@@ -7,6 +7,7 @@ import copy
 import inspect
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -34,7 +35,7 @@ from forge_agents.programs.running import (
     start_program,
 )
 from forge_agents.programs.tasks import AnyTasks, Tasks
-from forge_agents.runtime.threads import in_thread
+from forge_agents.runtime.threads import call_from_destructor, in_thread, start_destructor_thread
 from forge_agents.sandbox.sandbox import Sandbox, validate_path
 
 T = TypeVar("T")
@@ -273,7 +274,7 @@ class Program(TurnEnv):
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end modules are gone
         if not finalizing() and self.__dict__.get("_session") is not None:
-            self.close()
+            call_from_destructor(self.close)
 
     # ---- the program
 
@@ -288,6 +289,7 @@ class Program(TurnEnv):
         if not isinstance(files, Mapping) or not all(isinstance(data, bytes) for data in files.values()):
             raise ForgeError(f"files= of {self} returned {files!r:.200}. Return bytes by relative path")
         self._task_files = files = {validate_path(name): data for name, data in files.items()}
+        start_destructor_thread(os.getpid())
         self._session = gateway().open(self.models)
         task = copy.deepcopy(self._task)
         self._running = start_program(self._program, task, self._session, self._image or self._sandbox, files)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
@@ -56,6 +58,30 @@ def begin_in_thread(call: Callable[..., T], *args: Any, name: str) -> Future[T]:
 async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
     """Like `asyncio.to_thread`, on a thread of `begin_in_thread`."""
     return await asyncio.wrap_future(begin_in_thread(call, *args, name=name))
+
+
+def call_from_destructor(call: Callable[[], object]) -> None:
+    """Have another thread run `call`. Its errors are ignored. Needs `start_destructor_thread` before.
+
+    A garbage collection may run a destructor in any thread at any moment, also while that thread holds the lock that
+    the destructor would wait for.
+    """
+    _destructor_calls.put(call)  # which is safe in destructors
+
+
+@functools.lru_cache
+def start_destructor_thread(_pid: int) -> None:
+    """Start the thread of `call_from_destructor` for the process with this id, once."""
+
+    def run() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                _destructor_calls.get()()
+
+    threading.Thread(target=run, name="destructors", daemon=True).start()
+
+
+_destructor_calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
 
 class LoopThread:

@@ -12,6 +12,7 @@ import copy
 import functools
 import itertools
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from forge_agents.errors import ActorDiedError, ForgeError, StallError
 from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.deaths import describe_exit
 from forge_agents.runtime.hosts import ENVS
-from forge_agents.runtime.threads import in_thread
+from forge_agents.runtime.threads import call_from_destructor, in_thread, start_destructor_thread
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ReplyPort
@@ -91,7 +92,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
             slot = next(_slots)
             self._ask("build", slot, self._packed, timeout_s=START_TIMEOUT_S)
             self._slot = slot
-            self._worker.holders += 1
+            self._worker.hold(1)
         self._take(self._ask("reset", self._slot, seed, None if options is None else dict(options)))
 
     def step(self, action: Any) -> None:
@@ -127,21 +128,24 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
         Raises WorkerHungError after `step_timeout_s`, and what the environment raises.
         """
+        self._close()
+
+    def _close(self, *, dropped: bool = False) -> None:
         worker, slot = self._worker, self._slot
         self._worker, self._slot = None, -1
         if worker is None:
             return
-        worker.holders -= slot >= 0
+        holders = worker.hold(-(slot >= 0))
         try:
-            if worker.busy:
+            if worker.busy and not dropped:  # the call of a copy does not end because this one was dropped
                 worker.end()
             elif worker.alive and slot >= 0:
-                worker.call("close", slot, timeout_s=self.spec.step_timeout_s)
+                worker.call("close", slot, timeout_s=self.spec.step_timeout_s, dropped=dropped)
         except Exception:
             worker.end()
             raise
         finally:
-            if worker.holders <= 0:
+            if holders <= 0:
                 pool().give_back(worker)
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -173,13 +177,13 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
             slot = next(_slots)
             self._ask("fork", self._slot, slot)
             twin._worker, twin._slot = self._worker, slot
-            self._worker.holders += 1
+            self._worker.hold(1)
             twin._take({**{name: getattr(self, name) for name in STATE}, "seen": self._seen})
         return twin
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # bound early: `sys` may be gone
         if not finalizing() and self.__dict__.get("_worker") is not None:
-            self.close()
+            call_from_destructor(functools.partial(self._close, dropped=True))
 
     def __str__(self) -> str:
         return self.spec.id
@@ -290,8 +294,10 @@ class Worker:
         self._ended = False
         self.used_at = time.monotonic()
         """Time of creation or of the end of the last call."""
-        self.holders = 0
+        self._holders, self._holding = 0, threading.Lock()
         """Number of environments in the process: one and its forks."""
+        self.closes_dropped = False
+        """Whether the running call closes an environment that nobody refers to any more."""
         self._calls = 0
         self._watched = False
         self._status: int | None = None
@@ -314,18 +320,26 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is running."""
-        return self._lock.locked()
+        """Whether a call is running, other than the close of a dropped environment, which ends soon."""
+        return self._lock.locked() and not self.closes_dropped
 
-    def call(self, what: str, *args: Any, timeout_s: float) -> Any:
+    def hold(self, count: int) -> int:
+        """Add to the number of environments in the process, and return it."""
+        with self._holding:
+            self._holders += count
+            return self._holders
+
+    def call(self, what: str, *args: Any, timeout_s: float, dropped: bool = False) -> Any:
         """Run a command of `process.Environments`. Raises what the environment raises.
+
+        `dropped` marks the close of an environment that nobody refers to any more.
 
         Raises WorkerDiedError or WorkerHungError if the process has ended.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._call(what, args, timeout_s)
+            return self._call(what, args, timeout_s, dropped=dropped)
         with ThreadPoolExecutor(1) as executor:  # Monarch warns of blocking waits in the event loop's thread
             return executor.submit(self._call, what, args, timeout_s).result()
 
@@ -335,8 +349,9 @@ class Worker:
         if self._procs is not None:
             mesh.kill(self._procs)
 
-    def _call(self, what: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+    def _call(self, what: str, args: tuple[Any, ...], timeout_s: float, *, dropped: bool = False) -> Any:
         with self._lock:
+            self.closes_dropped = dropped
             try:
                 if self._procs is None and not self._ended:
                     self._start()
@@ -360,6 +375,7 @@ class Worker:
                 raise
             finally:
                 self.used_at = time.monotonic()
+                self.closes_dropped = False
         if not ok:
             try:
                 raise result
@@ -439,6 +455,7 @@ class Pool:
         self.patience_s = PATIENCE_S
         self._limit = max_workers
         self._lock = threading.Lock()
+        start_destructor_thread(os.getpid())
         self._idle: list[Worker] = []
         self._lent: set[Worker] = set()
         self._waiting: deque[Future[Worker]] = deque()

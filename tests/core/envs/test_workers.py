@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import copy
+import gc
 import os
 import pickle
 import re
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import process_checks
 import pytest
 from plain_env import act
-from process_checks import ended_within
+from process_checks import ended_within, holds_within
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -361,6 +362,18 @@ def test_it_is_played_in_a_coroutine_without_await_too():
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Monarch's, of a wait on the loop's thread
         asyncio.run(main())
+
+
+def test_a_dropped_environment_is_closed_while_its_thread_holds_the_lock_of_the_pool():
+    """A garbage collection may run the destructor at any moment."""
+    env = started()
+    env.step("x")
+    used = workers.pool()
+    lent = len(used._lent)
+    with used._lock:
+        del env
+        gc.collect()
+    assert holds_within(60, lambda: len(used._lent) == lent - 1)
 
 
 def test_copy_runs_in_the_same_worker_independently():

@@ -80,7 +80,7 @@ class Store:
     def publisher(self, weights_name, **options):
         return Publisher(self, weights_name, **options)
 
-    async def client(self):
+    def client(self):
         return self
 
     async def put(self, key, value):
@@ -88,9 +88,6 @@ class Store:
 
     async def get(self, key):
         return self.kept[key]
-
-    async def exists(self, key):
-        return key in self.kept
 
     async def keys(self, prefix):
         return [key for key in self.kept if key.startswith(prefix)]
