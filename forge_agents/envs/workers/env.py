@@ -288,8 +288,7 @@ class Worker:
         self._procs: Any = None
         self._actor: Any = None
         self._port: ReplyPort | None = None
-        """Port of the next answer. None before the first, and on launched hosts, where only a failed call reports an
-        end."""
+        """Port of all answers after the first. None on launched hosts, where only a failed call reports an end."""
         self._lock = threading.Lock()
         self._ended = False
         self.used_at = time.monotonic()
@@ -358,12 +357,12 @@ class Worker:
                 if self._ended:
                     raise ActorDiedError(f"{self.name} died before {what}: it was ended", self.name)
                 self._calls += 1
-                port, self._port = self._port, None  # not used again if this call is interrupted and answered later
-                answer = port.call(self._actor.do, what, args) if port else self._actor.do.choose(what, args)
+                endpoint = self._actor.do
+                answer = self._port.call(endpoint, what, args) if self._port else endpoint.choose(what, args)
                 packed = self._wait(answer, what, timeout_s)
                 if self._calls == 1:
                     self._watch()  # the worker may have answered before the first check
-                self._port = port or self._new_port()
+                    self._open_port()
                 ok, result = pickle.loads(packed)  # noqa: S301  # written by our own process
                 if ok is None:
                     raise ActorDiedError(f"{self.name} died during {what}: {result}", self.name)
@@ -391,10 +390,12 @@ class Worker:
         if self._ended:  # the episode was cancelled during the start
             mesh.kill(procs)
 
-    def _new_port(self) -> ReplyPort | None:
+    def _open_port(self) -> None:
+        """Receive further answers at one port."""
         from forge_agents.runtime._monarch import ReplyPort
 
-        return None if mesh.has_remote_hosts() else ReplyPort()
+        if not mesh.has_remote_hosts():
+            self._port = ReplyPort()
 
     def _watch(self) -> None:
         """Have the kernel report how the process ends, from its start on."""
@@ -418,8 +419,8 @@ class Worker:
             except TimeoutError:
                 self._watch()
                 if reason := mesh.failure_of(self._procs):
-                    if math.isinf(end_noticed) and not mesh.has_remote_hosts():
-                        answer = self._actor.do.choose("nothing", ())  # raises what Monarch reports; a port would not
+                    if self._port is not None and math.isinf(end_noticed):
+                        answer = self._actor.do.choose("nothing", ())  # raises what Monarch reports of the end
                     end_noticed = min(end_noticed, waited)
                     for pid in mesh.ended(self._procs):
                         if (end := mesh.death(self._procs, pid, self._status)).known:

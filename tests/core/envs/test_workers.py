@@ -220,20 +220,6 @@ def test_calls_of_a_worker_answer_to_one_port(monkeypatch):
     env.close()
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'PortReceiver._recv' was never awaited")
-def test_answer_to_an_interrupted_call_is_not_taken_for_the_next(monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    env = started()
-    with monkeypatch.context() as patch:
-        patch.setattr(env._worker, "_wait", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            env.step("x")
-    assert (env.turn, env.number) == (1, int(env.observe("a").split()[1]))
-    env.close()
-
-
 def test_environment_exception_is_raised_and_the_worker_survives():
     env = started()
     pid = pid_of(env)
@@ -473,7 +459,7 @@ def test_busy_worker_is_waited_for_without_limit(monkeypatch):
     held = pool.borrow("one that plays for hours")
     held._procs = "stub"
     held._actor = SimpleNamespace(do=SimpleNamespace(choose=lambda *_: Answer()))
-    monkeypatch.setattr(held, "_new_port", lambda: None)
+    monkeypatch.setattr(held, "_open_port", lambda: None)
 
     async def main():
         waiting = asyncio.ensure_future(pool.borrow_async("another"))
