@@ -158,7 +158,7 @@ class ReplyPort:
     """Receives the answers of one actor, for one call at a time.
 
     Monarch 0.7 opens a port for each call, and the answering process keeps 350 bytes for every port. Endpoints that are
-    called often therefore answer to one port. A call does not fail when the actor's process ends, so the caller
+    called at every step therefore answer to one port. A call does not fail when the actor's process ends, so the caller
     must watch the process. The answer to an abandoned call may arrive later, so its port must not be used again.
     """
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pettingzoo import AECEnv
 
@@ -35,9 +35,6 @@ from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.deaths import describe_exit
 from forge_agents.runtime.hosts import ENVS
 from forge_agents.runtime.threads import call_from_destructor, in_thread, start_destructor_thread
-
-if TYPE_CHECKING:
-    from forge_agents.runtime._monarch import ReplyPort
 
 T = TypeVar("T")
 
@@ -54,7 +51,7 @@ _POLL_S, _START_POLL_S = 0.5, 0.05
 _numbers = itertools.count()
 _MAX_CALLS = 20_000
 """Number of calls after which a worker process is replaced at the end of its episode. Monarch 0.7 keeps 350 bytes of
-each call in the process that answers it, unless the answer goes to a `ReplyPort`, and an environment may keep more."""
+each call in the process that answers it, and an environment may keep more."""
 
 
 class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
@@ -287,8 +284,6 @@ class Worker:
         self.name = f"env-worker-{next(_numbers)}"
         self._procs: Any = None
         self._actor: Any = None
-        self._port: ReplyPort | None = None
-        """Port of all answers after the first. None on launched hosts, where only a failed call reports an end."""
         self._lock = threading.Lock()
         self._ended = False
         self.used_at = time.monotonic()
@@ -357,15 +352,10 @@ class Worker:
                 if self._ended:
                     raise ActorDiedError(f"{self.name} died before {what}: it was ended", self.name)
                 self._calls += 1
-                endpoint = self._actor.do
-                answer = self._port.call(endpoint, what, args) if self._port else endpoint.choose(what, args)
-                packed = self._wait(answer, what, timeout_s)
+                packed = self._wait(self._actor.do.choose(what, args), what, timeout_s)
                 if self._calls == 1:
                     self._watch()  # the worker may have answered before the first check
-                    self._open_port()
-                ok, result = pickle.loads(packed)  # noqa: S301  # written by our own process
-                if ok is None:
-                    raise ActorDiedError(f"{self.name} died during {what}: {result}", self.name)
+                ok, answer = pickle.loads(packed)  # noqa: S301  # written by our own process
             except ActorDiedError as error:
                 self.end()
                 raise WorkerDiedError(str(error)) from None
@@ -377,10 +367,10 @@ class Worker:
                 self.closes_dropped = False
         if not ok:
             try:
-                raise result
+                raise answer
             finally:
-                del result  # its traceback refers to this frame, which would keep the environment alive
-        return result
+                del answer  # its traceback refers to this frame, which would keep the environment alive
+        return answer
 
     def _start(self) -> None:
         from forge_agents.envs.workers.actor import PROGRAM, EnvActor
@@ -389,13 +379,6 @@ class Worker:
         self._actor, self._procs = procs.spawn("environments", EnvActor), procs
         if self._ended:  # the episode was cancelled during the start
             mesh.kill(procs)
-
-    def _open_port(self) -> None:
-        """Receive further answers at one port."""
-        from forge_agents.runtime._monarch import ReplyPort
-
-        if not mesh.has_remote_hosts():
-            self._port = ReplyPort()
 
     def _watch(self) -> None:
         """Have the kernel report how the process ends, from its start on."""
@@ -419,8 +402,6 @@ class Worker:
             except TimeoutError:
                 self._watch()
                 if reason := mesh.failure_of(self._procs):
-                    if self._port is not None and math.isinf(end_noticed):
-                        answer = self._actor.do.choose("nothing", ())  # raises what Monarch reports of the end
                     end_noticed = min(end_noticed, waited)
                     for pid in mesh.ended(self._procs):
                         if (end := mesh.death(self._procs, pid, self._status)).known:
