@@ -133,7 +133,8 @@ def mean(values: Sequence[float]) -> Interval:
     """Return the mean of one value per seed, with the BCa bootstrap interval (Efron 1987, JASA 82:171).
 
     With few seeds the bootstrap interval is too short. Its level is raised accordingly (Hesterberg 2015, Am. Stat.
-    69:371, "expanded percentile"). The interval of equal values is a point, and that of fewer than two values is NaN.
+    69:371, "expanded percentile"). With more than 10,000 values it is the percentile interval, without the correction
+    for skewness. The interval of equal values is a point, and that of fewer than two values is NaN.
     """
     from scipy import special, stats
 

@@ -129,20 +129,11 @@ class Parser(ArgumentParser):
 def add_fields(parser: Parser, kind: type) -> None:
     """Add the fields of a settings class as flags, nested ones with dots, and ``--config FILE`` with the same keys."""
     parser.add_argument("--config", action="config", help="YAML file with the same keys. Flags override it.")
-    parser.add_argument(
-        keys.FLAG,
-        nargs="+",
-        type=str,
-        default=[],
-        help="VARIABLE@HOST for each API key that the YAML file may send to a host other than its provider's.",
-    )
-    parser.add_argument(
-        keys.HOST_FLAG,
-        nargs="+",
-        type=str,
-        default=[],
-        help="Each host that the YAML file may name for processes of the run. They can run code on this machine.",
-    )
+    for flag, text in (
+        (keys.FLAG, "VARIABLE@HOST for each API key that the YAML file may send to a host other than its provider's."),
+        (keys.HOST_FLAG, "Each host that the YAML file may name for processes of the run. They can run code here."),
+    ):
+        parser.add_argument(flag, nargs="+", type=str, default=[], help=text)
     parser.add_class_arguments(kind, as_group=False)
     parser.settings_kind = kind
 

@@ -40,7 +40,7 @@ _SERVE_TOKEN = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 def check(
     settings: Any, files: Sequence[Mapping[str, Any]], agreed: Sequence[str], trusted: Sequence[str] = ()
 ) -> None:
-    """Print to which host each API key of the settings is sent.
+    """Check the hosts that files name for API keys and processes, and print to which host each key is sent.
 
     Args:
         settings: A dataclass with endpoints at any depth.

@@ -208,7 +208,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not CSV ({error}). Write a header and one task per line") from error
     if not rows:
         raise ValueError(f"{path} is empty. Write a header and one task per line")
-    header = _unique_names(rows.pop(0))
+    header = _unique_names(rows.pop(0), path)
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(
@@ -219,7 +219,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
     return [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _unique_names(header: list[str]) -> list[str]:
+def _unique_names(header: list[str], path: Path) -> list[str]:
     """Return names of columns as pandas reads them: without a name ``Unnamed: 0``, the second ``a`` is ``a.1``."""
     named = [name or f"Unnamed: {number}" for number, name in enumerate(header)]
     earlier = Counter[str]()
@@ -228,7 +228,8 @@ def _unique_names(header: list[str]) -> list[str]:
         names.append(f"{name}.{earlier[name]}" if earlier[name] else name)
         earlier[name] += 1
     if len(set(names)) < len(names):
-        raise ValueError(f"columns {', '.join(name for name, count in earlier.items() if count > 1)} occur twice")
+        twice = ", ".join(name for name, count in earlier.items() if count > 1)
+        raise ValueError(f"{path} has several columns named {twice}. Give each its own name")
     return names
 
 

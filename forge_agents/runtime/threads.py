@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -17,6 +18,8 @@ from forge_agents.errors import ActorDiedError, StallError
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 5.0
+_destructor_calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+_log = logging.getLogger(__name__)
 
 
 async def all_or_first_error(
@@ -61,7 +64,7 @@ async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
 
 
 def call_from_destructor(call: Callable[[], object]) -> None:
-    """Have another thread run `call`. Its errors are ignored. Needs `start_destructor_thread` before.
+    """Have another thread run `call`, and log its errors. Needs `start_destructor_thread` before.
 
     A garbage collection may run a destructor in any thread at any moment, also while that thread holds the lock that
     the destructor would wait for.
@@ -75,13 +78,14 @@ def start_destructor_thread(_pid: int) -> None:
 
     def run() -> None:
         while True:
-            with contextlib.suppress(Exception):
-                _destructor_calls.get()()
+            call = _destructor_calls.get()
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  # of code of users, which no caller can handle
+                _log.warning("an object that was dropped without close() cannot be closed: %r", error)
+            del call  # it refers to the object
 
     threading.Thread(target=run, name="destructors", daemon=True).start()
-
-
-_destructor_calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
 
 class LoopThread:

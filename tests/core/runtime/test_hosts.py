@@ -96,9 +96,11 @@ def test_usual_options_of_slurm_are_accepted() -> None:
         "--reservation=lab_1",
         "--mem=0",
     )
-    fa.Hosts(
+    hosts = fa.Hosts(
         kind="slurm", hosts={"engines": 1}, partition="gpu,long", time_limit="1-00:00:00", qos="a.b", slurm_args=args
     )
+    assert (hosts.partition, hosts.time_limit, hosts.qos) == ("gpu,long", "1-00:00:00", "a.b")
+    assert hosts.slurm_args == args
 
 
 def test_hosts_are_counted_by_their_addresses() -> None:

@@ -74,7 +74,6 @@ def spec_from_config(
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
     head_dim = families.head_dim_of(config)
     tied = families.is_tied(config)
-
     ropes = _ropes(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
 
     def norm(size: int, *, offset: bool = name in _OFFSET_NORMED) -> Any:
@@ -101,11 +100,10 @@ def spec_from_config(
             attention_norm=norm(dim),
             ffn_norm=norm(dim),
             attention=attention(layer),
-            **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if families.has_experts(config, layer) else
-               {"feed_forward": _feed_forward(config, lean=lean)}),
+            **_feed_forward(config, layer, lean=lean),
         )
         for layer in range(config["num_hidden_layers"])
-    ]  # fmt: skip
+    ]
     embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
     kind = titan.Llama3Model if is_llama else gemma.Model if is_gemma else titan.Qwen3Model
     model = (qwen3_5.Model if families.is_recurrent(config) else kind).Config(
@@ -126,7 +124,10 @@ def spec_from_config(
     )
 
 
-def _feed_forward(config: Mapping[str, Any], *, lean: bool) -> Any:
+def _feed_forward(config: Mapping[str, Any], layer: int, *, lean: bool) -> dict[str, Any]:
+    """Experts or feed-forward of a layer, as arguments of its block."""
+    if families.has_experts(config, layer):
+        return {"moe": moe_config(config, param_init=_NORMAL["weight"])}
     ffn = titan.make_ffn_config(
         dim=config["hidden_size"],
         hidden_dim=config["intermediate_size"],
@@ -134,10 +135,12 @@ def _feed_forward(config: Mapping[str, Any], *, lean: bool) -> Any:
         w2w3_param_init=_NORMAL,
     )
     if families.is_fused(config):
-        return FusedFeedForward.of(ffn)
-    if config["architectures"][0] == "Gemma3ForCausalLM":
-        return gemma.FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3)
-    return FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3) if lean else ffn
+        return {"feed_forward": FusedFeedForward.of(ffn)}
+    is_gemma = config["architectures"][0] == "Gemma3ForCausalLM"
+    if not (is_gemma or lean):
+        return {"feed_forward": ffn}
+    kind = gemma.FeedForward if is_gemma else FeedForward
+    return {"feed_forward": kind.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3)}
 
 
 def _attention(

@@ -240,17 +240,16 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
         if left := sorted(state.keys() - requested.keys()):
             _log.warning("%s holds no %s. The run continues with its current values", folder, ", ".join(left))
         state_dict_loader.load(requested, storage_reader=reader, planner=_Planner(), no_dist=is_alone())
-    except (pickle.UnpicklingError, CheckpointException) as error:
+    except (
+        pickle.UnpicklingError, CheckpointException, OSError, RuntimeError, ValueError, EOFError, *_MALFORMED
+    ) as error:  # fmt: skip
         failures = [failure for failure, _ in getattr(error, "failures", {}).values()] or [error]
-        refusal = next((failure for failure in failures if isinstance(failure, pickle.UnpicklingError)), None)
-        if refusal is None:
-            raise RunFolderError(
-                f"{folder} does not fit this model ({error}). Was it saved by another model?"
-            ) from error
-        raise RunFolderError(
-            f"{folder} is refused: {refusal}. No code of it was run. Use only checkpoints whose origin you trust"
-        ) from error
-    except (OSError, RuntimeError, ValueError, EOFError, *_MALFORMED) as error:
+        for failure in failures:
+            if isinstance(failure, pickle.UnpicklingError):
+                raise RunFolderError(
+                    f"{folder} is refused: {failure}. No code of it was run. Use only checkpoints whose origin you "
+                    "trust"
+                ) from error
         raise RunFolderError(f"{folder} does not fit this model ({error}). Was it saved by another model?") from error
     return state | requested
 

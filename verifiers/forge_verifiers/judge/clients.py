@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import itertools
 import logging
 import math
 import re
@@ -38,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 _SLACK_S = 30.0
 """Added to a model's own timeouts."""
 _MAX_HALVINGS = 8
+"""How often the texts of a question that is too long are cut to half their length."""
 _TOO_LONG = re.compile(
     r"context|too (?:long|large)|exceed|reduce|max\w*[ _](?:\w+[ _]){0,3}(?:len|tokens)", re.IGNORECASE
 )
@@ -146,15 +146,16 @@ class Conversation:
 
         Texts are cut to characters first, but one character may have four tokens.
         """
-        for times in itertools.count(1):
+        times = 0
+        while True:
             try:
                 return await self.chat.ask(question)
             except QuestionTooLongError as error:
+                times += 1
                 if question.shorter is None or times > _MAX_HALVINGS:
                     raise
                 _LOG.warning("%s. %s is asked with half of each text", error, self._name)
                 question = replace(question, text=question.shorter(times))
-        raise AssertionError
 
     def _running(self) -> LoopThread:
         with self._lock:
