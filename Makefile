@@ -39,6 +39,7 @@ docs: $(STAMP)  ## Build the documentation into site/, strictly and without netw
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 lock: $(STAMP)  ## Regenerate requirements/*.txt (UPGRADE=1 takes the newest versions)
