@@ -78,25 +78,42 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 def warn_of_other_writers(folder: Path) -> None:
     """Log a warning, once per process, if other users of the machine can replace a folder or its files at any time.
 
-    Checks of a folder hold only for the moment at which they are made. Members of a group are not counted.
+    Checks of a folder hold only for the moment at which they are made.
     """
     for path in {each: None for start in (folder.absolute(), folder.resolve()) for each in (start, *start.parents)}:
         try:
             status, parent = path.stat(), path.parent.stat()
         except OSError:
             continue  # opening it reports the error
-        is_open = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-        is_foreign = parent.st_mode & stat.S_IWOTH and status.st_uid not in (0, os.geteuid())
+        is_open = _others_may_write(status) and not status.st_mode & stat.S_ISVTX
+        is_foreign = _others_may_write(parent) and status.st_uid not in (0, os.geteuid())
         if is_open or is_foreign:
             reason = f"has mode {stat.S_IMODE(status.st_mode):o}" if is_open else f"is of user {status.st_uid}"
             _log.warning(
                 "%s %s, so other users can replace files of %s while they are used. Choose a folder that only you can "
-                "write to, or run: chmod o-w",
+                "write to, or run: chmod go-w",
                 path,
                 reason,
                 folder,
             )
             return
+
+
+def _others_may_write(status: os.stat_result) -> bool:
+    """Return whether the mode of a folder lets other users write to it, or a group that has other members."""
+    import grp
+    import pwd
+
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP or status.st_gid == 0:
+        return False
+    try:
+        members = {user.pw_name for user in pwd.getpwall() if user.pw_gid == status.st_gid}
+        members.update(grp.getgrgid(status.st_gid).gr_mem)
+        return not members <= {"root", pwd.getpwuid(os.geteuid()).pw_name}
+    except KeyError:  # in a container without entries, the user's group usually has the user's number
+        return status.st_gid != os.geteuid()
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:

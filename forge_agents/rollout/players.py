@@ -206,7 +206,7 @@ class ModelPlayer:
         after, messages, only_results = self._new_messages(observation, info, request)
         conversation = copy.copy(self._empty if after is None else self._conversations[after])
         num_chars = sum(map(len, map(itemgetter(1), messages)))
-        if num_chars <= _MAX_INLINE_CHARS:
+        if num_chars <= _MAX_INLINE_CHARS and not self._renderer.may_be_slow:
             prompt_ids = conversation.prompt(messages, only_results=only_results)
         elif num_chars > (most := self._engine.max_model_len * self._renderer.max_token_chars):
             raise ContextFullError(
@@ -395,7 +395,7 @@ class ModelPlayer:
             )
         if notes and conversation.room(prompt_ids) < 1:  # invalid bytes take more tokens as replacement characters
             text = omission(number)
-            prompt_ids = conversation.drop_turns(number, text, messages)
+            prompt_ids = await in_thread(conversation.drop_turns, number, text, messages, name="tokenizer")
         how: Literal["window", "summarize", "compact"] = (
             "summarize" if conversation.context == "summarize" else "window"
         )

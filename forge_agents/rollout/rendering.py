@@ -96,7 +96,9 @@ class Renderer:
                 f"tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token. Set eos_token in its "
                 "tokenizer_config.json"
             )
-        self._tokenizer, self._may_be_slow = tokenizer, has_slow_patterns(tokenizer)
+        self._tokenizer = tokenizer
+        self.may_be_slow = has_slow_patterns(tokenizer)
+        """Whether texts of any length should be tokenized outside of the event loop."""
         self.eos_id: int = tokenizer.eos_token_id
         # all_special_tokens omits tokens without a role, such as those that open a message
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -396,7 +398,7 @@ class Renderer:
         return render(self._tokenizer, messages, add_generation_prompt=generation_prompt, **chosen)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        if self._may_be_slow:
+        if self.may_be_slow:
             return tuple(tokenize(self._tokenizer, text, add_special_tokens=False)["input_ids"])
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 

@@ -343,7 +343,7 @@ def gpus_per_node(config: Hosts, meshes: Sequence[MeshRequest]) -> int | None:
 
     None if no job is submitted, `slurm_args` specify GPUs, or the Python environment, which nodes share, is for CPUs.
     """
-    if config.kind != "slurm" or any(option.startswith(("--gpus", "--gres", "-G")) for option in config.slurm_args):
+    if config.kind != "slurm" or any(option.startswith(("--gpus", "--gres")) for option in config.slurm_args):
         return None
     counts = list(config.gpus.values())
     if not version("torch").endswith("+cpu"):

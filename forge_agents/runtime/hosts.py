@@ -32,10 +32,14 @@ _FIELDS_BY_KIND: Mapping[str, Mapping[str, Any]] = {
     "attach": {"workers": {}, "certificate": ""},
 }
 """Fields that only one kind uses, with their defaults."""
-_OWN_OPTIONS = (
-    "output", "error", "input", "chdir", "wrap", "uid", "gid", "export-file", "open-mode", "get-user-env", "batch",
+_SLURM_OPTIONS = (
+    "account", "comment", "constraint", "contiguous", "cores-per-socket", "cpus-per-gpu", "cpus-per-task", "dependency",
+    "exclude", "exclusive", "gpus", "gpus-per-node", "gpus-per-task", "gres", "hint", "licenses", "mem", "mem-per-cpu",
+    "mem-per-gpu", "nice", "no-requeue", "nodelist", "partition", "prefer", "qos", "reservation", "switches",
+    "threads-per-core", "time", "time-min", "tmp", "wckey",
 )  # fmt: skip
-"""Options of sbatch that name files, commands or users. A settings file may come from a stranger."""
+"""Options of sbatch that choose nodes, resources and queues. Others name files, commands or variables, which a settings
+file from a stranger must not."""
 
 
 @settings_class
@@ -117,13 +121,12 @@ class Hosts:
             if not re.fullmatch(r"[\w.,:@/+-]*", text := str(getattr(self, name)), re.ASCII):
                 raise ValueError(f"{name}={text!r} of the mesh. Write one word of letters, digits and . , : @ / + -")
         for text in self.slurm_args:
-            option = re.fullmatch(r"--([a-z0-9-]+)(=[!-~]+)?", str(text))
-            if option is None:
-                raise ValueError(f"slurm_args of the mesh hold {text!r}. Write options as '--constraint=h100'")
-            if option[1] != "export" and (named := next((o for o in _OWN_OPTIONS if o.startswith(option[1])), "")):
+            option = re.fullmatch(r"--([a-z-]+)(?:=[\w.,:@+|&()*[\]=-]+)?", str(text), re.ASCII)
+            if option is None or option[1] not in _SLURM_OPTIONS:
                 raise ValueError(
-                    f"slurm_args of the mesh hold {text!r}. --{named} is not available, because it names a file, a "
-                    "command or a user"
+                    f"slurm_args of the mesh hold {text!r}. Write options as '--constraint=h100', without quotes and "
+                    f"paths. Available are {', '.join(_SLURM_OPTIONS)}. Others can be set as sbatch's environment "
+                    "variables, such as SBATCH_MEM_BIND"
                 )
 
     def _check_kind(self) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,6 +112,35 @@ def test_folder_that_others_can_change_is_named_once(tmp_path, monkeypatch, capl
     text = warned(shared / "run" / "seed-0")
     assert (f"{shared / 'run'} is of user {owner}" in text) == bool(owner), "root may change everything anyway"
     assert not warned(private / "run"), "its parent is not open to others"
+
+
+@pytest.mark.parametrize(
+    ("members", "primary", "is_reported"),
+    [([], [], False), (["me", "root"], [], False), (["ann"], [], True), ([], ["ann"], True), (None, [], True)],
+)
+def test_folder_of_a_group_with_other_members_is_reported(
+    tmp_path, monkeypatch, caplog, *, members, primary, is_reported
+):
+    def groups(gid):
+        if members is None:
+            raise KeyError
+        return SimpleNamespace(gr_mem=members if gid == 4242 else [])
+
+    users = [SimpleNamespace(pw_name="me", pw_gid=4242), *(SimpleNamespace(pw_name=p, pw_gid=4242) for p in primary)]
+    monkeypatch.setattr("grp.getgrgid", groups)
+    monkeypatch.setattr("pwd.getpwall", lambda: users)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: users[0])
+    true_stat = Path.stat
+
+    def with_group(path, **options):
+        fields = list(true_stat(path, **options))
+        return os.stat_result((*fields[:5], 4242 if path == tmp_path / "group" else 0, *fields[6:]))
+
+    monkeypatch.setattr(Path, "stat", with_group)
+    (tmp_path / "group" / "run").mkdir(parents=True)
+    (tmp_path / "group").chmod(0o775)
+    warn_of_other_writers(tmp_path / "group" / "run")
+    assert (f"{tmp_path / 'group'} has mode 775, so other users can replace" in caplog.text) == is_reported
 
 
 def test_runs_and_models_in_folders_of_others_are_reported(tmp_path, tiny_llama, caplog):

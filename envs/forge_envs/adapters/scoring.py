@@ -11,13 +11,13 @@ import atexit
 import json
 import os
 import pickle
+import queue
 import re
 import resource
 import select
 import signal
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ START_S = 120.0
 """Maximum seconds to import reasoning-gym and sympy, which takes two seconds on an idle machine."""
 MEMORY_MB = 4096
 """Maximum address space in MiB, most of which the libraries only reserve."""
+_MAX_PROCESSES = 4
 _PROGRAM = "from forge_envs.adapters.scoring import serve; serve()"
 _COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
@@ -69,7 +70,13 @@ def score(dataset: Any, entry: dict[str, Any], answer: str, generator: str) -> t
     """Return the generator's score in [0, 1], and the reason under ``"refused"`` or ``"error"`` if it did not score."""
     if reason := refusal(answer, generator):
         return 0.0, {"refused": reason}
-    return (_scorer.ask if generator in COMPUTING_SCORERS else _score_here)(dataset, entry, answer)
+    if generator not in COMPUTING_SCORERS:
+        return _score_here(dataset, entry, answer)
+    scorer = _scorers.get()
+    try:
+        return scorer.ask(dataset, entry, answer)
+    finally:
+        _scorers.put(scorer)
 
 
 def _score_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float, dict[str, str]]:
@@ -195,30 +202,28 @@ def _depth(node: ast.AST, *kinds: type[ast.AST]) -> int:
 
 
 class _Scorer:
-    """The scoring process. Starts at the first use, restarts after its death, and ends with its standard input."""
+    """A scoring process. Starts at the first use, restarts after its death, and ends with its standard input."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
 
     def ask(self, *question: Any) -> tuple[float, dict[str, str]]:
         packed = pickle.dumps(question)  # replies are JSON, so that this process unpickles nothing
-        with self._lock:
-            process = self._running()
-            try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(len(packed).to_bytes(8, "big") + packed)
-                process.stdin.flush()
-                poll = select.poll()
-                poll.register(process.stdout, select.POLLIN)
-                reply = process.stdout.readline() if poll.poll((START_S + _WAIT_S) * 1000) else b""
-            except BrokenPipeError:
-                reply = b""
-            if not reply.endswith(b"\n"):
-                self._end()
-                self._running()  # so that it has started when the next answer comes
-                return 0.0, {"error": f"the scorer broke its limits: {SCORE_S:g} s, {MEMORY_MB} MiB"}
+        process = self._running()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(len(packed).to_bytes(8, "big") + packed)
+            process.stdin.flush()
+            poll = select.poll()
+            poll.register(process.stdout, select.POLLIN)
+            reply = process.stdout.readline() if poll.poll((START_S + _WAIT_S) * 1000) else b""
+        except BrokenPipeError:
+            reply = b""
+        if not reply.endswith(b"\n"):
+            self._end()
+            self._running()  # so that it has started when the next answer comes
+            return 0.0, {"error": f"the scorer broke its limits: {SCORE_S:g} s, {MEMORY_MB} MiB"}
         value, reasons = json.loads(reply)
         return value, reasons
 
@@ -243,7 +248,10 @@ class _Scorer:
             process.communicate()
 
 
-_scorer = _Scorer()
+_scorers: queue.LifoQueue[_Scorer] = queue.LifoQueue()
+"""Idle scoring processes, so that a slow answer delays no others. The last one used is the next, so few are started."""
+for _ in range(min(_MAX_PROCESSES, len(os.sched_getaffinity(0)))):
+    _scorers.put(_Scorer())
 
 
 def serve() -> None:

@@ -124,6 +124,20 @@ def test_long_messages_are_tokenized_outside_of_the_event_loop(tokenizer, encode
     assert encoded_in[0] is loop and len(encoded_in) == 2 and encoded_in[1] is not loop
 
 
+def test_short_messages_of_a_tokenizer_that_may_be_slow_are_tokenized_outside_of_the_event_loop(tokenizer, encoded_in):
+    renderer = Renderer(tokenizer)
+    assert not renderer.may_be_slow
+    renderer.may_be_slow = True
+    player = ModelPlayer(PolicyEngine(Told(tokenizer, [("up", True)]), renderer), fa.Policy("m"), "")
+
+    async def play():
+        await player.decide("a" * 2_000, {})
+        return threading.current_thread()
+
+    loop = asyncio.run(play())
+    assert len(encoded_in) == 1 and encoded_in[0] is not loop
+
+
 def test_turns_are_dropped_outside_of_the_event_loop(tokenizer, encoded_in):
     engine = Told(tokenizer, [("up", True)] * 6, max_model_len=5_000)
     policy = fa.Policy("m", context="window", sampling=fa.Sampling(max_tokens=64))

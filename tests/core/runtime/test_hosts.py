@@ -70,6 +70,12 @@ TLS = {"kind": "attach", "workers": {"engines": ("tls://n:1",)}}
                 "--wrap=id",
                 "--out=/home/me/.bashrc",
                 "--er=x",
+                "--export=ALL,LD_PRELOAD=/tmp/x.so",
+                "--container-image=x",
+                "--bbf=x",
+                "--mail-user=me@x",
+                "--nodelist=/home/me/.netrc",
+                "--mem='0'",
             )
         ),
         ({**ATTACH, "hosts": {"engines": 2}}, "asks for 2 engines hosts and workers names 1"),
@@ -89,9 +95,8 @@ def test_contradictory_settings_are_refused(settings: dict[str, Any], message: s
 
 def test_usual_options_of_slurm_are_accepted() -> None:
     args = (
-        "--constraint=h100|a100",
+        "--constraint=[h100*2|a100&ib]",
         "--gres=gpu:h100:8",
-        "--export=ALL",
         "--exclusive",
         "--reservation=lab_1",
         "--mem=0",

@@ -1,5 +1,6 @@
 import ast
 import math
+import queue
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from forge_envs.adapters.reasoning_gym import EXCLUDED
 
 pytest.importorskip("reasoning_gym")
 
+from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.types import Trajectory, Turn
 from forge_envs.adapters.reasoning_gym import ReasoningGymScore, levels
 from forge_envs.adapters.scoring import COMPUTING_SCORERS, PYTHON_SCORERS, SYMPY_SCORERS, literal, refusal
@@ -180,6 +182,25 @@ def test_scorer_over_its_limits_scores_zero_and_is_restarted(monkeypatch):
     assert "broke its limits" in scorer.ask("endless")[1]["error"]
     assert scorer.ask("quick") == (1.0, {})
     scorer._end()
+
+
+def test_slow_answer_does_not_delay_the_score_of_another(monkeypatch):
+    slow_began, other_was_scored = threading.Event(), threading.Event()
+
+    class Scorer:
+        def ask(self, dataset, entry, answer):
+            if answer == "x":
+                slow_began.set()
+                assert other_was_scored.wait(60)
+            return 1.0, {}
+
+    monkeypatch.setattr(scoring, "_scorers", queue.LifoQueue())
+    for _ in range(2):
+        scoring._scorers.put(Scorer())
+    slow = begin_in_thread(scoring.score, None, {}, "x", "simple_integration", name="slow")
+    assert slow_began.wait(60) and scoring.score(None, {}, "y", "simple_integration") == (1.0, {})
+    other_was_scored.set()
+    assert slow.result(60) == (1.0, {}) and scoring._scorers.qsize() == 2
 
 
 @pytest.mark.parametrize(("generator", "waits"), [("simple_integration", True), ("leg_counting", False)])
