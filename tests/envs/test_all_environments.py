@@ -42,6 +42,31 @@ def test_contract_is_kept(name):
     assert check_env(id_of(name), episodes=CONTRACT[name], isolation="none").ok
 
 
+def telling(name, told):
+    """A subclass of the environment whose observations end with ``told(env, agent)``."""
+    base = type(fa.make(id_of(name), isolation="none"))
+
+    def observe_text(self, agent):
+        return base.observe_text(self, agent) + told(self, agent)
+
+    return type("Telling", (base,), {"observe_text": observe_text})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Codewords", lambda env, agent: " " * env.hidden.index(env.left("")[0])),
+        ("Fireworks", lambda env, agent: env.hands[agent][0].card[0] if env.hands[agent] else ""),
+        ("Fireworks", lambda env, agent: " " * env.deck[-1][1] if env.deck else ""),
+        ("Village", lambda env, agent: env.victim),
+        ("Village", lambda env, agent: " " * [*env.roles.values()].index("wolf")),
+    ],
+)
+def test_observation_that_depends_on_a_secret_is_found(name, told):
+    report = check_env(telling(name, told), checks=("information sets",), raise_on_failure=False)
+    assert [finding.check for finding in report.failures] == ["information sets"]
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

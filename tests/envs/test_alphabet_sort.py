@@ -32,23 +32,6 @@ def test_forgetting_the_earlier_names_costs():
     assert env.rewards["sorter"] == pytest.approx(2 / 6)
 
 
-@pytest.mark.parametrize(
-    ("given_names", "similarity"),
-    [
-        ("abcd", 1.0),
-        ("", 0.0),
-        ("abc", 0.75),
-        ("bacd", 0.75),
-        ("dcba", 0.25),
-        ("aabcd", 0.8),
-        ("abcdx", 0.8),
-        ("xyz", 0.0),
-    ],
-)
-def test_similarity_is_the_longest_common_subsequence_over_the_longer_list(given_names, similarity):
-    assert list_similarity(list(given_names), list("abcd")) == pytest.approx(similarity)
-
-
 @given(st.lists(st.integers(0, 6), max_size=9), st.permutations(range(6)))
 def test_similarity_agrees_with_the_textbook_recursion(given_names, gold):
     def lcs(a, b):

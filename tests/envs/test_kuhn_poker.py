@@ -39,25 +39,6 @@ def test_every_line_of_every_deal_pays_exactly(moves, cards):
     assert won == {"player_0": player_0, "player_1": -player_0}
 
 
-def test_the_value_of_the_game_is_minus_one_eighteenth():
-    """Kuhn's equilibrium (alpha = 1/3) against itself, over all deals, weighs every line once."""
-    bet_first = {0: 1 / 3, 1: 0.0, 2: 1.0}  # player_0 opens with a bet
-    call_after_check = {0: 0.0, 1: 2 / 3, 2: 1.0}  # player_0 calls a bet after checking
-    bet_after_check = {0: 1 / 3, 1: 0.0, 2: 1.0}
-    call = {0: 0.0, 1: 1 / 3, 2: 1.0}
-    value = 0.0
-    for a, b in itertools.permutations(range(3), 2):
-        chances = {
-            ("check", "check"): (1 - bet_first[a]) * (1 - bet_after_check[b]),
-            ("check", "bet", "call"): (1 - bet_first[a]) * bet_after_check[b] * call_after_check[a],
-            ("check", "bet", "fold"): (1 - bet_first[a]) * bet_after_check[b] * (1 - call_after_check[a]),
-            ("bet", "call"): bet_first[a] * call[b],
-            ("bet", "fold"): bet_first[a] * (1 - call[b]),
-        }
-        value += sum(p * totals(dealt(a, b), moves)["player_0"] for moves, p in chances.items()) / 6
-    assert value == pytest.approx(-1 / 18)
-
-
 @pytest.mark.parametrize("text", ["", "raise", "call", "check or bet", "I will not bet, I check", "checks", "bet" * 9])
 def test_illegal_text_loses_the_ante_and_is_recorded(text):
     env = dealt(2, 0)
