@@ -26,7 +26,7 @@ OUTER_ID = 65534
 """User and group of the program outside, if root runs the sandbox: ``nobody``."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 22, 36, 38
+_PDEATHSIG, _CAPBSET_DROP, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 24, 22, 36, 38
 _NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """CLONE_NEW: NS, UTS, IPC, USER, PID, NET."""
 _ANY_NAMESPACE = _NEW_NAMESPACES | 0x02000000 | 0x00000080  # also CGROUP and TIME
@@ -48,7 +48,7 @@ truncate:76:45 ftruncate:77:46 fallocate:285:47 fadvise64:221:223 getdents64:217
 fchdir:81:50 rename:82 renameat:264:38 renameat2:316:276 mkdir:83 mkdirat:258:34 rmdir:84 creat:85 link:86
 linkat:265:37 unlink:87 unlinkat:263:35 symlink:88 symlinkat:266:36 readlink:89 readlinkat:267:78 umask:95:166
 sendfile:40:71 splice:275:76 tee:276:77 copy_file_range:326:285 close_range:436:436 statfs:137:43 fstatfs:138:44
-sync:162:81 syncfs:306:267 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12
+getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12
 flistxattr:196:13
 epoll_create:213 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232 epoll_pwait:281:22 eventfd:284 eventfd2:290:19
 signalfd4:289:74 timerfd_create:283:85 timerfd_settime:286:86 timerfd_gettime:287:87 fork:57 vfork:58 execve:59:221
@@ -58,7 +58,7 @@ setsid:112:157 getsid:124:156 set_tid_address:218:96 set_robust_list:273:99 get_
 futex_waitv:449:449 membarrier:324:283 rseq:334:293 restart_syscall:219:128 sched_yield:24:124
 sched_getaffinity:204:123 sched_getparam:143:121 sched_getscheduler:145:120 sched_get_priority_max:146:125
 sched_get_priority_min:147:126 sched_rr_get_interval:148:127 getpriority:140:141 getrlimit:97:163 setrlimit:160:164
-getrusage:98:165 times:100:153 sysinfo:99:179 uname:63:160 getcpu:309:168 prctl:157:167 arch_prctl:158 getuid:102:174
+getrusage:98:165 times:100:153 sysinfo:99:179 uname:63:160 getcpu:309:168 arch_prctl:158 getuid:102:174
 geteuid:107:175 getgid:104:176 getegid:108:177 getgroups:115:158 getresuid:118:148 getresgid:120:150
 clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115 nanosleep:35:101 gettimeofday:96:169 time:201
 alarm:37 setitimer:38:103 getitimer:36:102 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108
@@ -78,6 +78,9 @@ setpriority:141:140
 # Only on the loopback interface of a separate network namespace.
 _ALLOWED_WITH_SOCKETS = "connect:42:203 bind:49:200 listen:50:201 accept:43:202 accept4:288:242"
 _CLONE, _SOCKET, _SOCKETPAIR, _PRLIMIT = (56, 220), (41, 198), (53, 199), (302, 261)
+_SYNC, _SYNCFS, _PRCTL = (162, 81), (306, 267), (157, 167)
+_HARMLESS_PRCTL = (1, 2, 3, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 40)
+"""Operations on names, signals, timers and orphans, and queries. Others hide a process's mappings, or rename them."""
 _SETSOCKOPT, _FCNTL, _MMAP, _SECCOMP_CALL = (54, 208), (72, 25), (9, 222), (317, 277)
 _LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
@@ -329,6 +332,12 @@ def _filter(
             *(second, (_EQUAL, 0, 6, 1), third, (_EQUAL, 3, 0, 7), (_EQUAL, 2, 0, 8), (_EQUAL, 1, 0, 32)),
             *((_EQUAL, 0, 1, 33), (_RETURN, 0, 0, _ERRNO), allow),
         ],
+        # These would wait for all file systems of the machine, and nothing could end the program meanwhile.
+        **{number: [(_RETURN, 0, 0, _ERRNO)] for number in (_SYNC, _SYNCFS)},
+        _PRCTL: [
+            *(first, *((_EQUAL, len(_HARMLESS_PRCTL) - at, 0, number) for at, number in enumerate(_HARMLESS_PRCTL))),
+            *((_RETURN, 0, 0, _ERRNO | errno.EINVAL), allow),
+        ],
         _FCNTL: [  # no leases, which stop other processes that open the file, no owners of signals, no larger pipes
             *(second, (_AT_LEAST, 0, 7, 8), (_EQUAL, 6, 0, 36), (_EQUAL, 5, 0, 37), (_EQUAL, 4, 0, 38)),
             *((_EQUAL, 3, 0, 1030), (_AT_LEAST, 0, 1, 1032), (_ABOVE, 0, 1, 1034), refuse, allow),
@@ -370,18 +379,19 @@ def received_descriptor(channel: int) -> int | None:
     return int(struct.unpack("i", parts[0][2])[0]) if parts else None
 
 
-def answer_mapping(listener: int, granted: Callable[[int], bool]) -> None:
-    """Answer one request for shared anonymous memory: continue the call if `granted` its number of bytes, else fail it.
+def answer_mapping(listener: int, granted: Callable[[int, int], bool]) -> None:
+    """Answer one request for shared anonymous memory: continue the call if it is `granted`, else fail it.
 
-    The number is an argument in a register, so no other thread of the program can change it in between.
+    `granted` gets the thread and the number of bytes, which is an argument in a register, so no other thread of the
+    program can change it in between.
     """
     request = bytearray(80)
     try:
         fcntl.ioctl(listener, 0xC0502100, request)  # SECCOMP_IOCTL_NOTIF_RECV
     except OSError:
         return  # the program was killed in the meantime
-    key, _, _, _, _, _, _, size = struct.unpack_from("=QIIiIQQQ", request)
-    go_on = granted(size)
+    key, thread, _, _, _, _, _, size = struct.unpack_from("=QIIiIQQQ", request)
+    go_on = granted(thread, size)
     answer = struct.pack("=QqiI", key, 0, 0 if go_on else -errno.ENOMEM, int(go_on))
     try:
         fcntl.ioctl(listener, 0xC0182101, bytearray(answer))  # SECCOMP_IOCTL_NOTIF_SEND

@@ -156,7 +156,6 @@ class Run:
     def _isolate(self, channel: int) -> None:
         os.umask(0o077)
         processes = self.limits["processes"] + self._others()
-        isolation.set_limits({**self.request["rlimits"], "RLIMIT_NPROC": processes})
         isolation.drop_privileges(self.user if os.geteuid() == 0 else None)
         if isolation.landlock_version():
             if self.strong:
@@ -167,7 +166,10 @@ class Run:
                 isolation.lock_files(readable, [self.box, "/dev/null"])
         listener = isolation.filter_system_calls(namespaces=self.strong, sockets="port" in self.request)
         if listener is not None:
+            # Descriptors in flight count per user, also those of other programs, up to the sender's limit of open files
+            isolation.set_limits({"RLIMIT_NOFILE": 1 << 20})
             isolation.send_descriptor(channel, listener)
+        isolation.set_limits({**self.request["rlimits"], "RLIMIT_NPROC": processes})
 
     def _words(self) -> tuple[list[str], dict[str, str]]:
         """The program's command line and environment."""
@@ -250,8 +252,8 @@ class Run:
         else:  # no process with the filter is left
             poll.unregister(descriptor)
 
-    def _granted(self, num_bytes: int) -> bool:
-        return bool(self.usage.grant(self._tree, num_bytes, self.limits["memory_mb"] << 20))
+    def _granted(self, thread: int, num_bytes: int) -> bool:
+        return bool(self.usage.grant(self._tree, thread, num_bytes, self.limits["memory_mb"] << 20))
 
     @staticmethod
     def _feed(stdin: int, waiting: bytes, poll: Any) -> bytes:
@@ -278,7 +280,7 @@ class Run:
     def _look(self) -> None:
         """Compare memory, processor time and processes of the whole tree with the limits."""
         usage, max_bytes = self.usage, self.limits["memory_mb"] << 20
-        usage.look(self._tree(), max_bytes)
+        usage.look(self._tree, max_bytes)
         self.cpu_s = max(self.cpu_s, usage.cpu_s)
         if usage.sampled_cpu_s > 2 * self.limits["cpu_s"]:  # beyond the estimate's error: no parent was charged
             self.cpu_s = max(self.cpu_s, usage.sampled_cpu_s)

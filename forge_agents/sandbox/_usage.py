@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _CLOCK = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SHARED = b"/dev/zero (deleted)"
+"""Name of shared anonymous memory in the list of a process's mappings."""
+_GRANT_S = 1.0
+"""Maximum time from a grant to the mapping."""
 _SOCKET_BYTES = 320 << 10
 """Maximum contents of one local or UDP socket. The program cannot raise the default buffers of 208 KiB."""
 
@@ -48,17 +52,19 @@ class Usage:
         self.shared_bytes = 0
         """Bytes of shared anonymous mappings granted to the program. Pages stay in use after they leave all page
         tables, and no file of /proc shows them, so each grant counts until no such mapping is left."""
+        self._granted: dict[int, float] = {}
+        """Times of the latest grants by thread. The call continues at once, but the mapping exists a little later."""
         self._times: dict[str, float] = {}
         self._looked = time.monotonic()
         self._precise_from = 0.0
 
-    def look(self, tree: list[str], max_bytes: int) -> None:
+    def look(self, tree: Callable[[], list[str]], max_bytes: int) -> None:
         """Measure the processes `tree`. Memory is precise only if a quick upper bound exceeds `max_bytes`."""
         now = time.monotonic()
         elapsed, self._looked = now - self._looked, now
         times: dict[str, float] = {}
         anonymous, ticks, num = 0, 0, 0
-        for pid in tree:
+        for pid in (pids := tree()):
             fields = self.read(f"{pid}/stat").rpartition(b")")[2].split()
             if not fields:
                 continue  # it ended in the meantime
@@ -69,7 +75,7 @@ class Usage:
         self._times, self.processes = times, num
         self.cpu_s = max(self.cpu_s, ticks / _CLOCK)
         if now >= self._precise_from:
-            self.memory_bytes = self._memory(tree, anonymous, max_bytes)
+            self.memory_bytes = self._memory(pids, anonymous, tree, max_bytes)
             self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
 
     def _sample(self, pid: str, times: dict[str, float], elapsed: float, *, running: bool) -> None:
@@ -95,17 +101,17 @@ class Usage:
             self.sampled_cpu_s += max(spent, elapsed * on_processor / max(1, on_processor + waited))
 
     def _anonymous(self, pid: str) -> int:
-        status = self.read(f"{pid}/status")
+        status = self._of_memory(pid, "status")
         return (
             (_kib(status, b"RssAnon:") or _kib(status, b"VmRSS:")) + _kib(status, b"VmSwap:") + _kib(status, b"VmPTE:")
         )
 
-    def _memory(self, tree: list[str], anonymous: int, max_bytes: int) -> int:
+    def _memory(self, pids: list[str], anonymous: int, tree: Callable[[], list[str]], max_bytes: int) -> int:
         sockets, socket_bytes = self._sockets()
         if anonymous + self.shared_bytes + sockets * socket_bytes <= max_bytes:
             return anonymous + self.shared_bytes
         started = time.monotonic()
-        precise = sum(map(self._proportional, tree))
+        precise = sum(map(self._proportional, pids))
         if self.shared_bytes and not self._maps_shared(tree):
             self.shared_bytes = 0
         if sockets:
@@ -116,25 +122,51 @@ class Usage:
 
     def _proportional(self, pid: str) -> int:
         """Private pages, plus the process's part of pages that forked processes still share."""
-        rollup = self.read(f"{pid}/smaps_rollup")
+        rollup = self._of_memory(pid, "smaps_rollup")
         if b"Pss_Anon:" not in rollup:
             return self._anonymous(pid)
-        tables = _kib(self.read(f"{pid}/status"), b"VmPTE:")
+        tables = _kib(self._of_memory(pid, "status"), b"VmPTE:")
         return _kib(rollup, b"Pss_Anon:") + _kib(rollup, b"SwapPss:") + tables
 
-    def _maps_shared(self, tree: list[str]) -> bool:
-        return any(b"/dev/zero (deleted)" in self.read(f"{pid}/maps") for pid in tree)
+    def _maps_shared(self, tree: Callable[[], list[str]]) -> bool:
+        """Return whether a process has shared anonymous memory, or may have some soon."""
+        now = time.monotonic()
+        granted = {
+            thread: at for thread, at in self._granted.items() if now - at < _GRANT_S and self.read(f"{thread}/stat")
+        }
+        self._granted = granted
+        for _ in range(3):
+            pids = set(tree())
+            if granted or any(_SHARED in self._of_memory(pid, "maps", if_denied=_SHARED) for pid in pids):
+                return True
+            if pids.issuperset(tree()):
+                return False
+        return True  # a process that forks and ends hands its mappings on, possibly in between
 
-    def grant(self, tree: Callable[[], list[str]], num_bytes: int, max_bytes: int) -> bool:
-        """Return whether the program may map `num_bytes` more of shared anonymous memory, and count them if so.
+    def _of_memory(self, pid: str, file: str, *, if_denied: bytes = b"") -> bytes:
+        """Read a file of /proc that describes a process's memory, `if_denied` if it may not be read.
+
+        If the first thread has ended, only the other threads show the memory. The newest one lives longest.
+        """
+        mark = b"\nVmRSS:" if file == "status" else b"\n"
+        if mark in (text := self.read(f"{pid}/{file}", if_denied=if_denied)):
+            return text
+        texts = (self.read(f"{pid}/task/{thread}/{file}") for thread in reversed(self._threads(pid)))
+        return next((other for other in texts if mark in other), text)
+
+    def grant(self, tree: Callable[[], list[str]], thread: int, num_bytes: int, max_bytes: int) -> bool:
+        """Return whether a thread may map `num_bytes` more of shared anonymous memory, and count them if so.
 
         They count in whole pages. Another page stands for the kernel's own data of each mapping.
         """
         num_bytes = (-(-num_bytes // _PAGE_BYTES) + 1) * _PAGE_BYTES
-        if self.shared_bytes + num_bytes > max_bytes and not self._maps_shared(tree()):
+        self._granted.pop(thread, None)  # its previous call has returned
+        if self.shared_bytes + num_bytes > max_bytes and not self._maps_shared(tree):
             self.shared_bytes = 0
         granted = self.shared_bytes + num_bytes <= max_bytes
         self.shared_bytes += num_bytes * granted
+        if granted:
+            self._granted[thread] = time.monotonic()
         return granted
 
     def _sockets(self) -> tuple[int, int]:
@@ -171,23 +203,28 @@ class Usage:
 
     def children(self, pid: str) -> list[str]:
         """Return the children of all threads of a process."""
+        threads = self._threads(pid)
+        return [child for thread in threads for child in self.read(f"{pid}/task/{thread}/children").decode().split()]
+
+    def _threads(self, pid: str) -> list[str]:
         try:
             folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self.proc)
         except OSError:
             return []  # it ended in the meantime
         try:
-            threads = os.listdir(folder)
+            return os.listdir(folder)
         except OSError:
-            threads = []
+            return []
         finally:
             os.close(folder)
-        return [child for thread in threads for child in self.read(f"{pid}/task/{thread}/children").decode().split()]
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, if_denied: bytes = b"") -> bytes:
         """Read a file of /proc. Empty if its process has ended."""
         try:
             with open(os.open(path, os.O_RDONLY, dir_fd=self.proc), "rb") as file:
                 return file.read()
+        except PermissionError:
+            return if_denied
         except OSError:
             return b""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from process_checks import command_of, holds_within, parent_of, with_command
 
+from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 
@@ -40,6 +41,7 @@ REACH = {
     "environment": "os.environ['FORGE_SECRET']",
     "environment of the parent": "open(f'/proc/{PARENT}/environ').read()",
     "list of processes": "assert len([p for p in os.listdir('/proc') if p.isdigit()]) > 1",
+    "hidden list of mappings": "checked(libc.prctl(4, 0, 0, 0, 0))",
     "own memory through /proc": "open('/proc/self/mem', 'rb')",
     "signal to the parent": "os.kill(PARENT, 0)",
     "signal to everybody": "os.kill(-1, 0)",
@@ -166,6 +168,7 @@ HELD_WEAKLY = [
     "memory of a process", "namespaces of its own", "device node", "key ring", "anonymous memory file", "environment",
     "shared memory of /dev/zero", "inotify instances of the user", "larger pipe", "other socket buffer",
     "System V shared memory", "message queue", "becoming root", "new privileges by exec", "raising limits",
+    "hidden list of mappings",
 ]  # fmt: skip
 
 
@@ -205,6 +208,27 @@ def test_unneeded_system_calls_do_not_exist(box):
         "    if (made, ctypes.get_errno()) != (-1, 38): print(name, made, ctypes.get_errno())\nprint('end')"
     )
     assert box.run(program).stdout == "end\n"
+
+
+def test_sync_waits_for_no_file_system(box):
+    result = box.run("import ctypes, os\nos.sync()\nprint(ctypes.CDLL(None).syncfs(-1))")  # fails if it is done
+    assert result.stdout == "0\n", result
+
+
+IN_FLIGHT = """
+import array, socket, time
+ends = socket.socketpair()
+ends[0].sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0] * 200))])
+time.sleep(3)
+"""
+
+
+def test_descriptors_in_flight_keep_no_other_program_from_starting(box):
+    hostile = begin_in_thread(box.run, IN_FLIGHT, name="hostile")
+    others = []
+    while not hostile.done():
+        others.append(box.run("print(1)"))
+    assert hostile.result().ok and len(others) > 1 and all(other.stdout == "1\n" for other in others), others
 
 
 @pytest.mark.skipif(not X86, reason="only x86_64 has another set of calls")

@@ -1,5 +1,7 @@
 """Measurement of memory and processor time."""
 
+import os
+import shutil
 import sys
 import threading
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge_agents.sandbox import Sandbox, SandboxLimits
+from forge_agents.sandbox._usage import Usage
 from forge_agents.sandbox.sandbox import CommandLine, _why_no_namespaces
 
 pytestmark = pytest.mark.skipif(
@@ -84,6 +87,71 @@ def test_memory_of_a_program_that_names_itself_like_a_field_of_its_status_counts
     result = Sandbox(limits=replace(LIMITS, memory_mb=100)).run(held)
     assert result.limit == "memory_mb", result
     assert result.peak_mb > 100, result
+
+
+LEADERLESS = """
+import ctypes, mmap, os, threading, time
+def hold():
+    time.sleep(0.3)  # until the first thread has ended
+    try:
+        pages = mmap.mmap(-1, 60 << 20, flags=mmap.MAP_ANONYMOUS | mmap.FLAGS)
+        pages[::4096] = bytes([1]) * len(pages[::4096])
+        os.write(1, b'mapped ')
+        os.read(refused[0], 1)
+    except OSError:
+        os.write(refused[1], b'x')
+        if child: os.wait()
+    os._exit(0)
+refused = os.pipe()
+child = os.fork()
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall(EXIT, 0)
+"""
+
+
+@pytest.mark.parametrize(("flags", "limit"), [("MAP_PRIVATE", "memory_mb"), ("MAP_SHARED", "")])
+def test_memory_of_processes_without_their_first_thread_counts(flags, limit):
+    exits = "60" if os.uname().machine == "x86_64" else "93"
+    box = Sandbox(limits=replace(LIMITS, memory_mb=100, wall_s=30))
+    result = box.run(LEADERLESS.replace("FLAGS", flags).replace("EXIT", exits))
+    assert result.limit == limit and (limit or result.stdout == "mapped "), result
+
+
+@pytest.fixture
+def usage(tmp_path):
+    """Usage of processes in a made-up /proc."""
+    for pid in "78":
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "maps").touch()
+        (tmp_path / pid / "stat").write_text(f"{pid} (python) R")
+    proc = os.open(tmp_path, os.O_RDONLY)
+    yield Usage(proc, namespaces=True, tcp=False)
+    os.close(proc)
+
+
+def test_shared_memory_is_not_granted_again_before_it_can_be_seen(usage, tmp_path):
+    def granted(thread):
+        return usage.grant(lambda: ["7"], thread, 60 << 20, 100 << 20)
+
+    assert granted(7) and not granted(8), "thread 7 has not made its mapping yet"
+    assert granted(7), "it has returned from its call, and the mapping is gone"
+    assert not granted(8)
+    shutil.rmtree(tmp_path / "7")
+    assert granted(8), "the other thread has ended"
+
+
+def test_shared_memory_handed_on_by_fork_or_unreadable_counts(usage, monkeypatch):
+    trees = iter([["7"], ["8"], ["8"], ["9"], ["9"], ["10"]])
+    assert usage.grant(list, 7, 60 << 20, 100 << 20)
+    assert not usage.grant(lambda: next(trees), 7, 60 << 20, 100 << 20), "a new process at each look"
+    assert usage.grant(lambda: ["7"], 7, 60 << 20, 100 << 20)
+    monkeypatch.setattr(Usage, "_threads", lambda *_: [])
+    monkeypatch.setattr("os.open", raise_permission_error)
+    assert not usage.grant(lambda: ["7"], 7, 60 << 20, 100 << 20)
+
+
+def raise_permission_error(*_args, **_options):
+    raise PermissionError
 
 
 def test_shared_memory_that_was_freed_may_be_used_again():
