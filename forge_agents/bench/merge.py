@@ -14,7 +14,7 @@ from typing import Any
 
 from forge_agents.bench.plan import lineups_of, seeds_of
 from forge_agents.bench.records import Record
-from forge_agents.bench.report import COMPARED_SETTINGS, Report, ReportError
+from forge_agents.bench.report import COMPARED_SETTINGS, Report, ReportError, check_size
 from forge_agents.bench.sections import SPENT, count, departures, incomplete, player_type, spent, swapped
 from forge_agents.bench.tables import Document, Section, interval
 
@@ -33,7 +33,7 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
 
     Raises:
         ReportError: A file is no complete report; reports differ in one of the above (each difference is named); two
-            different players have one name; or the reports share no player where they must.
+            different players have one name; the reports share no player where they must; or they have too many players.
     """
     if not reports:
         raise ReportError("no reports were given. Name one or more files that report.save(...) wrote")
@@ -150,6 +150,7 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
 def _merged(named: Mapping[str, Report]) -> Report:
     reports = list(named.values())
     first = reports[0]
+    check_size(len({name for report in reports for name in report.players}), len(first.environments))
     common = {name for name in first.players if all(name in report.players for report in reports)}
     competitive = [env.id for env in first.environments if env.kind not in _WITHOUT_OPPONENTS]
     different = any(set(report.players) != set(first.players) for report in reports)
@@ -164,7 +165,7 @@ def _merged(named: Mapping[str, Report]) -> Report:
         return env_id not in competitive or not different or len(names) == 1 or bool(names & common)
 
     records = _merged_records(named, counts)
-    planned = {
+    planned = {(record.env, *sorted(record.lineup.items())) for record in records} | {
         (env.id, *sorted(lineup.items()))
         for report in reports
         for env in report.environments
@@ -172,24 +173,44 @@ def _merged(named: Mapping[str, Report]) -> Report:
         if counts(env.id, lineup)
     }
     total = len(planned) * first.settings["episodes"] * first.settings["samples"]
-    samples = {label: int(report.settings.get("exploitability_samples", 0)) for label, report in named.items()}
-    exploitability: dict[str, dict[str, float]] = {}
-    for label in sorted(samples, key=lambda label: samples[label]):  # values from the most samples replace others
-        for env, values in named[label].exploitability.items():
-            exploitability.setdefault(env, {}).update(values)
+    samples = [report.settings.get("exploitability_samples", 0) for report in reports]
+    players = _first_facts(named)
     return replace(
         first,
-        settings={**first.settings, "exploitability_samples": min(filter(None, samples.values()), default=0)},
-        players={name: facts for report in reports for name, facts in report.players.items()},
+        settings={**first.settings, "exploitability_samples": min(filter(None, samples), default=0)},
+        players={name: facts for name, (facts, _) in players.items()},
         provenance=_merged_provenance([report.provenance for report in reports]),
         records=records,
-        planned=max(len(records), total),
+        planned=total,
         stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped)
         if len(records) < total
         else "",
-        exploitability=exploitability,
+        exploitability={
+            env.id: values
+            for env in first.environments
+            if (values := {name: of[env.id] for name, (_, of) in players.items() if env.id in of})
+        },
         timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
     )
+
+
+def _first_facts(named: Mapping[str, Report]) -> dict[str, tuple[Mapping[str, Any], dict[str, float]]]:
+    """Return facts and exploitability of each player, as in the first report that has it. Warns if others differ."""
+    values: dict[str, tuple[Mapping[str, Any], dict[str, float]]] = {}
+    source: dict[str, str] = {}
+    for label, report in named.items():
+        for name, facts in report.players.items():
+            of_player = {env: row[name] for env, row in report.exploitability.items() if name in row}
+            first, exploitability = values.setdefault(name, (facts, of_player))
+            source.setdefault(name, label)
+            if facts != first or any(of_player[env] != exploitability.get(env) for env in of_player):
+                warnings.warn(
+                    f"player {name!r} has other facts or another exploitability in {label} than in {source[name]}, "
+                    "whose values count",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+    return values
 
 
 def _merged_records(

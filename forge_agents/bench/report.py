@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -11,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.bench import sections, tables
-from forge_agents.bench.plan import SuiteEnv
+from forge_agents.bench.plan import SuiteEnv, lineups_of
 from forge_agents.bench.records import Record
 from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
 from forge_agents.errors import ForgeError
-from forge_agents.files import is_shallow, user_path, write_atomic
+from forge_agents.files import MAX_BYTES, is_shallow, user_path, write_atomic
 
 FORMAT = 3
 """Version of the JSON file. Raised when the meaning of a field changes."""
@@ -25,6 +26,8 @@ _READABLE = (2, FORMAT)
 _KIND = "forge-agents benchmark"
 _MAX_SEEDS = 1_000_000
 """Maximum number of seeds of all environments together. A merge draws them again, in a few seconds."""
+_MAX_PAIRS = 20_000
+"""Maximum number of players, squared, times environments: each pair has a bootstrap and a test per environment."""
 COMPARED_SETTINGS: Mapping[str, type] = {
     "suite": str, "episodes": int, "seed": int, "swap_agents": bool, "samples": int,
 }  # fmt: skip
@@ -112,6 +115,9 @@ class Report(Results):
 
 def _read(path: Path) -> Any:
     try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:  # a pipe would block, a sparse file fill the memory
+            path.lstat()
+            raise ReportError(f"{path} cannot be read as a report: it must be a file of at most {MAX_BYTES >> 20} MiB")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read as a report: {error}") from None
@@ -151,10 +157,22 @@ def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def check_size(players: int, environments: int) -> None:
+    """Raise ReportError if a report has too many pairs of players."""
+    if players**2 * environments > _MAX_PAIRS:
+        raise ReportError(
+            f"{sections.count(players, 'player')} and {sections.count(environments, 'environment')}. Expected at most "
+            f"{_MAX_PAIRS} as players, squared, times environments"
+        )
+
+
 def _check(report: Report) -> None:
     """Raise KeyError, TypeError or ValueError if a value that is shown or compared is missing or invalid."""
-    ids = {environment.id for environment in report.environments}
-    if unknown := next((record.env for record in report.records if record.env not in ids), ""):
+    environments = {environment.id: environment for environment in report.environments}
+    if len(environments) < len(report.environments):
+        raise ValueError("its suite has an environment more than once")
+    check_size(len(report.players), len(environments))
+    if unknown := next((record.env for record in report.records if record.env not in environments), ""):
         raise ValueError(f"it has an episode of {unknown}, which is not in its suite")
     partners = report.settings.get("partners", [])
     values = [(f"settings.{name}", report.settings[name], kind) for name, kind in COMPARED_SETTINGS.items()]
@@ -162,6 +180,8 @@ def _check(report: Report) -> None:
     values += [("provenance.packages", report.provenance["packages"], dict), ("timing", report.timing, dict)]
     values += [(f"settings.partners: {name!r}", name, str) for name in (partners if isinstance(partners, list) else ())]
     values += [(f"fingerprint of {name!r}", facts["fingerprint"], str) for name, facts in report.players.items()]
+    values += [("planned", report.planned, int)]
+    values += [("settings.exploitability_samples", report.settings.get("exploitability_samples", 0), int)]
     for name, value, kind in values:
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
@@ -172,14 +192,47 @@ def _check(report: Report) -> None:
     played = {record.played for record in report.records}
     if len({record.key for record in report.records}) < len(report.records) or len(played) < len(report.records):
         raise ValueError("it holds an episode more than once")
-    samples = report.settings["samples"]
+    samples, episodes = report.settings["samples"], report.settings["episodes"]
     if beyond := [record.sample for record in report.records if record.sample not in range(samples)]:
         raise ValueError(f"it has an episode of sample {beyond[0]}. Its settings plan {samples}")
-    if not 0 <= (seeds := report.settings["episodes"] * len(report.environments)) <= _MAX_SEEDS:
+    if not 0 <= (seeds := episodes * len(environments)) <= _MAX_SEEDS:
         raise ValueError(f"its environments have {seeds} seeds together. Expected at most {_MAX_SEEDS}")
     names = {name for record in report.records for name in record.lineup.values()}
     if missing := sorted(names - report.players.keys()):
         raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")
+    _check_lineups(report, environments)
+    _check_exploitability(report, environments)
+
+
+def _check_exploitability(report: Report, environments: Mapping[str, SuiteEnv]) -> None:
+    for env, by_player in report.exploitability.items():
+        if env not in environments or by_player.keys() - report.players.keys():
+            raise ValueError(f"it has the exploitability of a player or environment that it does not have, in {env}")
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in by_player.values()):
+            raise ValueError(f"exploitability in {env} must be finite numbers")
+
+
+def _check_lineups(report: Report, environments: Mapping[str, SuiteEnv]) -> None:
+    """Raise ValueError if an episode has players or seeds that no benchmark with the report's settings plans."""
+    lineups: dict[tuple[str, frozenset[str]], list[Mapping[str, str]]] = {}
+    seeds: dict[tuple[Any, ...], set[int]] = {}
+    for record in report.records:
+        players = frozenset(record.lineup.values())
+        if (record.env, players) not in lineups:  # a merged report has several orders of its players
+            orders = itertools.permutations(players) if len(players) <= 2 else ()
+            of_players = [lineups_of(environments[record.env], order, report.settings) for order in orders]
+            lineups[record.env, players] = list(itertools.chain(*of_players))
+        is_other = any(result.player != record.lineup.get(agent) for agent, result in record.seats.items())
+        if is_other or record.lineup not in lineups[record.env, players]:
+            raise ValueError(
+                f"episode {record.key!s:.20} of {record.env} has agents or players that its settings do not plan"
+            )
+        seeds.setdefault((record.env, *sorted(record.lineup.items())), set()).add(record.seed)
+    episodes = report.settings["episodes"]
+    if any(len(of_lineup) > episodes for of_lineup in seeds.values()):
+        raise ValueError(f"it has episodes of more than the {episodes} seeds that its settings plan")
+    if report.planned < (least := len(seeds) * episodes * report.settings["samples"]):
+        raise ValueError(f"planned must be at least {least}, the episodes of its line-ups, got {report.planned}")
 
 
 def _is_result(result: Any) -> bool:

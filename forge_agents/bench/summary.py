@@ -141,8 +141,11 @@ def summarize(
     teamwork = list[Teamwork]()
     strata: dict[str, list[tuple[list[float], list[float]]]] = {player: [] for player in players}
     successes: dict[str, dict[tuple[str, int], float]] = {player: {} for player in players}
+    records_of: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        records_of[record.env].append(record)
     for environment in environments:
-        played = judged([record for record in records if record.env == environment.id], environment)
+        played = judged(records_of[environment.id], environment)
         defined = all(agent.success is not None for record in played for agent in record.seats.values())
         undefined += [] if defined else [environment.id]
         rewards: dict[str, dict[int, float]] = {}
@@ -251,12 +254,21 @@ def _cell(env: str, player: str, records: Sequence[Record], *, defined: bool) ->
 
 
 def _meetings(environment: SuiteEnv, players: Sequence[str], records: Sequence[Record]) -> Iterator[Meeting]:
+    records_of = _by_players(records)
     for player, other in itertools.product(players, players):
-        both = [record for record in records if set(record.lineup.values()) == {player, other}]
+        both = records_of[frozenset((player, other))]
         reward = _mean_over_seeds(both, player, _reward)
         if reward.n:
             agents = _by_agent(both, player, environment)
             yield Meeting(env=environment.id, player=player, other=other, reward=reward, seats=agents)
+
+
+def _by_players(records: Iterable[Record]) -> defaultdict[frozenset[str], list[Record]]:
+    """Return the records of each group of players."""
+    groups: defaultdict[frozenset[str], list[Record]] = defaultdict(list)
+    for record in records:
+        groups[frozenset(record.lineup.values())].append(record)
+    return groups
 
 
 def _by_agent(records: Sequence[Record], player: str, environment: SuiteEnv) -> dict[str, Interval]:
@@ -281,7 +293,10 @@ def partners_of(player: str, players: Sequence[str], partners: Sequence[str]) ->
 def _teamwork(
     environment: SuiteEnv, players: Sequence[str], partners: Sequence[str], records: Sequence[Record]
 ) -> Iterator[Teamwork]:
-    rewards = {(a, b): _team_rewards(environment, records, a, b) for a in players for b in players}
+    records_of = _by_players(records)
+    rewards = {
+        (a, b): _team_rewards(environment, records_of[frozenset((a, b))], a, b) for a in players for b in players
+    }
 
     for player in players:
         with_partner = {o: rewards[player, o] for o in partners_of(player, players, partners) if rewards[player, o]}
@@ -313,14 +328,13 @@ def _mean_by_seed(group: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def _team_rewards(environment: SuiteEnv, records: Sequence[Record], player: str, other: str) -> dict[int, float]:
     """Return the mean reward of a player's agents by seed, with itself or as one side among agents of `other`.
 
-    Only seeds with every agent count, because agents can have different rewards.
+    `records` are those of both players. Only seeds with every agent count, because agents can have different rewards.
     """
     sides = [set(side) for side in environment.sides]
     selected, agents_of = [], defaultdict(set)
     for record in records:
         agents = {agent for agent, name in record.lineup.items() if name == player}
-        valid = player == other or agents in sides
-        if set(record.lineup.values()) == {player, other} and valid and not record.error:
+        if (player == other or agents in sides) and not record.error:
             selected.append(record)
             agents_of[record.seed].update(agents)
     rewards = _by_seed(selected, player, _reward)

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -353,9 +354,72 @@ def test_reports_may_differ_in_exploitability_samples(report):
         settings = {**report.settings, "exploitability_samples": samples}
         return replace(report, settings=settings, exploitability={KUHN: values})
 
-    board = leaderboard(drawn(90, passive=0.4, random=0.5), drawn(0, random=0.7), drawn(50, passive=0.3))
-    assert board.exploitability == {KUHN: {"random": 0.5, "passive": 0.4}}, "from the most answers"
+    with pytest.warns(RuntimeWarning, match="'passive' has .* another exploitability in report 3 than in report 1"):
+        board = leaderboard(drawn(50, passive=0.4, random=0.5), drawn(0, random=0.5), drawn(90, passive=0.3))
+    assert board.exploitability == {KUHN: {"random": 0.5, "passive": 0.4}}
     assert board.settings["exploitability_samples"] == 50 and "from at least 50 answers" in board.markdown()
+
+
+@pytest.mark.parametrize("changed", ["price", "exploitability"])
+def test_a_later_report_does_not_replace_facts_of_a_player(report, tmp_path, changed):
+    facts = json.loads(json.dumps(report.as_json()))
+    if changed == "price":
+        facts["players"]["passive"] |= {"type": "Other", "price_in": 5.0}
+    else:
+        facts["exploitability"][KUHN]["passive"] = 9.0
+        facts["settings"]["exploitability_samples"] = 10**9
+    (tmp_path / "other.json").write_text(json.dumps(facts))
+    with pytest.warns(RuntimeWarning, match="player 'passive' has other facts .* in other.json than in report 1"):
+        merged = leaderboard(report, tmp_path / "other.json")
+    assert merged.players == report.players and merged.exploitability == report.exploitability
+
+
+@pytest.mark.parametrize(
+    ("change_facts", "says"),
+    [
+        (lambda facts, row: row["lineup"].update(ghost="random"), "agents or players that its settings do not plan"),
+        (lambda facts, row: row["seats"].update(ghost=row["seats"]["player_0"]), "settings do not plan"),
+        (lambda facts, row: row["seats"]["player_0"].update(player="passive"), "settings do not plan"),
+        (lambda facts, row: facts.update(planned=len(facts["episodes"]) - 1), "planned must be at least 48, .* got 47"),
+        (lambda facts, row: facts["settings"].update(episodes=3), "more than the 3 seeds that its settings plan"),
+        (lambda facts, row: facts["environments"].append(facts["environments"][0]), "an environment more than once"),
+        (lambda facts, row: facts["exploitability"][KUHN].update(other=1.0), "that it does not have"),
+        (lambda facts, row: facts["exploitability"].update({SORT + "x": {}}), "that it does not have"),
+        (lambda facts, row: facts["exploitability"][KUHN].update(random="1"), "must be finite numbers"),
+        (
+            lambda facts, row: facts["players"].update({f"p{k}": facts["players"]["random"] for k in range(99)}),
+            "101 players and 2 environments. Expected at most 20000 as players, squared, times environments",
+        ),
+    ],
+)
+def test_report_of_episodes_that_no_benchmark_plans_is_damaged(report, tmp_path, change_facts, says):
+    facts = json.loads(json.dumps(report.as_json()))
+    row = next(row for row in facts["episodes"] if row["env"] == KUHN and set(row["lineup"].values()) == {"random"})
+    change_facts(facts, row)
+    (tmp_path / "board.json").write_text(json.dumps(facts))
+    with pytest.raises(ReportError, match=f"damaged report: .*{says}"):
+        Report.load(tmp_path / "board.json")
+
+
+@pytest.mark.parametrize("swap_agents", [True, False])
+def test_merged_report_is_saved_and_merged_again(tmp_path, swap_agents):
+    one = play(tmp_path, {"random": fa.Random(), "passive": PASSIVE}, suite=[KUHN], swap_agents=swap_agents)
+    two = play(tmp_path, {"other": fa.Random(seed=7), "random": fa.Random()}, suite=[KUHN], swap_agents=swap_agents)
+    merged = Report.load(leaderboard(one, two).save(tmp_path / "merged.json"))
+    assert merged.complete and merged.planned == (28 if swap_agents else 20)
+    assert leaderboard(merged, two, one).records == merged.records
+    many = replace(two, players=two.players | {f"player {k}": two.players["other"] for k in range(200)})
+    with pytest.raises(ReportError, match="203 players and 1 environment. Expected at most 20000"):
+        leaderboard(one, many)
+
+
+def test_a_pipe_or_a_sparse_file_is_no_report(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    with (tmp_path / "sparse.json").open("wb") as file:
+        file.truncate(1 << 40)
+    for name in ("pipe.json", "sparse.json"):
+        with pytest.raises(ReportError, match=f"{name} cannot be read as a report: it must be a file of at most 256"):
+            Report.load(tmp_path / name)
 
 
 def test_another_version_of_an_environment_or_package_is_refused(report, tmp_path):
