@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
@@ -37,10 +38,8 @@ def test_home_and_variables_are_expanded(tmp_path, home):
 
 @pytest.mark.parametrize(("path", "message"), [("$UNSET/x", "variable UNSET is not set"), ("~nobody9/x", "~nobody9")])
 def test_unset_variables_are_refused(path, message):
-    with pytest.raises(ValueError, match=message):
-        user_path(path)
-    with pytest.raises(ValueError, match=message):
-        fa.GRPOTrainer(fa.Policy("m"), out_dir=path)
+    raises(ValueError, message, user_path, path)
+    raises(ValueError, message, fa.GRPOTrainer, fa.Policy("m"), out_dir=path)
 
 
 @pytest.mark.parametrize("make", [fa.GRPOTrainer, fa.SFTTrainer, fa.DPOTrainer])
@@ -53,8 +52,7 @@ def test_trainers_take_folders_in_the_home_folder(make, home):
 def test_run_folders_data_and_models_are_found_in_the_home_folder(home, tiny_llama, monkeypatch):
     RunFolder("~/run", {"a": 1}).close()
     assert (home / "run" / "config.yaml").exists()
-    with pytest.raises(Exception, match=str(home / "run")):
-        fa.load_episodes("~/run")
+    raises(Exception, str(home / "run"), fa.load_episodes, "~/run")
     write_atomic("$HOME/rows.jsonl", json.dumps({"a": 1}))
     assert [row for _, row in json_objects("~/rows.jsonl")] == [{"a": 1}]
     (home / "model").symlink_to(tiny_llama)

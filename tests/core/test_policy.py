@@ -2,6 +2,7 @@ import dataclasses
 import pickle
 
 import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.policy import candidate_policies, policies_by_name, resolve_policies, with_unique_names
@@ -35,8 +36,7 @@ WRAP = r"wrap it: fa\.Scripted\(function\)"
     ],
 )
 def test_invalid_policy_mapping_is_rejected(mapping, error, message):
-    with pytest.raises(error, match=message):
-        resolve_policies(mapping, ["a", "b", "asker"], seed=0)
+    raises(error, message, resolve_policies, mapping, ["a", "b", "asker"], seed=0)
 
 
 def test_two_policies_with_one_name_are_rejected():
@@ -94,13 +94,11 @@ def test_function_must_not_return_unnamed_models():
     ],
 )
 def test_invalid_sampling_is_rejected(settings, message):
-    with pytest.raises(ValueError, match=message):
-        fa.Sampling(**settings)
+    raises(ValueError, message, fa.Sampling, **settings)
 
 
 def test_stop_is_a_sequence_of_texts():
-    with pytest.raises(TypeError, match=r"stop='END' is .* text. Write stop=\('END',\)"):
-        fa.Sampling(stop="END")
+    raises(TypeError, r"stop='END' is .* text. Write stop=\('END',\)", fa.Sampling, stop="END")
 
 
 def test_temperature_schedule_is_linear_and_then_constant():
@@ -124,8 +122,7 @@ def test_endpoint_rejects_a_temperature_schedule():
 
 
 def test_name_must_be_usable_as_a_file_name():
-    with pytest.raises(ValueError, match="'a/b'"):
-        fa.Policy("m", name="a/b")
+    raises(ValueError, "'a/b'", fa.Policy, "m", name="a/b")
 
 
 def test_scripted_takes_one_or_two_arguments_and_must_return_text():

@@ -5,6 +5,7 @@ from typing import Literal, get_origin
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.bench import BenchLimits
@@ -35,8 +36,7 @@ NUMBERS = (int, int | None, float, float | None)
 
 
 def check_refused(kind, name, value, errors, match):
-    with pytest.raises(errors, match=match):
-        kind(**CLASSES[kind] | {name: value})
+    raises(errors, match, kind, **CLASSES[kind] | {name: value})
 
 
 @of_each_class
@@ -90,8 +90,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind):
     ],
 )
 def test_names_of_other_libraries_are_understood(make, meant):
-    with pytest.raises(TypeError, match=meant):
-        make()
+    raises(TypeError, meant, make)
 
 
 def test_every_meaning_of_another_name_is_a_setting():
@@ -106,10 +105,8 @@ def test_nested_settings_may_be_a_mapping_which_is_checked():
     assert config.learner == fa.LearnerConfig(lr=1e-5, betas=(0.9, 0.99)) and config.credit == fa.Credit(scale="none")
     assert fa.Policy("m", lora={"rank": 4}).lora == fa.LoRA(rank=4)
     for given, error in (({"lrr": 1}, "learner: LearnerConfig has no setting 'lrr'"), (3, "must be LearnerConfig")):
-        with pytest.raises(TypeError, match=error):
-            fa.GRPOConfig(learner=given)
-    with pytest.raises(ValueError, match="learner: lr=-1"):
-        fa.GRPOConfig(learner={"lr": -1})
+        raises(TypeError, error, fa.GRPOConfig, learner=given)
+    raises(ValueError, "learner: lr=-1", fa.GRPOConfig, learner={"lr": -1})
 
 
 def test_ordinary_values_of_other_types_are_taken(tmp_path):
@@ -124,8 +121,7 @@ def test_ordinary_values_of_other_types_are_taken(tmp_path):
 
 @pytest.mark.parametrize("name", ["temperature", "seed", "model", "lora", "dump_folder"])
 def test_settings_that_a_trainer_decides_are_no_learner_settings(name):
-    with pytest.raises(TypeError, match=f"LearnerConfig has no setting '{name}'"):
-        fa.LearnerConfig(**{name: 1})
+    raises(TypeError, f"LearnerConfig has no setting '{name}'", fa.LearnerConfig, **{name: 1})
 
 
 @pytest.mark.parametrize(
@@ -144,8 +140,7 @@ def test_settings_that_a_trainer_decides_are_no_learner_settings(name):
     ],
 )
 def test_a_setting_without_effect_is_refused(make, said):
-    with pytest.raises(ValueError, match=said):
-        make()
+    raises(ValueError, said, make)
 
 
 TRUNCATED = {"correction": Correction(how="truncate", high=3.0)}
@@ -195,26 +190,22 @@ def test_odd_value_of_any_setting_is_taken_or_refused_by_its_own_error(kind):
 
 @pytest.mark.parametrize("value", [True, 2.5, [], b"mask"])
 def test_correction_of_another_type_is_refused(value):
-    with pytest.raises(TypeError, match=r"^correction must be Correction\(...\)"):
-        fa.LearnerConfig(correction=value)
+    raises(TypeError, r"^correction must be Correction\(...\)", fa.LearnerConfig, correction=value)
 
 
 @pytest.mark.parametrize("kind", [fa.GRPOConfig, fa.SFTConfig])
 @pytest.mark.parametrize("value", [float("inf"), 1e300])
 def test_waits_have_a_timeout_that_threads_accept(kind, value):
     for name in ("stage_timeout_s", "heartbeat_timeout_s"):
-        with pytest.raises(ValueError, match=f"^{name}=.* must be positive and finite"):
-            kind(**{name: value})
+        raises(ValueError, f"^{name}=.* must be positive and finite", kind, **{name: value})
 
 
 def test_levels_of_a_curriculum_are_a_list():
-    with pytest.raises(TypeError, match="env=5 must be a list"):
-        fa.Curriculum(env=5)
+    raises(TypeError, "env=5 must be a list", fa.Curriculum, env=5)
 
 
 def test_empty_path_is_refused():
-    with pytest.raises(ValueError, match="a path is empty"):
-        fa.GRPOTrainer(fa.Policy("m"), out_dir="")
+    raises(ValueError, "a path is empty", fa.GRPOTrainer, fa.Policy("m"), out_dir="")
 
 
 @pytest.mark.parametrize(
@@ -233,8 +224,7 @@ def test_empty_path_is_refused():
     ],
 )
 def test_arguments_of_other_types_are_refused_by_name(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()
+    raises((TypeError, ValueError), message, call)
 
 
 def test_settings_of_a_call_may_be_mappings():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from team_play import act, begin
 
@@ -80,6 +81,17 @@ def test_every_map_can_be_solved_in_time():
         best = min(ahead, key=lambda way: (env.distance(ahead[way]) is None, env.distance(ahead[way])))
         act(env, f"go {best}", f"go {best}")
     assert env.rewards == {"left": 1.0, "right": 1.0}
+
+
+def test_observations_do_not_depend_on_the_hidden_half():
+    changed = 0
+    for seed in range(20):
+        env = begin(TreasureHunt(size=5), seed)
+        twin = env.fork()
+        twin.swap_secrets("left", np.random.default_rng(seed))
+        assert env.observe("left") == twin.observe("left")
+        changed += env.observe("right") != twin.observe("right")
+    assert changed > 15
 
 
 def test_a_long_text_without_a_direction_is_read_at_once():

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import fake_processes
+from fake_models import Tokens
 
 import forge_agents as fa
 from forge_agents.rollout.players import PolicyEngine
@@ -30,21 +31,6 @@ class Draws(fa.TurnEnv):
     def act(self, agent, action):
         self.said += 1
         return fa.Outcome(rewards={agent: float(action) + self.drawn / 10}, done=self.said == 2)
-
-
-class Digits:
-    """A fake renderer."""
-
-    stop_ids = ()
-
-    def begin(self, messages):
-        return (1, 2)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids, 9)
-
-    def sections(self, response_ids):
-        return "", "", str(response_ids[0])
 
 
 class Engine:
@@ -97,7 +83,7 @@ class Processes(fake_processes.Processes):
     def __init__(self, dies_at):
         super().__init__()
         self.learners, self.engine = {"team": Learner(dies_at)}, Engine()
-        self.policy_engines = {"team": PolicyEngine(self.engine, Digits())}
+        self.policy_engines = {"team": PolicyEngine(self.engine, Tokens())}
 
     async def sync(self, published):
         published()

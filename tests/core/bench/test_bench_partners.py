@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from bench_helpers import KUHN, WordGame, play
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.bench import BenchLimits, Report
@@ -83,8 +84,7 @@ def test_partners_measure_the_others_and_do_not_meet_each_other(tmp_path):
     assert "Partners: left1, right2, with equal weights" in report.markdown()
     again = Report.load(report.save(tmp_path / "board.json"))
     assert again.summary == report.summary
-    with pytest.raises(ReportError, match="partners: .*'left1', 'right2'.* in"):
-        leaderboard(report, everybody)
+    raises(ReportError, "partners: .*'left1', 'right2'.* in", leaderboard, report, everybody)
     alone = meet(tmp_path, left, left, right, partners=["right2"]).summary.teamwork
     assert [(row.crossed.value, row.share.value) for row in alone] == [(0, 0), (0, 0)]
 
@@ -97,8 +97,7 @@ def test_competitive_games_have_no_partners(tmp_path):
 def test_invalid_partners_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'right', the players are left0, right1. Did you mean 'right1'"):
         meet(tmp_path, left, right, partners=["right"])
-    with pytest.raises(ValueError, match="no player is left"):
-        meet(tmp_path, left, right, partners=["left0", "right1"])
+    raises(ValueError, "no player is left", meet, tmp_path, left, right, partners=["left0", "right1"])
     assert len(lineups("abc", ["x", "y"], partners="bc")) == 3 + 4
 
 
@@ -202,8 +201,7 @@ def test_run_folder_is_its_exported_players(tmp_path):
         (folder / "config.json").write_text("{}")
     assert read_player(str(one)) == fa.Policy(str(one / "export"))
     assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
-    with pytest.raises(ValueError, match=r"has 2 models, and .*config.yaml does not say which agents they act"):
-        read_player(str(team))
+    raises(ValueError, r"has 2 models, and .*config.yaml does not say which agents they act", read_player, str(team))
     (team / "config.yaml").write_text(
         "policy_mapping: {player_0: asker, player_1: answerer, player_2: frozen, player_3: asker}\n"
     )
@@ -220,8 +218,7 @@ def test_run_folder_is_its_exported_players(tmp_path):
 def test_run_without_export_explains_how_to_export(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     hint = f"has not exported a model yet.*agents export {tmp_path} --out {tmp_path}/export"
-    with pytest.raises(ValueError, match=hint):
-        read_player(str(tmp_path))
+    raises(ValueError, hint, read_player, str(tmp_path))
 
 
 def test_exported_checkpoint_is_a_team(tmp_path):
@@ -240,10 +237,8 @@ def test_short_names_are_the_differing_ends():
     assert list(short_names(["a/export/hero", "b/export/hero"])) == ["a-hero", "b-hero"]
     assert list(short_names(["http://h:1/v1#qwen-1.5", "m.n:fn"])) == ["qwen-1-5", "fn"]
     assert short_names([]) == {}
-    with pytest.raises(ValueError, match="once, got random, random"):
-        short_names(["random", "random"])
-    with pytest.raises(ValueError, match=r"cannot be told apart by name, got a.b, a-b. Use --players.NAME"):
-        short_names(["a.b", "a-b"])
+    raises(ValueError, "once, got random, random", short_names, ["random", "random"])
+    raises(ValueError, r"cannot be told apart by name, got a.b, a-b. Use --players.NAME", short_names, ["a.b", "a-b"])
     with pytest.raises(ValueError, match=r"would be called 'a', .*--players.NAME x/a"):
         BenchConfig(players={"a": "random"}, cross_play=["x/a"]).entrants()
 

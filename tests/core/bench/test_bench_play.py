@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from bench_helpers import BOLD, FIRST_FREE, KUHN, PASSIVE, TOE, fake_fleet, passive, play, run_in_loop
+from fake_models import Tokens, completion
+from process_checks import holds_within
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.bench import BenchLimits, Report
@@ -21,7 +23,6 @@ from forge_agents.bench.fingerprints import player_facts
 from forge_agents.bench.plan import lineups, seeds_of, suite_envs
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
-from forge_agents.types import Completion
 
 ALONE = BenchLimits(max_concurrent_episodes=1)
 
@@ -91,9 +92,7 @@ def test_killed_benchmark_continues(tmp_path):
     script, log = tmp_path / "killed.py", tmp_path / "bench" / "episodes.jsonl"
     script.write_text(PROGRAM)
     killed = subprocess.Popen([sys.executable, str(script), str(log.parent)], env={**os.environ, "SLOW_S": "0.02"})
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_bytes().count(b"\n") >= 10) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert holds_within(60, lambda: log.exists() and log.read_bytes().count(b"\n") >= 10)
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
     before = log.read_text().splitlines()
@@ -205,8 +204,7 @@ def test_spent_endpoint_budget_stops_cleanly(tmp_path):
 
 def test_interrupted_benchmark_keeps_its_episodes(tmp_path):
     players = {"stops": failing(7, KeyboardInterrupt()), "random": fa.Random()}
-    with pytest.raises(KeyboardInterrupt, match="keeps what was played: run it again"):
-        play(tmp_path, players, limits=ALONE)
+    raises(KeyboardInterrupt, "keeps what was played: run it again", play, tmp_path, players, limits=ALONE)
     rest = play(tmp_path, players)
     assert rest.complete and rest.timing["reused"] > 0
 
@@ -254,14 +252,12 @@ def test_seeds_are_no_training_seeds_and_are_nested():
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path):
     def nested(observation):
-        with pytest.raises(RunFolderError, match="another benchmark writes"):
-            play(tmp_path, {"x": fa.Random()})
+        raises(RunFolderError, "another benchmark writes", play, tmp_path, {"x": fa.Random()})
         return passive(observation)
 
     assert play(tmp_path, {"nested": fa.Scripted(nested)}, episodes=1).complete
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match="cannot be written"):
-        play(tmp_path / "file" / "below")
+    raises(RunFolderError, "cannot be written", play, tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize(
@@ -277,15 +273,12 @@ def test_two_benchmarks_do_not_share_a_folder(tmp_path):
     ],
 )
 def test_invalid_benchmark_arguments_are_explained(tmp_path, arguments, error, message):
-    with pytest.raises(error, match=message):
-        play(tmp_path, **arguments)
+    raises(error, message, play, tmp_path, **arguments)
 
 
 def test_missing_players_and_empty_limits_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="no players"):
-        fa.benchmark({}, out_dir=tmp_path)
-    with pytest.raises(ValueError, match="max_tokens=0 must be above 0"):
-        BenchLimits(max_tokens=0)
+    raises(ValueError, "no players", fa.benchmark, {}, out_dir=tmp_path)
+    raises(ValueError, "max_tokens=0 must be above 0", BenchLimits, max_tokens=0)
 
 
 def test_players_from_text():
@@ -305,8 +298,7 @@ def test_players_from_text():
     ],
 )
 def test_text_that_is_no_player_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        read_player(text)
+    raises(ValueError, message, read_player, text)
 
 
 def test_benchmark_runs_inside_a_running_loop(tmp_path):
@@ -320,20 +312,11 @@ def test_engine_settings_are_part_of_a_model_fingerprint(tiny_llama):
     assert whole == threads != short
 
 
-class Words:
+class Words(Tokens):
     """A renderer whose tokens are moves."""
 
-    moves = ("check", "bet", "call", "fold")
-    stop_ids = ()
-
-    def begin(self, messages):
-        return (9,)
-
-    def go_on(self, prompt_ids, token_ids, messages):
-        return (*prompt_ids, *token_ids, 9)
-
-    def sections(self, token_ids):
-        return "", "", self.moves[token_ids[0]]
+    def text(self, response_ids):
+        return ("check", "bet", "call", "fold")[response_ids[0]]
 
 
 class Sampler:
@@ -347,7 +330,7 @@ class Sampler:
     async def generate(self, prompt_ids, sampling, *, choices=(), seed):
         self.seeds.append(seed)
         await asyncio.sleep(seed % 7 / 2000)
-        return Completion(token_ids=(seed % 4,), logprobs=(0.0,), finish_reason="stop", versions=())
+        return completion(seed % 4)
 
 
 @pytest.fixture
@@ -400,8 +383,7 @@ class OneSided(fa.TurnEnv):
 
 
 def test_sides_contain_each_agent_once():
-    with pytest.raises(ValueError, match=r"Each of its agents, ann, ben, belongs to one side"):
-        suite_envs({"bench/OneSided-v0": {}})
+    raises(ValueError, r"Each of its agents, ann, ben, belongs to one side", suite_envs, {"bench/OneSided-v0": {}})
     fa.register("bench/Die-v0", max_turns=2)(type("Die", (OneSided,), {"sides": 6}))
     assert suite_envs({"bench/Die-v0": {}})[0].sides == (("ann",), ("ben",)), "another attribute of this name"
 

@@ -32,13 +32,6 @@ def test_wilson_agrees_with_scipy_and_holds_the_estimate(case):
     assert 0 <= low <= hits / trials <= high <= 1
 
 
-def test_wilson_of_a_hand_computed_case():
-    """10 of 20: the middle is 1/2 and the half-width z / (1 + z^2/n) * sqrt(1/(4n) + z^2/(4n^2))."""
-    z = 1.959963984540054
-    half = z / (1 + z * z / 20) * math.sqrt(1 / 80 + z * z / 1600)
-    assert wilson(10, 20) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-12)
-
-
 def test_a_rate_of_single_trials_is_wilsons_up_to_the_unbiased_variance():
     hits = [1.0] * 30 + [0.0] * 70
     result = rate(hits, [1.0] * 100)

@@ -3,6 +3,7 @@ import json
 import bench_helpers
 import pytest
 from bench_helpers import KUHN, SORT
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.bench import Report
@@ -65,8 +66,7 @@ def test_command_uses_suite_defaults(short, tmp_path, serve_chat):
     assert Report.load(tmp_path / "board.json").settings["seed"] == 5
     config = BenchConfig(players={"a": "http://h/v1#m"}, suite=short, sampling=BenchSampling(max_tokens=3))
     assert config.entrants()["a"].sampling.max_tokens == 3
-    with pytest.raises(ValueError, match="max_tokens=0 leaves no room"):
-        BenchSampling(max_tokens=0)
+    raises(ValueError, "max_tokens=0 leaves no room", BenchSampling, max_tokens=0)
 
 
 def test_invalid_or_duplicate_suites_are_refused(short):
@@ -93,8 +93,7 @@ def test_suites_and_ids_mix_in_one_list(short, tmp_path):
     assert arguments[KUHN] == {"max_turns": 2} and len(arguments) == 4
     alone = play(tmp_path, [short])
     assert alone.settings["suite"] == short and alone.settings["suite_defaults"]["episodes"] == 2
-    with pytest.raises(ValueError, match="needs one or more different ids or suites"):
-        play(tmp_path, [short, short])
+    raises(ValueError, "needs one or more different ids or suites", play, tmp_path, [short, short])
     (tmp_path / "mix.yaml").write_text(f"suite: [{short}, {KUHN}]\nplayers: {{random: random}}\nepisodes: 1\n")
     assert cli.main(["bench", str(tmp_path / "mix.yaml"), "--out_dir", str(tmp_path)]) == 0
     assert cli.main(["bench", "--suite", f"{short}+{KUHN}x", "--players.a", "random"]) == 1
@@ -126,8 +125,7 @@ def test_python_saves_the_same_report_as_the_command(short, tmp_path):
 def test_errors_suggest_suites_environments_and_players(options, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ForgeError, match=message):
-        options()
+    raises(ForgeError, message, options)
 
 
 def test_the_suites_that_come_with_the_package():
@@ -186,12 +184,10 @@ def test_list_and_check_take_suites_also_of_a_module(own_module, capsys):
     ],
 )
 def test_suites_that_a_module_does_not_have_are_named(name, message, tmp_path, capsys):
-    with pytest.raises(ForgeError, match=message):
-        play(tmp_path, name)
+    raises(ForgeError, message, play, tmp_path, name)
     assert cli.main(["list", name]) == 1 and cli.main(["check", name]) == 1
 
 
 @pytest.mark.parametrize("name", ["my:suite", "my/suite", "a+b", ""])
 def test_suites_have_names_that_a_command_can_tell_from_ids_and_modules(name):
-    with pytest.raises(ValueError, match="must consist of letters, digits"):
-        fa.register_suite(name, [SORT])
+    raises(ValueError, "must consist of letters, digits", fa.register_suite, name, [SORT])

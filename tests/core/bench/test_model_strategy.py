@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from bench_helpers import KUHN, WordGame, fake_fleet, play
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.bench import play as playing
@@ -176,12 +177,9 @@ def test_actions_with_a_common_prefix_are_distinguished(pennies, renderer, strat
 
 def test_unsupported_strategies_are_refused(pennies, renderer, strategy):
     engine = Engine(renderer, lambda prompt, text: 0.5)
-    with pytest.raises(ForgeError, match="'heads' is a prefix of another"):
-        strategy("model-strategy-test/Beginning-v0", engine)
-    with pytest.raises(ValueError, match="samples=-1"):
-        strategy(pennies, engine, samples=-1)
-    with pytest.raises(ValueError, match="sum to 1 over heads, help"):
-        exploitability(pennies, {})
+    raises(ForgeError, "'heads' is a prefix of another", strategy, "model-strategy-test/Beginning-v0", engine)
+    raises(ValueError, "samples=-1", strategy, pennies, engine, samples=-1)
+    raises(ValueError, "sum to 1 over heads, help", exploitability, pennies, {})
 
 
 @pytest.mark.parametrize("setting", [{"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}])
@@ -203,10 +201,8 @@ def test_training_metrics_name_several_policies(renderer):
 
 
 def test_training_measures_exploitability_with_evaluations():
-    with pytest.raises(ValueError, match="above 0 only with evaluations"):
-        fa.GRPOConfig(exploitability_samples=10)
-    with pytest.raises(ValueError, match="exploitability_samples=-1"):
-        fa.GRPOConfig(exploitability_samples=-1, eval_every=5)
+    raises(ValueError, "above 0 only with evaluations", fa.GRPOConfig, exploitability_samples=10)
+    raises(ValueError, "exploitability_samples=-1", fa.GRPOConfig, exploitability_samples=-1, eval_every=5)
 
 
 class Playing(Engine):
@@ -239,8 +235,7 @@ def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, rende
     assert measure(8).exploitability[KUHN]["free"] != values["free"] and len(starts) == 3
     (tmp_path / "exploitability.json").write_text('{"half a li')
     assert measure(200).exploitability == report.exploitability and len(starts) == 4
-    with pytest.raises(ValueError, match="exploitability_samples=-1"):
-        measure(-1)
+    raises(ValueError, "exploitability_samples=-1", measure, -1)
 
 
 def test_killed_benchmark_keeps_measured_exploitability(monkeypatch, renderer, tiny_llama, tmp_path):
@@ -259,8 +254,7 @@ def test_killed_benchmark_keeps_measured_exploitability(monkeypatch, renderer, t
     monkeypatch.setattr(playing, "_fleet", fake_fleet(Mortal, renderer, starts))
     policy = fa.Policy(str(tiny_llama), sampling=POLICY.sampling, constrain_actions=True)
     players = {"first": policy, "second": replace(policy, sampling=fa.Sampling(temperature=0.5, max_tokens=17))}
-    with pytest.raises(ForgeError, match="the engine died"):
-        play(tmp_path, players, episodes=1, exploitability_samples=1)
+    raises(ForgeError, "the engine died", play, tmp_path, players, episodes=1, exploitability_samples=1)
     alive.add("second")
     report = play(tmp_path, players, episodes=1, exploitability_samples=1)
     assert starts == [{"first", "second"}, {"second"}] and report.timing["played"] == 0

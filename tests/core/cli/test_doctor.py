@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process_checks import holds_within
 
 from forge_agents.cli import doctor
 from forge_agents.cli.doctor import PROBES, Check, Probe, run_doctor
@@ -122,10 +123,7 @@ def test_ctrl_c_ends_the_process_of_a_part(tmp_path: Path):
     started = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert holds_within(30, lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     started.send_signal(signal.SIGINT)
     started.wait(timeout=30)
     with pytest.raises(ProcessLookupError):

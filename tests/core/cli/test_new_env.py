@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from refusals import raises
 
 from forge_agents.cli import main as cli
 from forge_agents.cli.scaffold import create
@@ -36,22 +37,19 @@ def test_new_project_installs_and_passes_its_test(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["1st", "a b", "a--b", "a-", "dünn"])
 def test_invalid_project_name_is_refused(name, tmp_path):
-    with pytest.raises(ForgeError, match="cannot name a project"):
-        create(tmp_path / name, "env")
+    raises(ForgeError, "cannot name a project", create, tmp_path / name, "env")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["json", "class", "forge-envs", "NumPy"])
 def test_project_name_of_an_existing_package_is_refused(name, tmp_path):
-    with pytest.raises(ForgeError, match="would hide an existing one"):
-        create(tmp_path / name, "env")
+    raises(ForgeError, "would hide an existing one", create, tmp_path / name, "env")
 
 
 def test_existing_folder_is_not_overwritten(tmp_path):
     (tmp_path / "my_env").mkdir()
     create(tmp_path / "my_env", "env")
-    with pytest.raises(ForgeError, match="already exists"):
-        create(tmp_path / "my_env", "env")
+    raises(ForgeError, "already exists", create, tmp_path / "my_env", "env")
 
 
 def test_project_is_named_after_the_current_folder(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import yaml
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
@@ -76,8 +77,7 @@ def test_modules_in_the_folder_of_a_run_are_not_run(tmp_path, monkeypatch, name)
     (run / "evil_reward.py").write_text("raise AssertionError('a module of a stranger was imported')")
     (run / "config.yaml").write_text("env: forge/Relay-v0\nreward: evil_reward:f\npolicies: {own: {model: m}}\n")
     (run / name).touch()
-    with pytest.raises(ValueError, match="No module named 'evil_reward'"):
-        read("run/config.yaml").load_reward()
+    raises(ValueError, "No module named 'evil_reward'", read("run/config.yaml").load_reward)
 
 
 def test_tasks_next_to_a_run_file_are_found(tmp_path, monkeypatch):
@@ -114,10 +114,8 @@ def test_template_conversations_match_the_game(tmp_path):
 
 def test_init_refuses_a_folder_with_files(tmp_path):
     (tmp_path / "note").write_text("mine")
-    with pytest.raises(ForgeError, match="already exists"):
-        scaffold.create(tmp_path)
-    with pytest.raises(ForgeError, match="Did you mean 'duel'"):
-        scaffold.create(tmp_path / "new", "dul")
+    raises(ForgeError, "already exists", scaffold.create, tmp_path)
+    raises(ForgeError, "Did you mean 'duel'", scaffold.create, tmp_path / "new", "dul")
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 
 

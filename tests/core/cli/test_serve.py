@@ -5,6 +5,7 @@ import socket
 import pytest
 import yaml
 from process_checks import free_port
+from refusals import raises
 
 from forge_agents.bench.entrants import read_player
 from forge_agents.cli import serve as serving
@@ -51,8 +52,7 @@ def test_policies_of_an_export_are_served_together_or_alone(duel):
     assert alone == {"rival": folders["rival"]} and names == {"mine": "rival", "rival": "rival"}
     with pytest.raises(ModelNotFoundError, match="hero, rival. Choose one with --policy. Did you mean 'rival'"):
         models(duel / "export", policy="rivla")
-    with pytest.raises(ValueError, match="name='mine' is none of the names .* hero, rival"):
-        models(duel, name="mine")
+    raises(ValueError, "name='mine' is none of the names .* hero, rival", models, duel, name="mine")
 
 
 def test_newest_exported_checkpoint_is_served(run, duel):
@@ -67,16 +67,12 @@ def test_newest_exported_checkpoint_is_served(run, duel):
 
 
 def test_unservable_folder_explains_what_to_do(run, tmp_path):
-    with pytest.raises(ModelNotFoundError, match="holds the policies guess"):
-        models(run, policy="hero")
-    with pytest.raises(ModelNotFoundError, match=r"no exported model.*forge-agents export RUN.*trainer\.save"):
-        models(tmp_path)
-    with pytest.raises(ModelNotFoundError, match="does not exist"):
-        models(tmp_path / "nothing")
+    raises(ModelNotFoundError, "holds the policies guess", models, run, policy="hero")
+    raises(ModelNotFoundError, r"no exported model.*forge-agents export RUN.*trainer\.save", models, tmp_path)
+    raises(ModelNotFoundError, "does not exist", models, tmp_path / "nothing")
     for file in (run / "export").glob("*.safetensors"):
         file.write_bytes(b"short")
-    with pytest.raises(ModelNotFoundError, match="half-written"):
-        models(run)
+    raises(ModelNotFoundError, "half-written", models, run)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +113,7 @@ def test_only_a_new_token_is_printed(run, monkeypatch):
     for token in ("", "a-token-of-mine"):
         monkeypatch.setitem(os.environ, "MY_TOKEN", token)
         lines = []
-        with pytest.raises(ForgeError, match=r"\['guess'\] with 99 tokens, 3 sequences"):
-            serve(config, say=lines.append)
+        raises(ForgeError, r"\['guess'\] with 99 tokens, 3 sequences", serve, config, say=lines.append)
         printed = next(line for line in lines if line.startswith("token"))
         assert printed == "token  from MY_TOKEN" if token else len(printed.split()[1]) >= 40
         assert "model  guess as guess" in lines and not any(token and token in line for line in lines)
@@ -130,8 +125,7 @@ def test_export_that_is_older_than_a_checkpoint_is_named(run, monkeypatch, caplo
 
     def served():
         lines = []
-        with pytest.raises(ForgeError, match="started"):
-            serve(ServeConfig(checkpoint=str(run), port=free_port()), say=lines.append)
+        raises(ForgeError, "started", serve, ServeConfig(checkpoint=str(run), port=free_port()), say=lines.append)
         caplog.clear()
         read_player(str(run))
         notes = [line for line in lines if line.startswith("note")]
@@ -171,8 +165,7 @@ def test_names_of_a_run_do_not_control_the_terminal(run, monkeypatch):
     settings = {"policies": {"hero": policy}, "policy_mapping": {"\x1b]0;x\a": "hero"}}
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     lines = []
-    with pytest.raises(ForgeError, match="started"):
-        serve(ServeConfig(checkpoint=str(run), port=free_port()), say=lines.append)
+    raises(ForgeError, "started", serve, ServeConfig(checkpoint=str(run), port=free_port()), say=lines.append)
     assert any("\\x1b]0;x\\x07" in line for line in lines) and not any("\x1b" in line for line in lines)
 
 
@@ -215,14 +208,12 @@ def test_run_is_served_as_its_policies_were_trained(duel, tiny_llama, settings):
         "coder": "rival",
         "gpt-4o": "rival",
     }
-    with pytest.raises(ValueError, match=r"name='mine' is none of .*: hero, rival, fixed, planner"):
-        find_policies(str(duel), name="mine")
+    raises(ValueError, r"name='mine' is none of .*: hero, rival, fixed, planner", find_policies, str(duel), name="mine")
     shutil.rmtree(duel / "export" / "rival" / "adapter")
     served = find_policies(str(duel))
     assert served.adapters == {} and served.policies["rival"].model == str(duel / "export" / "rival")
     shutil.rmtree(duel / "export" / "rival")
-    with pytest.raises(ModelNotFoundError, match="no model of the trained policy rival"):
-        find_policies(str(duel))
+    raises(ModelNotFoundError, "no model of the trained policy rival", find_policies, str(duel))
 
 
 def test_adapter_is_served_only_on_the_model_that_it_was_trained_on(duel, settings, tiny_llama):

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from refusals import raises
 
 from forge_agents.cli import main as cli
 from forge_agents.cli import setup
@@ -142,8 +143,7 @@ def test_failed_install_command_is_explained(here: Environment, capsys):
 
 def test_install_into_another_environment_is_noticed(here: Environment):
     here.works = False
-    with pytest.raises(ForgeError, match=f"{STORE}, {MODEL} in .* did not change"):
-        setup.main()
+    raises(ForgeError, f"{STORE}, {MODEL} in .* did not change", setup.main)
 
 
 def test_missing_torch_suggests_an_extra(here: Environment, capsys):
@@ -157,11 +157,9 @@ def test_install_commands_time_out(here: Environment, monkeypatch: pytest.Monkey
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(setup.subprocess, "run", stall)
-    with pytest.raises(StallError, match="pip install .* did not end within 30 minutes"):
-        setup.main()
+    raises(StallError, "pip install .* did not end within 30 minutes", setup.main)
     here.packages["torchvision"] = "0.28.0"
-    with pytest.raises(StallError, match="torchvision took more than"):
-        setup.main()
+    raises(StallError, "torchvision took more than", setup.main)
 
 
 @pytest.mark.parametrize(("cuda", "left"), [("None", "broken"), ("'13.0'", "")])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Text
 from plain_env import Plain, PlainAEC
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs.reasoning import split_reasoning
@@ -457,8 +458,7 @@ def test_adapters_are_checked_by_playing(own_registry):
     assert [f.check for f in report.findings] == ["plays", "spaces", "determinism", "reasoning"]
     assert report.level == "adapter" and report.findings[0].message == "20 episodes"
     assert not check_env("t/Adapted-v0", level="full", checks=("global randomness",), raise_on_failure=False).ok
-    with pytest.raises(ConformanceError, match=r"seed 0: ValueError.*\n.*at:"):
-        check_env(_Fragile, level="adapter")
+    raises(ConformanceError, r"seed 0: ValueError.*\n.*at:", check_env, _Fragile, level="adapter")
 
 
 class _Heard(_Gossiping):
@@ -523,17 +523,10 @@ def test_nothing_is_printed(capsys):
 
 
 def test_mistakes_of_the_caller_raise_themselves():
-    with pytest.raises(UnknownIdError, match="forge/Relay-v0"):
-        check_env("forge/Rely-v0")
-    with pytest.raises(TypeError, match="max_nmber"):
-        check_env("forge/Relay-v0", max_nmber=3)
-    with pytest.raises(TypeError, match="function making an environment"):
-        check_env(Good())
-    with pytest.raises(TypeError, match=r"<lambda> made a NoneType, .* PettingZoo environment\. .*fa\.wrap"):
-        check_env(lambda: None)
-    with pytest.raises(ValueError, match="episodes"):
-        check_env(Good, episodes=0)
-    with pytest.raises(ValueError, match=r"no check 'leaks' at level 'full'"):
-        check_env(Good, checks=("leaks",))
-    with pytest.raises(ValueError, match="level='half'"):
-        check_env(Good, level="half")
+    raises(UnknownIdError, "forge/Relay-v0", check_env, "forge/Rely-v0")
+    raises(TypeError, "max_nmber", check_env, "forge/Relay-v0", max_nmber=3)
+    raises(TypeError, "function making an environment", check_env, Good())
+    raises(TypeError, r"<lambda> made a NoneType, .* PettingZoo environment\. .*fa\.wrap", check_env, lambda: None)
+    raises(ValueError, "episodes", check_env, Good, episodes=0)
+    raises(ValueError, r"no check 'leaks' at level 'full'", check_env, Good, checks=("leaks",))
+    raises(ValueError, "level='half'", check_env, Good, level="half")

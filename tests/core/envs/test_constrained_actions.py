@@ -1,12 +1,12 @@
 import asyncio
 
 import pytest
+from fake_models import Tokens, completion
 from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.types import Completion, VersionSpan
 
 
 class Listed(Plain):
@@ -31,29 +31,17 @@ class Engine:
 
     async def generate(self, prompt_ids, sampling, *, choices=()):
         self.asked.append(choices)
-        span = VersionSpan(version=1, start=0, end=1)
-        return Completion(token_ids=(7,), logprobs=(-1.0,), finish_reason="stop", versions=(span,))
+        return completion(7)
 
 
-class Tokens:
-    stop_ids = ()
-
-    def begin(self, messages):
-        return (1,)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids)
-
-    def sections(self, response_ids):
-        return "", "", "left"
-
+class Left(Tokens):
     def text(self, response_ids):  # a choice is an answer whole, whatever the template has opened
         return "left"
 
 
 def asked(policy):
     engine = Engine()
-    served = {policy.name: PolicyEngine(engine, Tokens())}
+    served = {policy.name: PolicyEngine(engine, Left())}
     episode = asyncio.run(play(Listed(), {"a": policy}, seed=0, engines=served))
     assert episode.error is None
     return engine.asked

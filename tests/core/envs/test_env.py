@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 from plain_env import act
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs.env import Observation, TextSpace, writable
@@ -90,8 +91,7 @@ def test_the_end_reaches_every_agent_once():
         seen.append(agent)
         env.step(None)
     assert sorted(seen) == ["x", "y", "z"] and env.agents == []
-    with pytest.raises(RuntimeError, match="reset"):
-        env.step("go")
+    raises(RuntimeError, "reset", env.step, "go")
 
 
 def test_the_turn_limit_truncates_and_a_natural_end_wins():
@@ -177,29 +177,25 @@ def test_a_constructor_without_super_works():
 def test_wrong_outcomes_name_environment_and_agent(monkeypatch, outcome, error, says):
     env = started()
     monkeypatch.setattr(Dice, "act", lambda self, agent, action: outcome)
-    with pytest.raises(error, match=says):
-        env.step("go")
+    raises(error, says, env.step, "go")
 
 
 @pytest.mark.parametrize("action", [3, None, b"go"])
 def test_actions_of_live_agents_are_text(action):
-    with pytest.raises(TypeError, match="'x' must act with text"):
-        started().step(action)
+    raises(TypeError, "'x' must act with text", started().step, action)
 
 
 @pytest.mark.parametrize(("text", "error"), [(3, TypeError), ("a" * 40_000, ValueError)])
 def test_observations_are_text_that_fits(monkeypatch, text, error):
     monkeypatch.setattr(Dice, "observe_text", lambda self, agent: text)
-    with pytest.raises(error, match="Dice"):
-        started().last()
+    raises(error, "Dice", started().last)
 
 
 def test_forgotten_methods_are_named():
     class Empty(fa.TurnEnv):
         possible_agents = ["a"]
 
-    with pytest.raises(NotImplementedError, match="Empty must define setup"):
-        started(Empty)
+    raises(NotImplementedError, "Empty must define setup", started, Empty)
 
 
 def test_transcript_names_the_author_of_each_text():
@@ -228,8 +224,7 @@ def test_samples_are_in_their_space_and_spaces_are_cached():
     env = Dice()
     assert env.action_space("x") is env.action_space("x")
     assert env.action_space("x").contains(env.action_space("x").sample())
-    with pytest.raises(ValueError, match="'w'"):
-        env.action_space("w")
+    raises(ValueError, "'w'", env.action_space, "w")
 
 
 def test_observations_travel_as_plain_strings():
@@ -308,8 +303,7 @@ def test_outcomes_about_agents_that_are_out_are_named(monkeypatch, outcome, erro
     env = started(Survivors)
     act(env, "player_1", None)
     monkeypatch.setattr(Survivors, "act", lambda *_: outcome)
-    with pytest.raises(error, match=says):
-        env.step("go")
+    raises(error, says, env.step, "go")
 
 
 def test_a_reward_of_zero_may_name_everybody(monkeypatch):
@@ -329,8 +323,7 @@ def test_reset_chooses_the_number_of_agents():
     for number in (1, 4, "2"):
         with pytest.raises(ValueError, match=f"num_agents={number!r} is not possible. The game needs 2 to 3 agents"):
             env.reset(options={"num_agents": number})
-    with pytest.raises(ValueError, match="exactly 3 agents"):
-        started(Dice).reset(options={"num_agents": 2})
+    raises(ValueError, "exactly 3 agents", started(Dice).reset, options={"num_agents": 2})
 
 
 def test_a_game_may_draw_its_agents(monkeypatch):
@@ -340,8 +333,7 @@ def test_a_game_may_draw_its_agents(monkeypatch):
     numbers = [len(started(Survivors, seed=seed).agents) for seed in range(12)]
     assert set(numbers) == {2, 3} and numbers == [len(started(Survivors, seed=seed).agents) for seed in range(12)]
     monkeypatch.setattr(Survivors, "select_agents", lambda self, rng: ["player_0", "player_0"])
-    with pytest.raises(ValueError, match="select_agents returned"):
-        started(Survivors)
+    raises(ValueError, "select_agents returned", started, Survivors)
 
 
 @pytest.mark.parametrize("name", ["last", "_text", "_begin", "_check_names", "_was_dead_step"])
@@ -351,8 +343,7 @@ def test_state_that_hides_a_method_is_named(name):
             super().setup(rng)
             setattr(self, name, "nothing")
 
-    with pytest.raises(ValueError, match=f"the attribute '{name}' hides a method"):
-        started(Hiding)
+    raises(ValueError, f"the attribute '{name}' hides a method", started, Hiding)
 
 
 def test_private_methods_cannot_be_overridden_by_accident():
@@ -374,8 +365,7 @@ def test_private_methods_cannot_be_overridden_by_accident():
             return True
 
     for game, name in ((Early, "_begin"), (Callable, "_text"), (Shadow, "_space"), (Method, "_ended")):
-        with pytest.raises(ValueError, match=f"the attribute '{name}' hides a method"):
-            started(game)
+        raises(ValueError, f"the attribute '{name}' hides a method", started, game)
 
 
 def test_public_methods_and_new_private_names_may_be_set():

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.bench.entrants import read_player
@@ -120,8 +121,7 @@ def test_oracle_rng_depends_on_seed_agent_and_group_index():
 )  # fmt: skip
 def test_environment_without_oracle_is_refused_before_playing(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(Turns, "setup", lambda self, rng: pytest.fail("it was played"))
-    with pytest.raises(ValueError, match=r"(t/Alone-v0|Turns) has no oracle.*t/AtOnce-v0, t/Turns-v0.*oracle=\.\.\.\)"):
-        wrong(tmp_path)
+    raises(ValueError, r"(t/Alone-v0|Turns) has no oracle.*t/AtOnce-v0, t/Turns-v0.*oracle=\.\.\.\)", wrong, tmp_path)
     assert not any(tmp_path.iterdir())
 
 
@@ -131,12 +131,10 @@ def test_oracle_is_imported_at_first_play_and_errors_are_explained():
     assert fa.make("t/Late-v0").spec.oracle == "no_such_module:Oracle"
     with pytest.raises(ForgeError, match="the oracle 'no_such_module:Oracle' of t/Late-v0 cannot be imported"):
         fa.play("t/Late-v0", fa.Oracle())
-    with pytest.raises(ForgeError, match="oracle .*Orakle.*Did you mean 'Oracle'"):
-        fa.play("t/Wrong-v0", fa.Oracle())
+    raises(ForgeError, "oracle .*Orakle.*Did you mean 'Oracle'", fa.play, "t/Wrong-v0", fa.Oracle())
     with pytest.raises(ValueError, match="oracle of t/Odd-v0 is 'somewhere'. Write"):
         fa.register("t/Odd-v0", entry_point=Turns, oracle="somewhere")
-    with pytest.raises(TypeError, match="oracle of t/Odd-v0 is int"):
-        fa.register("t/Odd-v0", entry_point=Turns, oracle=3)
+    raises(TypeError, "oracle of t/Odd-v0 is int", fa.register, "t/Odd-v0", entry_point=Turns, oracle=3)
 
 
 def test_failing_oracle_fails_only_its_episode():

@@ -3,14 +3,15 @@ import copy
 import warnings
 
 import pytest
+from fake_models import Tokens, completion
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec, turn_based_aec_to_parallel
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.testing import check_env
-from forge_agents.types import Completion, VersionSpan
 
 
 class Auction(fa.ParallelTurnEnv):
@@ -91,8 +92,7 @@ def test_the_turn_limit_counts_decisions_and_truncates():
     assert not any(truncated.values())
     _, _, terminated, truncated, _ = env.step(bids(1, 0, 2))
     assert all(truncated.values()) and not any(terminated.values()) and env.agents == []
-    with pytest.raises(RuntimeError, match="reset"):
-        env.step({})
+    raises(RuntimeError, "reset", env.step, {})
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,14 @@ def test_the_turn_limit_counts_decisions_and_truncates():
     ],
 )
 def test_wrong_actions_are_named(actions, error, says):
-    with pytest.raises(error, match=says):
-        started().step(actions)
+    raises(error, says, started().step, actions)
 
 
 def test_no_agent_goes_first_in_a_simultaneous_game(monkeypatch):
     monkeypatch.setattr(Auction, "act_all", lambda self, actions: fa.Outcome(next="player_0"))
-    with pytest.raises(ValueError, match="all agents act together"):
-        started().step(bids(1, 2, 3))
+    raises(ValueError, "all agents act together", started().step, bids(1, 2, 3))
     monkeypatch.setattr(Auction, "setup", lambda self, rng: "player_0")
-    with pytest.raises(ValueError, match="setup returned a first agent"):
-        started()
+    raises(ValueError, "setup returned a first agent", started)
 
 
 def test_both_conversions_keep_the_texts_and_pass():
@@ -190,21 +187,12 @@ class Engine:
                 future.set_result(None)
             self.waiting = []
         await asyncio.wait_for(mine, 5)
-        span = VersionSpan(version=1, start=0, end=1)
-        return Completion(token_ids=(len(prompt_ids),), logprobs=(-1.0,), finish_reason="stop", versions=(span,))
+        return completion(len(prompt_ids))
 
 
-class Tokens:
-    stop_ids = ()
-
+class Numbered(Tokens):
     def begin(self, messages):
         return (int(messages[0][1].split("_")[1][0]),)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids, 9)
-
-    def sections(self, response_ids):
-        return "", "", str(response_ids[0])
 
 
 def run(env, policies, **kwargs):
@@ -219,7 +207,7 @@ def test_agents_act_together_with_separate_token_streams():
         def select_agents(self, rng):
             return self.possible_agents[:2]
 
-    episode = run(Two(), dict.fromkeys(Auction.possible_agents, model), engines={"m": PolicyEngine(engine, Tokens())})
+    episode = run(Two(), dict.fromkeys(Auction.possible_agents, model), engines={"m": PolicyEngine(engine, Numbered())})
     assert episode.error is None and episode.end_reason == "terminated"
     assert list(episode.trajectories) == ["player_0", "player_1"], "an agent that does not take part has no trajectory"
     assert [(t.agent, t.index) for t in episode.turns][:4] == [
@@ -258,7 +246,7 @@ def test_limits_and_failures_are_the_episodes():
     full = Engine(together=3)
     full.max_model_len = 2
     model = fa.Policy("m", name="m")
-    episode = run(Auction(), dict.fromkeys(everyone, model), engines={"m": PolicyEngine(full, Tokens())})
+    episode = run(Auction(), dict.fromkeys(everyone, model), engines={"m": PolicyEngine(full, Numbered())})
     assert episode.end_reason == "context" and len(episode.turns) == 3
 
 

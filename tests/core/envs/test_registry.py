@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 from plain_env import Plain
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -47,11 +48,9 @@ def test_max_turns_of_make_wins():
 def test_a_string_entry_point_is_imported_on_make_only():
     fa.register("t/Late-v0", entry_point="no_such_module:Env")
     assert "t/Late-v0" in fa.list_envs()
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        fa.make("t/Late-v0")
+    raises(ModuleNotFoundError, "no_such_module", fa.make, "t/Late-v0")
     fa.register("t/Wrong-v0", entry_point="forge_envs.teams.relay:Rely")
-    with pytest.raises(ForgeError, match="Did you mean 'Relay'"):
-        fa.make("t/Wrong-v0")
+    raises(ForgeError, "Did you mean 'Relay'", fa.make, "t/Wrong-v0")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +64,7 @@ def test_a_string_entry_point_is_imported_on_make_only():
     ],
 )
 def test_unknown_ids_suggest_near_ones(wrong, near):
-    with pytest.raises(UnknownIdError, match=near):
-        fa.make(wrong)
+    raises(UnknownIdError, near, fa.make, wrong)
     with pytest.raises(KeyError):
         fa.spec(wrong)
 
@@ -86,14 +84,12 @@ def test_id_without_version_is_the_newest_and_old_ones_warn():
     "bad", ["Guess", "Guess-v0", "t/Guess", "t/Gu ess-v0", "t/Guess-v", "/Guess-v0", "t/a/b-v0", ""]
 )
 def test_malformed_ids_are_refused(bad):
-    with pytest.raises(ValueError, match="namespace/Name-vN"):
-        fa.register(bad, entry_point=Guess)
+    raises(ValueError, "namespace/Name-vN", fa.register, bad, entry_point=Guess)
 
 
 def test_taken_id_is_refused_unless_the_class_has_the_same_name():
     fa.register("t/Guess-v0", entry_point=Guess)
-    with pytest.raises(ValueError, match=r"t/Guess-v1"):
-        fa.register("t/Guess-v0", entry_point="other:Guess")
+    raises(ValueError, r"t/Guess-v1", fa.register, "t/Guess-v0", entry_point="other:Guess")
     again = type("Guess", (Guess,), {"__module__": Guess.__module__, "__qualname__": "Guess"})
     fa.register("t/Guess-v0")(again)
     assert type(fa.make("t/Guess-v0")) is again
@@ -102,14 +98,12 @@ def test_taken_id_is_refused_unless_the_class_has_the_same_name():
 
 def test_arguments_that_the_class_does_not_take_are_named():
     fa.register("t/Guess-v0", entry_point=Guess)
-    with pytest.raises(TypeError, match=r"t/Guess-v0: .*'topp'.*It takes: top.*Did you mean 'top'"):
-        fa.make("t/Guess-v0", topp=1)
+    raises(TypeError, r"t/Guess-v0: .*'topp'.*It takes: top.*Did you mean 'top'", fa.make, "t/Guess-v0", topp=1)
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 2.0])
 def test_turn_limits_are_positive_integers(bad):
-    with pytest.raises(ValueError, match="max_turns"):
-        fa.register("t/Guess-v0", entry_point=Guess, max_turns=bad)
+    raises(ValueError, "max_turns", fa.register, "t/Guess-v0", entry_point=Guess, max_turns=bad)
 
 
 def test_a_turn_limit_needs_an_environment_that_counts():
@@ -117,8 +111,7 @@ def test_a_turn_limit_needs_an_environment_that_counts():
         pass
 
     fa.register("t/Bare-v0", entry_point=Bare, max_turns=3)
-    with pytest.raises(TypeError, match="TimeLimit wraps a PettingZoo AECEnv, got Bare"):
-        fa.make("t/Bare-v0")
+    raises(TypeError, "TimeLimit wraps a PettingZoo AECEnv, got Bare", fa.make, "t/Bare-v0")
 
 
 def test_specs_travel():
@@ -132,16 +125,12 @@ def test_suites_keep_their_order_and_know_their_members():
     fa.register_suite("t-suite", ["forge/Relay-v0", "forge/KuhnPoker-v0"])
     assert registry.suite("t-suite") == ("forge/Relay-v0", "forge/KuhnPoker-v0") and "t-suite" in fa.list_suites()
     fa.register_suite("t-suite", ["forge/Relay-v0", "forge/KuhnPoker-v0"])
-    with pytest.raises(ValueError, match="already"):
-        fa.register_suite("t-suite", ["forge/Relay-v0"])
-    with pytest.raises(UnknownIdError, match="core-v1"):
-        registry.suite("core-v2")
+    raises(ValueError, "already", fa.register_suite, "t-suite", ["forge/Relay-v0"])
+    raises(UnknownIdError, "core-v1", registry.suite, "core-v2")
     fa.register_suite("t-broken", ["t/Missing-v0"])
-    with pytest.raises(UnknownIdError, match="t/Missing-v0"):
-        registry.suite("t-broken")
+    raises(UnknownIdError, "t/Missing-v0", registry.suite, "t-broken")
     for bad in ([], ["forge/Relay-v0"] * 2, ["forge/Relay"]):
-        with pytest.raises(ValueError, match="suite|namespace"):
-            fa.register_suite("t-bad", bad)
+        raises(ValueError, "suite|namespace", fa.register_suite, "t-bad", bad)
 
 
 def test_broken_plugin_is_reported_and_the_others_load(monkeypatch):
@@ -158,8 +147,7 @@ def test_broken_plugin_is_reported_and_the_others_load(monkeypatch):
     monkeypatch.setattr(registry, "_broken_plugins", {})
     with pytest.warns(RuntimeWarning, match="'bad'.*no licence"):
         assert "t/Plugin-v0" in fa.list_envs()
-    with pytest.raises(UnknownIdError, match="Plugin 'bad' failed to load: RuntimeError: no licence"):
-        fa.make("t/Nothing-v0")
+    raises(UnknownIdError, "Plugin 'bad' failed to load: RuntimeError: no licence", fa.make, "t/Nothing-v0")
 
 
 def test_registering_loads_neither_plugins_nor_pettingzoo():

@@ -18,6 +18,7 @@ import process_checks
 import pytest
 from plain_env import act
 from process_checks import ended_within, holds_within
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -217,16 +218,14 @@ def test_environment_exception_is_raised_and_the_worker_survives():
     env.reset(seed=2)
     assert pid_of(env) == pid
     env.close()
-    with pytest.raises(RuntimeError, match=r"Call reset\(\)"):
-        env.step("x")
+    raises(RuntimeError, r"Call reset\(\)", env.step, "x")
 
 
 @pytest.mark.parametrize(("text", "how"), [("die", "SIGKILL"), ("leave", "SystemExit: 3")])
 def test_a_worker_that_dies_is_replaced(text, how):
     env = started()
     pid = pid_of(env)
-    with pytest.raises(workers.WorkerDiedError, match=f"during step.*{how}"):
-        env.step(text)
+    raises(workers.WorkerDiedError, f"during step.*{how}", env.step, text)
     assert gone_within(pid, 30) and env.agents == []
     env.reset(seed=1)
     assert pid_of(env) != pid
@@ -298,8 +297,7 @@ def test_a_worker_that_is_frozen_costs_its_deadline(monkeypatch):
     while any(map(runs, threads.iterdir())):  # one stops the others
         time.sleep(0.01)
     frozen.set()
-    with pytest.raises(workers.WorkerHungError, match="step took longer than 0.5 s"):
-        env.step("x")
+    raises(workers.WorkerHungError, "step took longer than 0.5 s", env.step, "x")
     assert gone_within(pid, 30)
 
 
@@ -424,8 +422,7 @@ def test_an_episode_that_is_cancelled_frees_its_worker():
 def test_waiting_for_a_worker_has_an_end(monkeypatch):
     held = [started(), started()]
     monkeypatch.setattr(workers.pool(), "patience_s", 0.05)
-    with pytest.raises(StallError, match=r"t/Moody-v0 waited 0.05 s.*none of 2.*max_workers"):
-        started()
+    raises(StallError, r"t/Moody-v0 waited 0.05 s.*none of 2.*max_workers", started)
     error = asyncio.run(episode(0)).error
     assert error.kind == "StallError" and error.where == "reset"
     for env in held:
@@ -471,16 +468,13 @@ def test_what_another_process_cannot_import_is_refused():
 
     for target in (Local, lambda: None):
         fa.register(f"t/Local{len(str(target))}-v0", entry_point=target, isolation="process")
-        with pytest.raises(ForgeError, match="cannot import.*package.module:Class"):
-            fa.make(f"t/Local{len(str(target))}-v0")
+        raises(ForgeError, "cannot import.*package.module:Class", fa.make, f"t/Local{len(str(target))}-v0")
 
 
 @pytest.mark.parametrize("bad", [{"isolation": "thread"}, {"step_timeout_s": 0}])
 def test_settings_are_checked(bad):
-    with pytest.raises(ValueError, match="isolation=.*step_timeout_s="):
-        fa.register("t/Bad-v0", entry_point="moody_game:Moody", **bad)
-    with pytest.raises(ValueError, match="max_workers=0"):
-        workers.Pool(0)
+    raises(ValueError, "isolation=.*step_timeout_s=", fa.register, "t/Bad-v0", entry_point="moody_game:Moody", **bad)
+    raises(ValueError, "max_workers=0", workers.Pool, 0)
 
 
 def host_of(pid):
@@ -527,8 +521,7 @@ def test_workers_spread_over_hosts_and_leave_a_lost_host(tmp_path, monkeypatch):
             with pytest.raises(workers.WorkerHungError, match="step took longer than 0.5 s"):
                 lent[1].call("step", 7, f"child {tmp_path / 'pid'}", timeout_s=0.5)
         assert gone_within(pids[1], 30) and gone_within(int((tmp_path / "pid").read_text()), 30)
-        with pytest.raises(workers.WorkerDiedError, match="died during step.*SIGKILL"):
-            lent[3].call("step", 7, "die", timeout_s=60)
+        raises(workers.WorkerDiedError, "died during step.*SIGKILL", lent[3].call, "step", 7, "die", timeout_s=60)
 
         threading.Timer(0.5, layout.lose, [layout.hosts[0], "host envs-0 is lost: it burns"]).start()
         with pytest.raises(workers.WorkerDiedError, match="host envs-0 is lost: it burns"):  # else: WorkerHungError
@@ -572,8 +565,7 @@ def test_worker_ended_during_start_is_not_reused(monkeypatch):
         return procs
 
     monkeypatch.setattr(mesh, "spawn_procs", spawn)
-    with pytest.raises(workers.WorkerDiedError, match="it was ended"):
-        call(worker)
+    raises(workers.WorkerDiedError, "it was ended", call, worker)
     assert not worker.alive
     seen, deadline = time.monotonic(), time.monotonic() + 20
     while time.monotonic() < min(deadline, seen + 2):  # Monarch may still be about to start it

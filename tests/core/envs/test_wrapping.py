@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 from pettingzoo import AECEnv, ParallelEnv
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.errors import ForgeError
@@ -150,8 +151,7 @@ def test_exception_in_a_users_function_is_not_an_illegal_move():
         env.step("1")
     env = fa.wrap(Nim(), obs_to_text=lambda o, a: o, text_to_action=lambda t, a, s: 0)
     env.reset(seed=0)
-    with pytest.raises(TypeError, match="obs_to_text returned dict"):
-        env.last()
+    raises(TypeError, "obs_to_text returned dict", env.last)
 
 
 def test_the_turn_limit_truncates():
@@ -190,8 +190,7 @@ def test_wrapped_environments_register_like_any_other(own_registry):
 def test_wrap_rejects_other_objects_and_hints_to_call_a_class():
     with pytest.raises(TypeError, match="AECEnv or ParallelEnv, or a Gymnasium Env, got dict$"):
         fa.wrap({}, obs_to_text=str, text_to_action=str)
-    with pytest.raises(TypeError, match=r"got type. Call it, or its env\(\)"):
-        fa.wrap(Pennies, obs_to_text=str, text_to_action=str)
+    raises(TypeError, r"got type. Call it, or its env\(\)", fa.wrap, Pennies, obs_to_text=str, text_to_action=str)
     numbered = Pennies()
     numbered.possible_agents = [0, 1]
     with pytest.raises(TypeError, match="has an agent 0 of type int. Agents must be strings"):
@@ -304,8 +303,7 @@ def test_an_agent_without_an_observation_is_named():
     env = lives(Blind)
     env.reset(seed=0)
     env.step("1")
-    with pytest.raises(ValueError, match="lives_v0: 'a' takes part but has no observation"):
-        env.step("1")
+    raises(ValueError, "lives_v0: 'a' takes part but has no observation", env.step, "1")
 
 
 def test_a_mask_counts_from_where_its_space_starts():
@@ -385,8 +383,7 @@ def test_an_asked_again_wrapped_game_needs_no_copy(monkeypatch):
     before = env.env.env.stones
     env.step("1")
     assert env.env.env.stones == before - 1 and env.agent_selection == "player_1"
-    with pytest.raises(ForgeError, match=r"Drawing has an attribute font of type lock that cannot be copied"):
-        copy.deepcopy(env)
+    raises(ForgeError, r"Drawing has an attribute font of type lock that cannot be copied", copy.deepcopy, env)
 
 
 def numbered_nim(text_to_action, **kwargs):

@@ -2,7 +2,7 @@
 
 import asyncio
 
-import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM, HELD_OUT_FROM, is_held_out
@@ -35,12 +35,9 @@ def test_demonstrations_of_some_agents_with_arguments():
 
 
 def test_invalid_demonstrations_are_refused():
-    with pytest.raises(ValueError, match="games=0"):
-        fa.demonstrations(LEVEL, 0)
-    with pytest.raises(ValueError, match="no agent 'gueser'.*Did you mean 'guesser'"):
-        fa.demonstrations(LEVEL, 1, agents=["gueser"])
-    with pytest.raises(KeyError, match="no forge/Codewords-v0@9"):
-        fa.demonstrations("forge/Codewords-v0@9", 1)
+    raises(ValueError, "games=0", fa.demonstrations, LEVEL, 0)
+    raises(ValueError, "no agent 'gueser'.*Did you mean 'guesser'", fa.demonstrations, LEVEL, 1, agents=["gueser"])
+    raises(KeyError, "no forge/Codewords-v0@9", fa.demonstrations, "forge/Codewords-v0@9", 1)
 
 
 def test_demonstrations_run_in_a_notebook():

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fake_models import Tokens, completion
 from plain_env import Plain
+from refusals import raises
 from rich.console import Console
 
 import forge_agents as fa
@@ -18,7 +20,6 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.terminal import Terminal
 from forge_agents.runtime.startup import track
 from forge_agents.serving.fleet import Fleet
-from forge_agents.types import Completion, VersionSpan
 
 KUHN = "forge/KuhnPoker-v0"
 TEAM = fa.Policy("m", name="team")
@@ -56,24 +57,15 @@ def fleets(monkeypatch):
 
         async def generate(self, prompt_ids, sampling, *, choices=(), seed=None):
             starts.append(seed)
-            span = VersionSpan(version=0, start=0, end=1)
-            return Completion(token_ids=(1,), logprobs=(0.0,), finish_reason="stop", versions=(span,))
+            return completion(1)
 
-    class Words:
-        stop_ids = ()
-
-        def begin(self, messages):
-            return (0,)
-
-        def go_on(self, prompt_ids, response_ids, messages):
-            return (*prompt_ids, *response_ids)
-
-        def sections(self, ids):
-            return "", "", "ok"
+    class Ok(Tokens):
+        def text(self, response_ids):
+            return "ok"
 
     class Up:
         def __init__(self, policies):
-            self.policy_engines = {name: PolicyEngine(Engine(), Words()) for name in policies}
+            self.policy_engines = {name: PolicyEngine(Engine(), Ok()) for name in policies}
 
         async def stop(self):
             starts.extend(["stop"] if self.policy_engines else [])
@@ -119,8 +111,7 @@ def test_created_environments_are_closed_and_given_ones_stay_open():
     assert Count.closed == before
     fa.play(Count, fa.Random())
     assert Count.closed == before + 1
-    with pytest.raises(ValueError, match="agent 'b' has no policy"):
-        fa.play(Count, {"a": fa.Random()})
+    raises(ValueError, "agent 'b' has no policy", fa.play, Count, {"a": fa.Random()})
     assert Count.closed == before + 2
 
 
@@ -184,8 +175,7 @@ def test_running_engines_play_many_episodes(fleets):
     team, rival = fa.Policy("tiny", name="team"), fa.Policy("big", name="rival")
     other = fa.Policy("tiny", name="other", sampling=fa.Sampling(max_tokens=3))
     engines = fa.Engines(team, rival, config=fa.EngineConfig(enforce_eager=False))
-    with pytest.raises(NotReadyError, match="these engines are not running"):
-        fa.play(Count, team, engines=engines)
+    raises(NotReadyError, "these engines are not running", fa.play, Count, team, engines=engines)
     with engines:
         assert {turn.action for turn in fa.play(Count, {"a": team, "b": rival}, engines=engines).turns} == {"ok"}
         assert fa.play(Count, other, engines=engines).turns[0].policy == "other"
@@ -236,5 +226,4 @@ def test_running_engines_play_many_episodes(fleets):
     ],
 )
 def test_invalid_arguments_are_refused(wrong, kind, message):
-    with pytest.raises(kind, match=message):
-        wrong()
+    raises(kind, message, wrong)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
@@ -93,17 +94,14 @@ def test_environment_is_found_without_its_module(run, tmp_path):
     line = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
     (tmp_path / "episodes.jsonl").write_text(json.dumps({**line, "env_id": f"my_env:{KUHN}"}) + "\n")
     assert len(fa.load_episodes(tmp_path, env=KUHN)) == len(fa.load_episodes(tmp_path, env=f"my_env:{KUHN}")) == 1
-    with pytest.raises(ValueError, match=f"has episodes of my_env:{KUHN}"):
-        len(fa.load_episodes(tmp_path, env=f"other:{KUHN}"))
+    raises(ValueError, f"has episodes of my_env:{KUHN}", fa.load_episodes, tmp_path, env=f"other:{KUHN}")
 
 
 def test_filter_without_possible_match_is_refused(run):
     with pytest.raises(ValueError, match=r"env='forge/KuhnPokr-v0'.*forge/Relay-v0. Did you mean 'forge/KuhnPoker-v0'"):
         len(fa.load_episodes(run, env="forge/KuhnPokr-v0"))
-    with pytest.raises(ValueError, match="policy='heroo'.*Did you mean 'hero'"):
-        list(fa.load_episodes(run, policy="heroo"))
-    with pytest.raises(ValueError, match="Steps count from 1"):
-        fa.load_episodes(run, step=-1)
+    raises(ValueError, "policy='heroo'.*Did you mean 'hero'", fa.load_episodes, run, policy="heroo")
+    raises(ValueError, "Steps count from 1", fa.load_episodes, run, step=-1)
 
 
 def test_pandas_and_datasets_accept_a_table(run):
@@ -175,33 +173,27 @@ def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
     file = tmp_path / "episodes.jsonl"
     for text, message in (("{bad", "it is not JSON"), ('{"step": 1}', "neither an episode"), ("[]", "damaged|neither")):
         file.write_text(f"{line}\n\n{text}\n{line}\n")
-        with pytest.raises(RunFolderError, match=f"line 3 of .*{message}"):
-            fa.load_episodes(tmp_path)
-    with pytest.raises(KeyError, match="nothing"):
-        fa.load_episodes(run, where=lambda row: row["nothing"])
+        raises(RunFolderError, f"line 3 of .*{message}", fa.load_episodes, tmp_path)
+    raises(KeyError, "nothing", fa.load_episodes, run, where=lambda row: row["nothing"])
     file.write_text(json.dumps({**json.loads(line), "trajectories": {}, "env_id": "a\x1b[2J"}) + "\n")
     assert len(fa.load_episodes(tmp_path, where=lambda row: row["reward"] > 0.5)) == 0, "an episode without agents"
-    with pytest.raises(ValueError, match=r"has episodes of a\\x1b\[2J"):
-        len(fa.load_episodes(tmp_path, env="a"))
+    raises(ValueError, r"has episodes of a\\x1b\[2J", fa.load_episodes, tmp_path, env="a")
     record = {"lineup": {"a": "p"}, "seats": {"a": {}}, "env": "e", "seed": 1, "rewards": [1]}
     file.write_text(json.dumps(record) + "\n")
     assert fa.load_episodes(tmp_path)[0]["trained_rewards"] == [None]
     file.write_text(line.replace('"agent": "player_0"', '"agent": "player_7"') + "\n")
     assert {row["agent"] for row in fa.load_episodes(tmp_path).turns()} == {"player_7", "player_1"}
     file.write_text(json.dumps({**json.loads(line), "format": 9}) + "\n")
-    with pytest.raises(RunFolderError, match="format 9, but this version"):
-        fa.load_episodes(tmp_path).episode(0)
+    raises(RunFolderError, "format 9, but this version", fa.load_episodes(tmp_path).episode, 0)
     with pytest.raises(RunFolderError, match=r"duell holds no episodes.jsonl. Give the out_dir.*Did you mean 'duel'"):
         fa.load_episodes(run.parent / "duell")
     file.unlink()
     file.symlink_to(run / "episodes.jsonl")
-    with pytest.raises(RunFolderError, match="is a link"):
-        fa.load_episodes(tmp_path)
+    raises(RunFolderError, "is a link", fa.load_episodes, tmp_path)
 
 
 def test_benchmark_records_have_no_turns(tmp_path):
     fa.benchmark({"a": fa.Random(), "b": fa.Random(seed=1)}, KUHN, episodes=2, out_dir=tmp_path, progress=False)
     table = fa.load_episodes(tmp_path, policy="b")
     assert len(table) == 6 and {row["step"] for row in table} == {None} and table[0]["turns"] >= 2
-    with pytest.raises(RunFolderError, match="written by a benchmark, which stores .* not their turns"):
-        table.episode(0)
+    raises(RunFolderError, "written by a benchmark, which stores .* not their turns", table.episode, 0)

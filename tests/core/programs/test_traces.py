@@ -377,19 +377,6 @@ def test_imported_rows_are_trained_like_others(tmp_path, tiny_llama):
     assert taught.startswith("I add.\n<tool_call>") and "It is 2." in taught and "1 + 1?" not in taught
 
 
-def test_answers_of_weight_0_are_not_learned(tmp_path):
-    good, bad = {"role": "assistant", "content": "2"}, {"role": "assistant", "content": "3"}
-    again, unlearned = {"role": "user", "content": "Again."}, {**bad, "weight": 0}
-    one = {"messages": [*ASKED, unlearned, again, good]}
-    two = {"messages": [*ASKED, good, again, unlearned, again, good, again, {**good, "weight": 1}]}
-    done, rows, _ = imported(tmp_path, one, two, {"messages": [*ASKED, unlearned]})
-    assert rows == [
-        {"prompt": [*ASKED, bad, again], "completion": [good]},
-        {"messages": [*ASKED, good, again, unlearned, again, good, again, good]},
-    ]
-    assert done.skipped == {"answers of weight 0": 3}
-
-
 def test_alternating_weights_make_one_row_of_the_size_of_the_chat(tmp_path):
     for count in (4, 300):
         answers = [{"role": "assistant", "content": f"{number:03}", "weight": number % 2} for number in range(count)]

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import fake_models
+from fake_models import Tokens
+
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
 from forge_agents.rollout.endpoint import client_of
@@ -29,13 +32,11 @@ class Count(fa.TurnEnv):
         return fa.Outcome(rewards={agent: float(action)}, done=len(self.numbers) == 4)
 
 
-class Engine:
-    """An engine and a renderer whose tokens are easy to follow: each answer is the token 7.
+class Engine(Tokens):
+    """An engine and a renderer: each answer is the token 7.
 
     Each request calls `on_request` with the sampling settings and the seed.
     """
-
-    stop_ids = ()
 
     def __init__(self, max_model_len=1000, on_request=lambda sampling, seed: None, tokens=(7,)):
         self.max_model_len, self.on_request, self.tokens = max_model_len, on_request, tokens
@@ -43,18 +44,7 @@ class Engine:
     async def generate(self, prompt_ids, sampling, *, seed=None):
         self.on_request(sampling, seed)
         await asyncio.sleep(0)
-        spans = (VersionSpan(version=3, start=0, end=1),) if self.tokens else ()
-        logprobs = (-0.5,) * len(self.tokens)
-        return Completion(token_ids=self.tokens, logprobs=logprobs, finish_reason="stop", versions=spans)
-
-    def begin(self, messages):
-        return (1, 2)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids, 9)
-
-    def sections(self, response_ids):
-        return "", "", "".join(map(str, response_ids))
+        return fake_models.completion(*self.tokens, version=3)
 
 
 class TextEngine:

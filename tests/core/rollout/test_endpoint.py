@@ -15,6 +15,7 @@ import time
 from collections import Counter
 
 import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs.env import CONVERSATION
@@ -181,8 +182,7 @@ def test_missing_server_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        with pytest.raises(EndpointError, match=f"stub at {url} cannot be reached"):
-            ask(fa.Endpoint(url, "stub", retries=0))
+        raises(EndpointError, f"stub at {url} cannot be reached", ask, fa.Endpoint(url, "stub", retries=0))
 
 
 @pytest.mark.parametrize(
@@ -338,8 +338,7 @@ def test_concurrent_requests_with_one_refusal_are_all_resent(serve_chat):
 
 def test_refusal_that_names_no_sent_field_is_an_error(serve_chat):
     server = serve_chat(lambda request: (400, {"error": {"message": "max_tokens is too large"}}))
-    with pytest.raises(EndpointError, match="status 400.*too large"):
-        ask(server.endpoint)
+    raises(EndpointError, "status 400.*too large", ask, server.endpoint)
     assert len(server.requests) == 1
 
 
@@ -420,8 +419,7 @@ def test_missing_key_is_reported_before_an_episode(monkeypatch):
         ValueError, match="'RIVAL_KEY' is not set. It must contain the key of m at http://127.0.0.1:1/v1"
     ):
         policies_by_name(endpoint, ["a"])
-    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
-        asyncio.run(play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
+    raises(ValueError, "'RIVAL_KEY' is not set", asyncio.run, play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
     monkeypatch.setenv("RIVAL_KEY", f"Bearer {KEY}")
     with pytest.raises(ValueError, match="contains spaces") as caught:
         endpoint.api_key()
@@ -464,8 +462,7 @@ def test_client_is_shared_per_loop_and_closes_with_it(serve_chat):
 
     first, second = asyncio.run(twice()), asyncio.run(twice())
     assert first is not second
-    with pytest.raises(RuntimeError, match="closed"):
-        asyncio.run(first.ask(ASK, endpoint.sampling))
+    raises(RuntimeError, "closed", asyncio.run, first.ask(ASK, endpoint.sampling))
 
 
 def test_trainer_starts_no_engine_for_an_endpoint(tmp_path):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
@@ -89,8 +90,7 @@ TLS = {"kind": "attach", "workers": {"engines": ("tls://n:1",)}}
     ],
 )
 def test_contradictory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, HostError), match=message):
-        fa.Hosts(**settings)
+    raises((ValueError, HostError), message, fa.Hosts, **settings)
 
 
 def test_usual_options_of_slurm_are_accepted() -> None:
@@ -357,8 +357,7 @@ def test_host_with_fewer_gpus_than_the_others_is_refused() -> None:
         layout.allocate("learner", 8)
     assert layout.allocate("learner", 4).each == 2
     with_gpus(layout, ("0", "1"), ())
-    with pytest.raises(HostError, match=r"learner-1 .* has no GPU, but other hosts of this learner have"):
-        layout.allocate("learner", 4)
+    raises(HostError, r"learner-1 .* has no GPU, but other hosts of this learner have", layout.allocate, "learner", 4)
 
 
 def test_hosts_take_as_many_engines_as_they_have_gpus() -> None:
@@ -421,8 +420,7 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
     expected = {"learner": 2, "engines": 3} if settings.get("kind") == "local" else {"learner": 2, "engines": 5}
     layout = laid_out(has=4, **settings)
     layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=expected)
-    with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4. Lower gpus"):
-        layout.check()
+    raises(HostError, r"the mesh asks for 5 GPUs on .* and it has 4. Lower gpus", layout.check)
 
 
 def test_missing_cores_are_refused() -> None:
@@ -467,8 +465,7 @@ def test_lost_host_is_replaced_by_role_then_spare_then_others() -> None:
     layout.lose(by_name["spare-0"], "gone")
     assert names(layout.allocate("learner", 1)) == ["engines-1"]
     layout.lose(by_name["engines-1"], "gone, too")
-    with pytest.raises(HostError, match=r"no host is left for learner: .*gone, too"):
-        layout.allocate("learner", 1)
+    raises(HostError, r"no host is left for learner: .*gone, too", layout.allocate, "learner", 1)
 
 
 def test_environments_go_to_the_host_with_most_free_cores() -> None:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from process_checks import allocated_bytes, runs
+from process_checks import allocated_bytes, ended_within, runs
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import _monarch, mesh, processes
@@ -311,7 +311,4 @@ def test_no_process_outlives_the_controller(ending: str, tmp_path: Path, probe_a
         if ending.startswith("SIG"):
             controller.send_signal(getattr(signal, ending))
         assert (controller.wait(timeout=60) == 0) == (ending == "return")
-    deadline = time.monotonic() + 60
-    while any(runs(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(runs(pid) for pid in pids)
+    assert ended_within(pids, 60)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import raises
 
 from forge_agents.errors import HostError
 from forge_agents.runtime import exposure, private_folder
@@ -202,8 +203,7 @@ def test_log_folder_of_another_user_is_not_used(trap: str, logs_of_monarch: Path
         if os.geteuid() != 0:
             pytest.skip("only root can give folders away")
         os.chown(logs_of_monarch, STRANGER, STRANGER)
-    with pytest.raises(OSError, match="File name too long"):
-        opened(logs_of_monarch).open("a")
+    raises(OSError, "File name too long", opened(logs_of_monarch).open, "a")
 
 
 def test_large_log_is_rotated(tmp_path: Path) -> None:
@@ -416,8 +416,6 @@ def test_key_readable_by_others_is_refused(certificate: Path) -> None:
     from forge_agents.runtime import _monarch
 
     (certificate / "tls.key").chmod(0o640)
-    with pytest.raises(HostError, match="other users may read or write .*tls.key.*chmod 600"):
-        _monarch.use_certificate(certificate)
+    raises(HostError, "other users may read or write .*tls.key.*chmod 600", _monarch.use_certificate, certificate)
     (certificate / "tls.key").unlink()
-    with pytest.raises(HostError, match="should hold tls.crt and tls.key"):
-        _monarch.use_certificate(certificate)
+    raises(HostError, "should hold tls.crt and tls.key", _monarch.use_certificate, certificate)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from process_checks import with_command
+from refusals import raises
 
 from forge_agents.sandbox import Guarantees, Sandbox, SandboxError, SandboxLimits, SandboxUnavailable, sandbox
 from forge_agents.sandbox.sandbox import _why_no_namespaces
@@ -93,8 +94,7 @@ def test_import_paths_are_read_only_and_importable(tmp_path):
     new = str(tmp_path / "new")
     code = f"import extra; print(extra.y)\ntry: open({new!r}, 'w')\nexcept OSError as error: print(error.errno)"
     assert box.run(code).stdout == "6\n30\n"
-    with pytest.raises(ValueError, match="not the absolute path"):
-        Sandbox(import_paths=("here",))
+    raises(ValueError, "not the absolute path", Sandbox, import_paths=("here",))
 
 
 @data
@@ -138,14 +138,11 @@ def test_all_guarantees_are_enforced_here():
 
 
 def test_user_mistakes_are_named():
-    with pytest.raises(ValueError, match="wall_s=0"):
-        SandboxLimits(wall_s=0)
+    raises(ValueError, "wall_s=0", SandboxLimits, wall_s=0)
     for path in ("app", "/", "/app/deep", "/..", "/box", "/app/"):
-        with pytest.raises(ValueError, match="is not a top-level folder such as '/app'"):
-            Sandbox(folders=(path,))
+        raises(ValueError, "is not a top-level folder such as '/app'", Sandbox, folders=(path,))
     for path in ("/abs", "../up", "a/../../b", "", "x\0"):
-        with pytest.raises(ValueError, match="must be relative"):
-            sandbox.validate_path(path)
+        raises(ValueError, "must be relative", sandbox.validate_path, path)
     assert sandbox.validate_path("./a//b") == "a/b"
 
 
@@ -160,8 +157,7 @@ def test_broken_interpreter_is_named(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(SandboxError, match="does not run"):
-        Sandbox(python=str(broken)).run("pass")
+    raises(SandboxError, "does not run", Sandbox(python=str(broken)).run, "pass")
 
 
 # ---- without namespaces

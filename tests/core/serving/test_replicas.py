@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from refusals import raises
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
@@ -355,8 +356,7 @@ async def test_wait_for_a_live_engine_has_a_timeout():
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("routing", "nearest")])
 def test_meaningless_settings_are_refused(field, value):
-    with pytest.raises(ValueError, match=f"{field}={value!r}"):
-        EngineConfig(**{field: value})
+    raises(ValueError, f"{field}={value!r}", EngineConfig, **{field: value})
 
 
 async def test_same_death_twice_ends_the_run_with_its_cause():
@@ -381,14 +381,12 @@ def test_start_that_dies_twice_at_one_place_is_not_retried():
         tries.append(1)
         raise ActorDiedError("hero died: SIGILL", "hero", "SIGILL in warm-up")
 
-    with pytest.raises(RespawnLimitError, match="hero died: SIGILL"):
-        asyncio.run(Faults().start_with_retries("hero", start))
+    raises(RespawnLimitError, "hero died: SIGILL", asyncio.run, Faults().start_with_retries("hero", start))
     assert len(tries) == 2
 
 
 def test_negative_respawn_limit_is_refused():
-    with pytest.raises(ValueError, match="max_respawns=-1"):
-        Faults(max_respawns=-1)
+    raises(ValueError, "max_respawns=-1", Faults, max_respawns=-1)
 
 
 async def test_successor_has_every_adapter():

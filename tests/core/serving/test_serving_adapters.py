@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import raises
 
 from forge_agents.errors import StallError
 from forge_agents.models.sizes import ModelSize
@@ -23,10 +24,8 @@ from forge_agents.weights.subscriber import LoadedWeights
 def test_adapters_are_numbered_from_one():
     config = EnginePlan(adapters={"hero": LoRA(), "rival": LoRA()})
     assert [_vllm.adapter_number(config, name) for name in ("", "hero", "rival")] == [0, 1, 2]
-    with pytest.raises(ValueError, match="no adapter 'her'. It has hero, rival"):
-        _vllm.adapter_number(config, "her")
-    with pytest.raises(ValueError, match="no adapter 'hero'. It has none"):
-        _vllm.adapter_number(EnginePlan(), "hero")
+    raises(ValueError, "no adapter 'her'. It has hero, rival", _vllm.adapter_number, config, "her")
+    raises(ValueError, "no adapter 'hero'. It has none", _vllm.adapter_number, EnginePlan(), "hero")
 
 
 def test_cpu_engines_with_adapters_are_not_compiled(monkeypatch):
@@ -57,8 +56,7 @@ def test_adapter_shapes_follow_model_and_targets(tiny_llama, tiny_models):
     assert {name.split(".")[-3] for name in shapes} == {"q_proj", "down_proj"}
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     _vllm.check_tensors(tensors, shapes)
-    with pytest.raises(ValueError, match="shape"):
-        _vllm.check_tensors({name: value.T for name, value in tensors.items()}, shapes)
+    raises(ValueError, "shape", _vllm.check_tensors, {name: value.T for name, value in tensors.items()}, shapes)
 
 
 def test_adapter_of_fused_layers_adapts_all_of_their_parts(tiny_models):
@@ -88,8 +86,7 @@ def test_adapter_without_matching_layer_is_refused(tmp_path, tiny_llama):
 
     save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no layers \['down_proj', 'gate_proj'"):
-        _vllm.adapter_shapes(str(tmp_path), LoRA())
+    raises(ValueError, r"no layers \['down_proj', 'gate_proj'", _vllm.adapter_shapes, str(tmp_path), LoRA())
 
 
 @pytest.mark.parametrize("tokens", [(1, 1, 1, 1, 1), (1, 0, 2, 2, 1), (0, 0, 0, 0, 0)], ids=str)
@@ -140,8 +137,7 @@ def test_ranks_receive_an_adapter_without_the_buffer_around_it(tiny_llama, intac
             assert actor._failure is None and actor._versions["hero"] == (3 if intact else 0)
 
     if not intact:
-        with pytest.raises(StallError, match="overwritten while they were read"):
-            asyncio.run(apply())
+        raises(StallError, "overwritten while they were read", asyncio.run, apply())
         assert not sent
         return
     asyncio.run(apply())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from process_checks import holds_within
+from refusals import raises
 
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Sampling
@@ -35,8 +36,7 @@ from forge_agents.serving.config import EnginePlan
 )
 def test_invalid_settings_are_refused(tmp_path, change, message):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=message):
-        EnginePlan(model=str(tmp_path), **change)
+    raises(ValueError, message, EnginePlan, model=str(tmp_path), **change)
 
 
 @pytest.mark.parametrize(("tiles", "granted"), [(True, True), (True, False), (False, False)])
@@ -48,16 +48,14 @@ def test_amx_tiles_are_requested_before_bfloat16_attention(monkeypatch, tiles, g
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: bool(requested.append(1)) or granted)
     _vllm._permit_tiles("float32")
     if tiles and not granted:
-        with pytest.raises(RuntimeError, match=r"AMX.*SIGILL. Take EngineConfig\(dtype=\"float32\"\)"):
-            _vllm._permit_tiles("bfloat16")
+        raises(RuntimeError, r"AMX.*SIGILL. Take EngineConfig\(dtype=\"float32\"\)", _vllm._permit_tiles, "bfloat16")
     else:
         _vllm._permit_tiles("bfloat16")
     assert len(requested) == 2 * tiles
 
 
 def test_folder_without_model_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
-        EnginePlan(model=str(tmp_path))
+    raises(FileNotFoundError, r"no folder with a config\.json", EnginePlan, model=str(tmp_path))
 
 
 @pytest.fixture
@@ -118,8 +116,7 @@ def test_failed_step_ends_the_thread_and_fails_pending_jobs(start_thread):
         thread.call(lambda: [1][int("1")]).result(timeout=60)
     thread.add(requests(1))
     assert isinstance(deaths.get(timeout=60), ArithmeticError)
-    with pytest.raises(RuntimeError, match="thread has ended"):
-        thread.call(lambda: 42).result(timeout=60)
+    raises(RuntimeError, "thread has ended", thread.call(lambda: 42).result, timeout=60)
 
 
 class GivingUpEngine:
@@ -206,14 +203,9 @@ def test_steps_without_running_requests_count_as_stalled(start_thread, monkeypat
     monkeypatch.setattr("forge_agents.serving._loop.time", fake.clock)
     thread = start_thread(fake, answer_timeout_s=10.0)
     thread.add(requests(1))
-    deadline = time.monotonic() + 60
-    while thread.stalled_s < 100 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert thread.stalled_s >= 100
+    assert holds_within(60, lambda: thread.stalled_s >= 100)
     fake.room = 1
-    while thread.stalled_s and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert thread.stalled_s == 0
+    assert holds_within(60, lambda: thread.stalled_s == 0)
 
 
 class Call:

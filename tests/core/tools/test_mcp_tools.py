@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from process_checks import holds_within
 
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import ToolCall, mcp, run_tool
@@ -292,9 +293,7 @@ def address(script):
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert holds_within(20, lambda: server.started)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp"
     server.should_exit = True
     thread.join(20)

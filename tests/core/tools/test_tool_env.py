@@ -6,6 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs.env import Outcome
@@ -210,8 +211,7 @@ def test_result_cannot_fake_another_result():
 
 @pytest.mark.parametrize("bad", [{"tool_format": "xml"}, {"max_calls": -1}, {"max_calls_per_episode": -1}])
 def test_invalid_arguments_are_rejected(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Vault(**bad)
+    raises(ValueError, next(iter(bad)), Vault, **bad)
 
 
 def test_tool_environment_passes_the_checks():
@@ -232,8 +232,7 @@ def test_counts_are_consistent_for_any_texts(texts):
 
 def test_tool_on_the_class_is_unbound():
     assert Vault.open_vault.name == "open_vault" and "self" not in Vault.open_vault.parameters["properties"]
-    with pytest.raises(NotImplementedError, match="tools"):
-        type("Bare", (ToolEnv,), {"possible_agents": ("a",)})().tools("a")
+    raises(NotImplementedError, "tools", type("Bare", (ToolEnv,), {"possible_agents": ("a",)})().tools, "a")
     assert fa.tool is tool
 
 
@@ -270,5 +269,4 @@ def test_tools_of_one_name_are_refused():
     env = Twins()
     env.reset(seed=0)
     for use in (lambda: env.tool_help("keeper"), lambda: env.step("open")):
-        with pytest.raises(ValueError, match="keeper has several tools that are called 'open_vault'"):
-            use()
+        raises(ValueError, "keeper has several tools that are called 'open_vault'", use)

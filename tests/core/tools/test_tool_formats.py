@@ -55,6 +55,8 @@ def call(name, **arguments):
         ("CALL me maybe, or RECALL a(1)", []),
         ('<tool_call>{"name": "a", "arguments": {"x": "</tool_call>"}}</tool_call>', [call("a", x="</tool_call>")]),
         ('<tool_call>\n{"name": "a"}', [call("a")]),
+        ('Hm. <tool_call>{"name": "a", "arguments": "{\\"x\\": 2}"}</tool_call> <tool_call>{"name": "b"}</tool_call>',
+         [call("a", x=2), call("b")]),
         ('CALL a(x=1) <tool_call>{"name": "b"}</tool_call>', [call("a", x=1)]),
     ],
 )  # fmt: skip
@@ -99,6 +101,14 @@ def test_an_expression_needs_no_quotes():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("<tool_call>17 + 25 =</tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": "a", ', "not closed"),
+        ("<tool_call>[1]</tool_call>", 'needs a "name"'),
+        ('<tool_call>{"name": 5}</tool_call>', 'needs a "name"'),
+        ('<tool_call>{"name": "book", "arguments": [1]}</tool_call>', "JSON object"),
+        ('<tool_call>{"name": "book", "arguments": "{"}</tool_call>', "JSON object"),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", "not valid JSON"),
+        (f'<tool_call>{{"name": "a", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>', "not valid JSON"),
         ("CALL book(Rome, 1, true, [], 5)", "'5' belongs to no argument; write CALL book(city=..., nights=..."),
         ("CALL book(Rome", "not closed; write CALL book(key=value)"),
         ("CALL book {'city': 'Rome'}", "not valid JSON"),
@@ -113,7 +123,8 @@ def test_an_expression_needs_no_quotes():
 )
 def test_malformed_call_error_shows_the_format(text, says):
     (read,) = parse_tool_calls(text, tools=[book])
-    assert says in read.error and says in run_tool([book], read).content
+    result = run_tool([book], read)
+    assert not result.ok and says in read.error and says in result.content
 
 
 def cost_of(text):
@@ -143,7 +154,8 @@ def test_format_name_is_checked_and_number_of_calls_limited():
 )  # fmt: skip
 def test_parsing_any_text_never_raises(form, text):
     for read in parse_tool_calls(text, form, [book]) + parse_tool_calls(text):
-        assert isinstance(run_tool([book], read).content, str)
+        result = run_tool([book], read)
+        assert result.name == read.name and (result.ok or result.content.startswith("Error: "))
         json.dumps(dict(read.arguments), allow_nan=False).encode()
 
 
@@ -214,25 +226,13 @@ def test_results_are_distinguishable():
     assert render_results(results).count("<tool_response>") == 2
 
 
-def test_server_schema_is_followed_without_fetching():
-    def strange(schema):
-        return Tool(name="t", description="", parameters=schema, fn=lambda **given: given)
-
-    listed = strange({"type": "object", "properties": {"x": {"type": ["integer", "null"], "minimum": 3}}})
-    assert run_tool([listed], call("t", x=None)).ok and not run_tool([listed], call("t", x=2)).ok
-    defined = {"properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
-    assert run_tool([strange(defined)], call("t", x=1)).ok and not run_tool([strange(defined)], call("t", x="1")).ok
-    remote = {"properties": {"x": {"$ref": "http://127.0.0.1:9/schema"}}}
-    assert "schema of t cannot be used" in run_tool([strange(remote)], call("t", x=1)).content
-    assert run_tool([strange({"additionalProperties": True})], call("t", y=1)).content == '{"y": 1}'
-
-
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
         ({"pattern": "^(a|aa)+$"}, "too long to compare with its schema"),
         ({"pattern": "("}, "schema of t cannot be used"),
         ({"type": "unheard-of"}, "schema of t cannot be used"),
+        ({"$ref": "http://127.0.0.1:9/schema"}, "schema of t cannot be used"),
         (5, "schema of t cannot be used"),
     ],
 )

@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 import forge_agents as fa
-from forge_agents.tools import MAX_RESULT_CHARS, ToolCall, calculator, parse_tool_calls, run_tool, tool
+from forge_agents.tools import MAX_RESULT_CHARS, ToolCall, calculator, run_tool, tool
 
 
 @fa.tool
@@ -114,40 +113,6 @@ def test_function_gets_values_of_its_hinted_types():
     assert not wrong.ok and "'path' of walk is [{'y': 2}]" in wrong.content
 
 
-def test_calls_within_text_are_parsed_in_order():
-    text = (
-        'Let me see. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call> and '
-        '<tool_call>{"name": "b", "arguments": "{\\"y\\": 2}"}</tool_call><tool_call>{"name": "c"}</tool_call>'
-    )
-    assert parse_tool_calls(text) == [call("a", x=1), call("b", y=2), call("c")]
-    assert parse_tool_calls("no call here") == []
-
-
-@pytest.mark.parametrize(
-    ("block", "says"),
-    [
-        ("<tool_call>17 + 25 =</tool_call>", "not valid JSON"),
-        ('<tool_call>{"name": "a", ', "not closed"),
-        ("<tool_call>[1]</tool_call>", 'needs a "name"'),
-        ('<tool_call>{"name": 5}</tool_call>', 'needs a "name"'),
-        ('<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', "JSON object"),
-        ('<tool_call>{"name": "weather", "arguments": "{"}</tool_call>', "JSON object"),
-        (f"<tool_call>{'[' * 100_000}</tool_call>", "not valid JSON"),
-        (f'<tool_call>{{"name": "a", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>', "not valid JSON"),
-    ],
-)
-def test_malformed_calls_have_error_texts(block, says):
-    (read,) = parse_tool_calls(block)
-    assert says in read.error
-    result = run_tool([weather], read)
-    assert not result.ok and says in result.content
-
-
-def test_results_are_text():
-    result = run_tool([calculator, weather], call("weather", city="Oslo", days=2))
-    assert result.ok and json.loads(result.content)["days"] == 2
-
-
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
@@ -212,13 +177,6 @@ def test_calculator_never_hangs(expression):
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
 def test_the_calculator_is_exact_on_integers(a, b):
     assert calculator(f"({a}) * ({b}) - {abs(a)}") == str(a * b - abs(a))
-
-
-@given(st.text() | st.text(alphabet='{}[]":, name<tool_call>/'))
-def test_parsing_never_raises(text):
-    for read in parse_tool_calls(f"<tool_call>{text}</tool_call>{text}"):
-        result = run_tool([weather], read)
-        assert result.name == read.name and (result.ok or result.content.startswith("Error: "))
 
 
 def test_functions_that_run_later_are_no_tools():

@@ -5,6 +5,7 @@ import time
 from contextlib import closing
 
 import pytest
+from refusals import raises
 from viewer_runs import episode, record, write_lines
 
 from forge_agents.errors import RunFolderError
@@ -88,8 +89,7 @@ def test_rewritten_file_is_indexed_again(index, run_folder):
     log = run_folder / "episodes.jsonl"
     remaining = log.read_text().splitlines(keepends=True)[:2]
     log.write_text("".join(remaining) + json.dumps(episode(seed=5, words="replayed " * 500)) + "\n")
-    with pytest.raises(RunFolderError, match="was rewritten"):
-        index.row(3)
+    raises(RunFolderError, "was rewritten", index.row, 3)
     assert index.update() == 3
     assert numbers(index) == [1, 2, 3]
     assert numbers(index, text="zebra") == []
@@ -167,8 +167,7 @@ def test_a_missing_file_is_an_empty_list(tmp_path):
 
 def test_damaged_index_names_the_file_to_delete(index):
     index.file.write_bytes(b"not a database" * 100)
-    with pytest.raises(RunFolderError, match=r"\.index cannot be used .*Delete it"):
-        index.find(Query())
+    raises(RunFolderError, r"\.index cannot be used .*Delete it", index.find, Query())
 
 
 def test_index_of_another_version_is_rebuilt(index, monkeypatch):
@@ -194,8 +193,7 @@ def test_database_of_another_program_is_not_replaced(run_folder):
     index = EpisodeIndex(run_folder / "episodes.jsonl")
     with closing(sqlite3.connect(index.file)) as other, other:
         other.execute("CREATE TABLE precious (x)")
-    with pytest.raises(RunFolderError, match="another program"):
-        index.update()
+    raises(RunFolderError, "another program", index.update)
     with closing(sqlite3.connect(index.file)) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
 
@@ -212,5 +210,4 @@ def test_indexes_unused_for_a_month_are_deleted(run_folder, index_folder):
 
 @pytest.mark.parametrize("wrong", [{"sort": "n; DROP TABLE episodes"}, {"offset": -1}, {"limit": 501}, {"limit": -1}])
 def test_queries_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Query(**wrong)
+    raises(ValueError, next(iter(wrong)), Query, **wrong)

@@ -3,6 +3,7 @@ import math
 import os
 
 import pytest
+from refusals import raises
 from viewer_runs import episode, metrics, record, write_lines
 
 from forge_agents.episodes import stored
@@ -144,10 +145,8 @@ def test_folders_of_runs_are_searched_and_named(tmp_path):
 
 def test_paths_without_a_run_are_explained(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunFolderError, match=r"empty holds no run: .*metrics\.jsonl.*Give the out_dir"):
-        find_runs([tmp_path / "empty"])
-    with pytest.raises(RunFolderError, match=r"emtpy is not a folder.* Did you mean 'empty'"):
-        find_runs([tmp_path / "emtpy"])
+    raises(RunFolderError, r"empty holds no run: .*metrics\.jsonl.*Give the out_dir", find_runs, [tmp_path / "empty"])
+    raises(RunFolderError, r"emtpy is not a folder.* Did you mean 'empty'", find_runs, [tmp_path / "emtpy"])
 
 
 def test_a_league_is_a_table_by_rating(tmp_path):
@@ -186,10 +185,8 @@ def test_episode_of_another_version_is_reported(tmp_path):
     row = episode()
     del row["trajectories"]["a"]["turns"][0]["index"]
     write_lines(tmp_path / "episodes.jsonl", [row])
-    with pytest.raises(RunFolderError, match=r"episode 1 of .* was written by another version \(KeyError"):
-        only(tmp_path).episode(1)
-    with pytest.raises(KeyError, match="there is no episode 2"):
-        only(tmp_path).episode(2)
+    raises(RunFolderError, r"episode 1 of .* was written by another version \(KeyError", only(tmp_path).episode, 1)
+    raises(KeyError, "there is no episode 2", only(tmp_path).episode, 2)
 
 
 HUGE = 10**400
@@ -245,8 +242,7 @@ def test_folder_with_links_or_pipes_is_refused(run_folder, tmp_path, name, kind)
         os.mkfifo(run_folder / name)  # to open it would wait for ever
     else:
         (run_folder / name).symlink_to(tmp_path / ("secret" if kind == "link" else "nothing"))
-    with pytest.raises(RunFolderError, match=f"{name} is (a link|not a file)"):
-        find_runs([run_folder])
+    raises(RunFolderError, f"{name} is (a link|not a file)", find_runs, [run_folder])
     (run_folder / name).unlink()
     (run_folder / "notes.md").symlink_to(tmp_path / "secret")  # as people do, and nothing here opens it
     (tmp_path / "disk").mkdir()
@@ -274,8 +270,7 @@ def test_nested_aliases_and_rows_are_problems_not_crashes(run_folder, value):
 def test_a_sparse_file_is_refused(run_folder, name):
     (run_folder / name).write_text("{")
     os.truncate(run_folder / name, 1 << 40)
-    with pytest.raises(RunFolderError, match=f"{name} has 1099511627776 bytes"):
-        find_runs([run_folder])
+    raises(RunFolderError, f"{name} has 1099511627776 bytes", find_runs, [run_folder])
 
 
 def test_a_line_larger_than_any_episode_is_left_out(run_folder, monkeypatch):

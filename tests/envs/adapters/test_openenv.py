@@ -4,6 +4,7 @@ import time
 
 import pytest
 from hostile_strings import HOSTILE_STRINGS
+from process_checks import holds_within
 from team_play import begin
 
 import forge_agents as fa
@@ -48,9 +49,7 @@ def server():
         running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 20
-        while not running.started and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert holds_within(20, lambda: running.started)
         yield f"http://127.0.0.1:{port}"
         RELEASED.set()
         running.should_exit = True

@@ -2,7 +2,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import pytest
+from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -29,11 +29,9 @@ def test_missing_library_lists_nothing_and_names_the_command(monkeypatch):
     fa.list_envs()
     registry.provide("absent", entry_point="no_such:function", package="no_such_library", extra="textarena")
     fa.list_envs()
-    with pytest.raises(ImportError, match=r"absent/.*pip install 'forge-agents-rl\[textarena\]'"):
-        fa.make("absent/Game-v0")
+    raises(ImportError, r"absent/.*pip install 'forge-agents-rl\[textarena\]'", fa.make, "absent/Game-v0")
     registry.provide("foreign", entry_point="no_such:function", package="no_such_library")  # by another project
-    with pytest.raises(ImportError, match=r"foreign/.*'no_such_library': install the library that has it$"):
-        fa.make("foreign/Game-v0")
+    raises(ImportError, r"foreign/.*'no_such_library': install the library that has it$", fa.make, "foreign/Game-v0")
 
 
 def test_failed_listing_is_repeated_and_a_complete_one_is_not(monkeypatch):
@@ -48,8 +46,7 @@ def test_failed_listing_is_repeated_and_a_complete_one_is_not(monkeypatch):
     monkeypatch.setattr(registry, "_listed", set())
     monkeypatch.setitem(sys.modules, "catalogue", SimpleNamespace(ids=ids))
     registry.provide("shop", entry_point="catalogue:ids", package="json")
-    with pytest.raises(RuntimeError, match="half a catalogue"):
-        fa.list_envs()
+    raises(RuntimeError, "half a catalogue", fa.list_envs)
     for _ in range(2):
         fa.list_envs()
     assert requests == [None, None]
@@ -59,13 +56,11 @@ def test_a_namespace_has_one_owner(monkeypatch):
     monkeypatch.setattr(registry, "_providers", {})
     for _ in range(2):
         registry.provide("twice", entry_point="a:f", package="sys")
-    with pytest.raises(ValueError, match="already offered by a:f"):
-        registry.provide("twice", entry_point="b:f", package="sys")
+    raises(ValueError, "already offered by a:f", registry.provide, "twice", entry_point="b:f", package="sys")
 
 
 def test_unknown_names_of_a_namespace_are_unknown_ids():
-    with pytest.raises(UnknownIdError, match="textarena/TicTacToe-v0"):
-        fa.make("textarena/TicTakToe-v0")
+    raises(UnknownIdError, "textarena/TicTacToe-v0", fa.make, "textarena/TicTakToe-v0")
 
 
 def test_library_spelling_of_a_variant_is_accepted():
