@@ -205,7 +205,8 @@ def _check(report: Report) -> None:
 
 
 def _check_exploitability(report: Report, environments: Mapping[str, SuiteEnv]) -> None:
-    for env, by_player in report.exploitability.items():
+    values: Mapping[str, Any] = report.exploitability  # the types of a damaged file are not those of `Report`
+    for env, by_player in values.items():
         if env not in environments or by_player.keys() - report.players.keys():
             raise ValueError(f"it has the exploitability of a player or environment that it does not have, in {env}")
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in by_player.values()):

@@ -20,7 +20,7 @@ from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
 from forge_agents.files import CACHE_VARIABLE, MAX_BYTES, cache_folder, foreign_entry, user_path
-from forge_agents.models.tokenizer_file import check_growth
+from forge_agents.models.tokenizer_file import check_growth, check_tokens
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's names of safetensors dtypes."""
@@ -175,11 +175,7 @@ def check_complete(folder: Path) -> None:
         if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > MAX_BYTES:
             raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
     read_json(folder / "config.json")
-    tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-    if not any((folder / name).is_file() for name in tokenizers):
-        raise ModelNotFoundError(f"model folder {folder} has no tokenizer: none of {', '.join(tokenizers)} is there")
-    if (tokenizer := folder / tokenizers[0]).is_file():
-        check_growth(tokenizer, read_json(tokenizer))
+    _check_tokenizer(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
@@ -197,6 +193,23 @@ def check_complete(folder: Path) -> None:
             raise ModelNotFoundError(f"model folder {folder} has no weights: no *.safetensors file is there{instead}")
     for shard in shards:
         safetensors_header(shard)
+
+
+def _check_tokenizer(folder: Path) -> None:
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ModelNotFoundError(
+            f"model folder {folder} has no tokenizer.json. transformers can make it from other files: "
+            "load them as an AutoTokenizer and call its save_pretrained"
+        )
+    check_growth(tokenizer, read_json(tokenizer))
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        if (file := folder / name).is_file():
+            settings = read_json(file)
+            if "fast_tokenizer_files" in settings:
+                raise ModelNotFoundError(f"{file} names other files than tokenizer.json. Remove fast_tokenizer_files")
+            is_all = name == "added_tokens.json"
+            check_tokens(file, settings if is_all else [settings[key] for key in settings if "token" in key])
 
 
 def check_contained_files(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bounds on how much a model's tokenizer may lengthen a text."""
+"""Bounds on how much a model's tokenizer may lengthen a text, and on its time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from forge_agents.errors import ModelNotFoundError
 
 _MAX_GROWTH = 64
 """Maximum number of letters that may replace one letter. Unicode's compatibility forms have up to 18."""
+MAX_TOKEN_CHARS = 1024
+"""Maximum length of a token. Long tokens make long texts of short answers."""
 _MAX_STEPS = 32
 """Maximum number of steps of a part, such as normalizers. Some steps add letters to each text."""
 
 
 def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
-    """Check that the steps of a ``tokenizer.json`` do not multiply the length of a text.
+    """Check that a ``tokenizer.json`` cannot multiply the length of a text or take endless time.
 
     Args:
         file: The file, for the message.
@@ -25,28 +27,50 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
 
     Raises:
         ModelNotFoundError: A part has more than 32 steps, one letter may become more than 64, which may make the
-            library abort the process for lack of memory, or a decoder has a regular expression, which would be
-            searched for in every answer.
+            library abort the process for lack of memory, a decoder has a regular expression, which would be
+            searched for in every answer, or a token is longer than 1,024 letters.
     """
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         steps = list(parts(settings.get(name)))
         if len(steps) > _MAX_STEPS:
-            raise ModelNotFoundError(
-                f"{file}: its {name} has {len(steps)} steps. Expected at most {_MAX_STEPS}. Download the model again, "
-                "from a source that you trust"
-            )
+            raise _refusal(file, f"its {name} has {len(steps)} steps. Expected at most {_MAX_STEPS}")
         patterns = (step["pattern"] for step in steps if isinstance(step.get("pattern"), Mapping))
         if name == "decoder" and any("Regex" in pattern for pattern in patterns):
-            raise ModelNotFoundError(
-                f"{file}: its decoder searches for a regular expression, which may take endless time. Expected texts. "
-                "Download the model again, from a source that you trust"
+            raise _refusal(
+                file, "its decoder searches for a regular expression, which may take endless time. Expected texts"
             )
         growth = math.prod(float(_growth(step)) for step in steps)  # floats end at infinity
         if growth > _MAX_GROWTH:
-            raise ModelNotFoundError(
-                f"{file}: its {name} can turn one letter into {growth:g}. Expected at most {_MAX_GROWTH} letters. "
-                "Download the model again, from a source that you trust"
+            raise _refusal(
+                file, f"its {name} can turn one letter into {growth:g}. Expected at most {_MAX_GROWTH} letters"
             )
+    model = settings.get("model")
+    model = model if isinstance(model, Mapping) else {}
+    texts = [value for name, value in model.items() if name != "merges"]  # they join tokens of the vocabulary
+    check_tokens(file, (texts, settings.get("added_tokens")))
+    if not 0 <= (chars := model.get("max_input_chars_per_word", 0)) <= MAX_TOKEN_CHARS:  # quadratic time
+        raise _refusal(file, f"its words have up to {chars:g} letters. Expected at most {MAX_TOKEN_CHARS}")
+
+
+def check_tokens(file: Path, values: object) -> None:
+    """Check that no text in a part of a tokenizer's file is longer than 1,024 letters.
+
+    Raises:
+        ModelNotFoundError: A text is longer, so that decoded or encoded texts would have any length.
+    """
+    pending = [values]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str) and len(part) > MAX_TOKEN_CHARS:
+            raise _refusal(file, f"it has a token of {len(part)} letters. Expected at most {MAX_TOKEN_CHARS}")
+        if isinstance(part, Mapping):
+            pending += [*part, *part.values()]
+        elif isinstance(part, list | tuple):
+            pending += part
+
+
+def _refusal(file: Path, problem: str) -> ModelNotFoundError:
+    return ModelNotFoundError(f"{file}: {problem}. Download the model again, from a source that you trust")
 
 
 def parts(settings: object) -> Iterator[Mapping[str, Any]]:
@@ -81,7 +105,10 @@ def _growth(part: Mapping[str, Any]) -> float:
         case "Precompiled":
             return _longest_replacement(part.get("precompiled_charsmap"))
         case "TemplateProcessing":
-            return math.inf if any(map(_repeats, (part.get("single"), part.get("pair")))) else 1
+            special = part.get("special_tokens")
+            ids = [token.get("ids", ()) for token in special.values()] if isinstance(special, Mapping) else []
+            is_long = any(len(of_token) > _MAX_GROWTH for of_token in ids)
+            return math.inf if is_long or any(map(_repeats, (part.get("single"), part.get("pair")))) else 1
     return 1
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from forge_agents.episodes.stored import digest, finite, number, total_reward
 from forge_agents.models.resolve import is_builtin, resolve
-from forge_agents.models.tokenizer_file import parts
+from forge_agents.models.tokenizer_file import MAX_TOKEN_CHARS, parts
 from forge_agents.tools import parse_tool_calls
 
 _MAX_TOKENIZER_BYTES = 1 << 26
@@ -22,8 +22,6 @@ _NOT_DECODED = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "
 _MAX_DECODERS = 8
 _MAX_PENDING = 16
 """Maximum number of tokens that form one character."""
-_MAX_TOKEN_CHARS = 1024
-"""Maximum length of a token in a tokenizer. Long tokens make short rows of a file into long pages."""
 _MAX_CHARS, _CHARS_PER_TOKEN = 4000, 32
 """Maximum length of a turn's texts, and its growth per token. Longer turns are shown without the texts of tokens."""
 _MAX_S, _S_PER_TOKEN = 5.0, 5e-5
@@ -191,7 +189,7 @@ class Pieces:
             if len(decoders) > _MAX_DECODERS or any(map(_lengthens, decoders)):
                 return None
             tokenizer = Tokenizer.from_str(json.dumps(settings))
-            return tokenizer if max(map(len, tokenizer.get_vocab())) <= _MAX_TOKEN_CHARS else None
+            return tokenizer if max(map(len, tokenizer.get_vocab())) <= MAX_TOKEN_CHARS else None
         except Exception:  # noqa: BLE001  # the library raises this for invalid files
             return None
 

@@ -238,6 +238,46 @@ def test_a_tokenizer_that_multiplies_texts_is_refused(part, is_refused, folder):
         models.resolve(folder)
 
 
+LONG = "a" * 1025
+MANY_IDS = {"x": {"id": "x", "ids": [5] * 65, "tokens": ["x"] * 65}}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("tokenizer.json", lambda file: file["model"]["vocab"].update({LONG: 100}), "token of 1025 letters"),
+        ("tokenizer.json", lambda file: file["added_tokens"].append({"id": 999, "content": LONG}), "token of 1025"),
+        ("tokenizer.json", lambda file: file["model"].update(continuing_subword_prefix=LONG), "token of 1025 letters"),
+        ("tokenizer.json", lambda file: file["model"].update(vocab=[[LONG, -1.0]]), "token of 1025 letters"),
+        ("tokenizer.json", lambda file: file["model"].update(max_input_chars_per_word=10**9), "up to 1e.09 letters"),
+        (
+            "tokenizer.json",
+            lambda file: file.update(post_processor={**template(TEXT), "special_tokens": MANY_IDS}),
+            "turn one letter into inf",
+        ),
+        ("tokenizer_config.json", lambda file: file.update(eos_token=LONG), "token of 1025 letters"),
+        ("tokenizer_config.json", lambda file: file.update(added_tokens_decoder={"9": {"content": LONG}}), "token of"),
+        ("tokenizer_config.json", lambda file: file.update(chat_template=LONG), ""),
+        ("added_tokens.json", lambda file: file.update({LONG: 9}), "token of 1025 letters"),
+        ("special_tokens_map.json", lambda file: file.update(additional_special_tokens=[LONG]), "token of 1025"),
+        ("tokenizer_config.json", lambda file: file.update(fast_tokenizer_files=["a"]), "other files than tokenizer"),
+    ],
+)
+def test_a_tokenizer_with_long_tokens_or_other_files_is_refused(name, change, reason, folder):
+    path = folder / name
+    file = json.loads(path.read_text()) if path.exists() else {}
+    change(file)
+    path.write_text(json.dumps(file))
+    with pytest.raises(ModelNotFoundError, match=f"{name}.*{reason}") if reason else nullcontext():
+        models.resolve(folder)
+
+
+def test_a_model_without_tokenizer_json_is_refused(folder):
+    (folder / "tokenizer.json").rename(folder / "vocab.json")
+    with pytest.raises(ModelNotFoundError, match=r"no tokenizer\.json. transformers can make it"):
+        models.resolve(folder)
+
+
 def test_a_decoder_with_a_regular_expression_is_refused(folder):
     settings = json.loads((folder / "tokenizer.json").read_text())
     steps = [settings["decoder"], replace({"Regex": "(a+)+$"}, "")]
