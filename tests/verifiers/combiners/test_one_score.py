@@ -63,10 +63,10 @@ def test_unqueried_verifier_casts_no_vote(name: str) -> None:
     assert (one == other).all()
 
 
-@pytest.mark.parametrize("name", ["default", "mean", "majority", "dawid-skene", "weaver"])
-def test_state_keeps_the_meaning_of_abstentions(name: str) -> None:
-    s, _ = votes(2)
-    model, loaded = combiners.get(name).fit(s), combiners.get(name)
+@pytest.mark.parametrize("name", combiners.names())
+def test_state_is_restored_bit_equal_with_the_meaning_of_abstentions(name: str) -> None:
+    s, y = votes(2)
+    model, loaded = fitted(name, s, y), combiners.get(name)
     loaded.load_state_dict(model.state_dict())
     assert (loaded.predict_proba(s) == model.predict_proba(s)).all()
 

@@ -19,20 +19,6 @@ def strict_first(lenient: int) -> Case:
     return (u < yes).astype(float), np.arange(2000) // 8, y.astype(np.intp)
 
 
-@pytest.mark.parametrize("name", ["mean", "default"])
-@pytest.mark.parametrize("lenient", [1, 4])
-def test_leaving_out_a_strict_verifier_does_not_raise_the_level(name: str, lenient: int) -> None:
-    s, g, _ = strict_first(lenient)
-    model = combiners.get(name).fit(s, g)
-    asked = np.ones(s.shape, bool)
-    asked[:, 0] = False
-    whole, part = model.predict_proba(s, g), model.predict_proba(s, g, asked)
-    assert abs(part.mean() - whole.mean()) < 0.03
-    some = np.where((np.arange(len(s)) % 2 == 0)[:, None], True, asked)
-    mixed = model.predict_proba(s, g, some)
-    np.testing.assert_allclose(mixed[some.all(axis=1)].mean(), mixed[~some.all(axis=1)].mean(), atol=0.06)
-
-
 def test_rows_without_queried_verifiers_get_the_usual_mean() -> None:
     s, g, _ = strict_first(3)
     model = combiners.get("mean").fit(s, g)

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from forge_verifiers import combiners
 
-from .regimes import accuracy, clones, crowd_kit, graded, votes  # noqa: TID252 (tests are no installed package)
+from .regimes import accuracy, crowd_kit, graded, votes  # noqa: TID252 (tests are no installed package)
 
 
 def weaver_by_gradient_descent(votes_nm: np.ndarray, pi: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -112,15 +112,6 @@ def test_mean_weighs_a_family_as_one_verifier() -> None:
 def test_majority_counts_votes() -> None:
     s = np.array([[0.0, 0.4, 1.0], [1.0, 1.0, np.nan], [0.2, 0.0, 0.0]])
     np.testing.assert_allclose(combiners.get("majority").fit_predict(s), [1 / 3, 1.0, 0.0])
-
-
-def test_default_resists_copies_that_mislead_dawid_skene() -> None:
-    s, g, y = clones(3)
-    assert (
-        accuracy(y, combiners.get("dawid-skene").fit_predict(s))
-        < 0.75
-        < accuracy(y, combiners.get("default").fit_predict(s, g))
-    )
 
 
 def test_every_combiner_takes_graded_scores_with_gaps() -> None:

@@ -39,19 +39,19 @@ def test_improving_honest_run_raises_no_alarm():
     assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.3 and ensemble.alarms == ()
 
 
+def add(watch, *, reward=0.5, effective_number=2.0, disagreement=0.1, spread=0.3, means=(0.5,), witness=0):
+    watch.add(
+        reward=reward, effective_number=effective_number, disagreement=disagreement, spread=spread,
+        means=np.array(means), witnesses=[witness],
+    )  # fmt: skip
+
+
 def test_log_warn_and_stop(caplog):
     def drive(on_alarm):
         watch = AlarmMonitor(HackingAlarm(on_alarm=on_alarm, window=20), ["a", "b"])
         for call in range(20):
             up = 0.2 + 0.025 * call
-            watch.add(
-                reward=up,
-                effective_number=2.0,
-                disagreement=0.3,
-                spread=0.3,
-                means=np.array([up, 1 - up]),
-                witnesses=[1],
-            )
+            add(watch, reward=up, disagreement=0.3, means=(up, 1 - up), witness=1)
         return watch
 
     caplog.set_level(logging.ERROR)
@@ -63,46 +63,28 @@ def test_log_warn_and_stop(caplog):
         drive("stop")
 
 
-def series(*, calls=40, **changed):
-    """Alarm kinds after some calls in which the named series go from one value to another, with a little noise."""
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize(
+    ("changed", "kinds"),
+    [
+        *(({}, []), ({"reward": 0.9, "mean": 0.8}, []), ({"reward": 0.9, "mean": 0.3}, ["reward_against_witness"])),
+        *(({"reward": 0.2, "mean": 0.1}, []), ({"reward": 0.6, "mean": 0.58}, []), ({"spread": 0.15}, [])),
+        *(({"effective_number": 1.5}, ["effective_number"]), ({"effective_number": 3.5}, [])),
+        *(({"disagreement": 0.5}, ["disagreement"]), ({"disagreement": 0.1}, [])),
+        *(({"mean": 0.3}, ["plateau"]), ({"mean": 0.45}, []), ({"calls": 20, "mean": 0.2}, ["plateau"])),
+        ({"calls": 20, "reward": 0.9, "mean": 0.2}, ["reward_against_witness"]),
+    ],
+)
+def test_each_series_has_its_alarm(changed, kinds):
+    """Within 40 calls, or 20, the named series go from one value to another, with a little noise."""
+    rng, calls = np.random.default_rng(0), changed.pop("calls", 40)
     watch = AlarmMonitor(HackingAlarm(on_alarm="log", window=40), ["a"])
     start = {"reward": 0.5, "effective_number": 4.0, "disagreement": 0.3, "spread": 0.3, "mean": 0.5}
     for call in range(calls):
         now = {
             k: v + (changed.get(k, v) - v) * call / (calls - 1) + 0.01 * rng.standard_normal() for k, v in start.items()
         }
-        means = np.array([now.pop("mean")])
-        watch.add(**now, means=means, witnesses=[0])
-    return [alarm.kind for alarm in watch.alarms]
-
-
-@pytest.mark.parametrize(
-    ("changed", "kinds"),
-    [
-        ({}, []),
-        ({"reward": 0.9, "mean": 0.8}, []),
-        ({"reward": 0.9, "mean": 0.3}, ["reward_against_witness"]),
-        ({"reward": 0.2, "mean": 0.1}, []),
-        ({"effective_number": 1.5}, ["effective_number"]),
-        ({"effective_number": 3.5}, []),
-        ({"disagreement": 0.5}, ["disagreement"]),
-        ({"disagreement": 0.1}, []),
-        ({"mean": 0.3}, ["plateau"]),
-        ({"mean": 0.45}, []),
-        ({"reward": 0.6, "mean": 0.58}, []),
-        ({"spread": 0.15}, []),
-    ],
-)
-def test_each_series_has_its_alarm(changed, kinds):
-    assert series(**changed) == kinds
-
-
-@pytest.mark.parametrize(
-    ("changed", "kind"), [({"reward": 0.9, "mean": 0.2}, "reward_against_witness"), ({"mean": 0.2}, "plateau")]
-)
-def test_a_run_of_twenty_steps_is_watched(changed, kind):
-    assert series(calls=20, **changed) == [kind]
+        add(watch, means=(now.pop("mean"),), **now)
+    assert [alarm.kind for alarm in watch.alarms] == kinds
 
 
 @pytest.mark.parametrize("anchors", [(), ("judge5",)])
@@ -117,10 +99,7 @@ def test_a_hacked_run_of_twenty_steps_is_noticed(anchors):
 def test_equal_rewards_within_groups_raise_an_alarm_unless_solved(reward, kinds):
     watch = AlarmMonitor(HackingAlarm(on_alarm="log"), ["a"])
     for call in range(20):
-        spread = 0.3 if call < 4 else 0.001
-        watch.add(
-            reward=reward, effective_number=2, disagreement=0.1, spread=spread, means=np.array([0.5]), witnesses=[0]
-        )
+        add(watch, reward=reward, spread=0.3 if call < 4 else 0.001)
     assert [alarm.kind for alarm in watch.alarms] == kinds
 
 
@@ -134,8 +113,7 @@ def test_spread_is_computed_within_groups():
 def test_an_alarm_is_not_repeated_within_a_window():
     watch = AlarmMonitor(HackingAlarm(on_alarm="log", window=20), ["a"])
     for call in range(60):
-        up = 0.01 * call
-        watch.add(reward=up, effective_number=1, disagreement=0, spread=0.3, means=np.array([1 - up]), witnesses=[0])
+        add(watch, reward=0.01 * call, effective_number=1, disagreement=0, means=(1 - 0.01 * call,))
     assert [alarm.call for alarm in watch.alarms] == [12, 32, 52]
 
 
@@ -144,14 +122,7 @@ def test_abstentions_and_calls_without_sample_raise_no_alarm():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for call in range(30):
-            watch.add(
-                reward=0.1 * call,
-                effective_number=2,
-                disagreement=np.nan,
-                spread=np.nan,
-                means=np.array([np.nan]),
-                witnesses=[0],
-            )
+            add(watch, reward=0.1 * call, disagreement=np.nan, spread=np.nan, means=(np.nan,))
     assert watch.alarms == []
 
 
@@ -161,19 +132,3 @@ def test_disagreement_is_weighted_by_the_posterior():
     assert disagreement(scores, np.array([0.0, 1, 0])) == 0
     assert disagreement(scores, np.array([1.0, 0, 1])) == pytest.approx((1 + 0 + 0.5 + 0.5) / 4)
     assert np.isnan(disagreement(scores, np.zeros(3)))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"on_alarm": "shout"},
-        {"window": 3},
-        {"threshold": 0},
-        {"min_change": 2},
-        {"max_shrinkage": 0},
-        {"min_spread": 1},
-    ],
-)
-def test_settings_are_checked(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        HackingAlarm(**wrong)

@@ -103,13 +103,3 @@ def test_a_cache_smaller_than_one_call_still_answers_every_row():
     off, asked = counting()
     Ensemble([off], cache_rows=0).scores([said("a"), said("a")])
     assert len(asked) == 2
-
-
-def test_cache_survives_a_resume():
-    first, asked = counting()
-    ensemble = Ensemble([first])
-    ensemble.scores([said("a"), said("bb")])
-    judge, asked = counting()
-    resumed = Ensemble([judge])
-    resumed.load_state_dict(ensemble.state_dict())
-    assert resumed.scores([said("bb"), said("a")])[:, 0].tolist() == pytest.approx([0.2, 0.1]) and not asked

@@ -105,28 +105,6 @@ def test_verifiers_that_compare_receive_whole_groups():
     assert all((size == 8).all() for size in sizes) and sum(map(len, sizes)) < 48
 
 
-def test_skipped_scores_are_no_evidence():
-    """A judge that abstains on wrong rows: its silence is evidence where it was asked, and none where it was not."""
-    rng = np.random.default_rng(0)
-    right = rng.random(4000) < 0.5
-    votes = np.where(rng.random((4000, 5)) < 0.75, right[:, None], ~right[:, None]).astype(float)
-    votes[rng.random(4000) < np.where(right, 0.1, 0.7), 4] = np.nan
-    combiner = combiners.get("default").fit(votes)
-    quiet = np.array([[1.0, 0.0, 1.0, 0.0, np.nan]])
-    others = combiner.predict_proba(quiet, queried=np.array([[True] * 4 + [False]]))
-    assert others[0] == pytest.approx(0.5, abs=0.15) and combiner.predict_proba(quiet)[0] < 0.3
-    with pytest.raises(ValueError, match="queried"):
-        combiner.predict_proba(quiet, queried=np.ones((1, 5)))
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"undecided": (0.9, 0.1)}, {"verified_share": 0.0}, {"warm_up_rows": 0}, {"undecided": (-0.1, 0.5)}]
-)
-def test_settings_are_checked(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Cascade(**wrong)
-
-
 def test_cascade_with_one_cost_class_skips_nothing():
     plain, ensemble = Ensemble(judges()), Ensemble(judges(), cascade=Cascade(warm_up_rows=1))
     for call in range(4):

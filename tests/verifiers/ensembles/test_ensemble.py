@@ -3,6 +3,7 @@ import pytest
 
 from forge_agents import Ensemble, Rule
 from forge_agents.errors import UnknownIdError
+from forge_verifiers import Cascade, HackingAlarm
 from forge_verifiers.ensemble.ensemble import ScoreWindow
 
 from .simulated import auroc, dead, judge, judges, played  # noqa: TID252 (tests are no installed package)
@@ -46,18 +47,6 @@ def test_refits_are_counted_and_can_be_stopped():
     ensemble.score(played(9))
     after = ensemble.state_dict()
     assert {k for k in before if before[k].tobytes() != after[k].tobytes()} == {"panel/counts"}
-
-
-def test_state_continues_bit_equal():
-    first, second = (Ensemble(judges(), refit_every=2, max_rows=200) for _ in range(2))
-    for call in range(4):
-        first.score(played(call, groups=10))
-    state = first.state_dict()
-    assert all(value.dtype != object for value in state.values())
-    second.load_state_dict(state)
-    for call in range(4, 8):
-        assert first.score(played(call, groups=10)).tobytes() == second.score(played(call, groups=10)).tobytes()
-    assert first.report().table() == second.report().table()
 
 
 def test_foreign_state_is_refused():
@@ -171,3 +160,17 @@ def test_one_response_of_one_uninformative_verifier(combine, odd):
 def test_wrong_arguments_are_refused(verifiers, options, error, message):
     with pytest.raises(error, match=message):
         Ensemble(verifiers, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        *((HackingAlarm, {"on_alarm": "shout"}), (HackingAlarm, {"window": 3}), (HackingAlarm, {"threshold": 0})),
+        *((HackingAlarm, {"min_change": 2}), (HackingAlarm, {"max_shrinkage": 0}), (HackingAlarm, {"min_spread": 1})),
+        *((Cascade, {"undecided": (0.9, 0.1)}), (Cascade, {"undecided": (-0.1, 0.5)}), (Cascade, {"warm_up_rows": 0})),
+        (Cascade, {"verified_share": 0.0}),
+    ],
+)
+def test_settings_are_checked(kind, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        kind(**wrong)

@@ -132,19 +132,3 @@ def test_every_wait_has_a_timeout(monkeypatch):
     errors = talk.ask([question("a"), question("b")])
     assert [str(error) for error in errors] == ["fake gave no answer within 0.2 s"] * 2
     talk.close()
-
-
-class Stuck(FakeChat):
-    async def ask(self, question):
-        if question.text == "late":
-            await asyncio.sleep(30)
-        return await super().ask(question)
-
-
-def test_one_late_answer_of_64_costs_one():
-    talk = conversation(Stuck(left_s=0.3))
-    asked = [question("late" if k == 7 else f"{k}") for k in range(64)]
-    replies = talk.ask(asked)
-    assert isinstance(replies[7], StallError)
-    assert [reply.text for k, reply in enumerate(replies) if k != 7] == [q.text for k, q in enumerate(asked) if k != 7]
-    talk.close()

@@ -181,38 +181,31 @@ def noise_of(rows, m, kind="default"):
     return Evidence(scores=scores, **nothing, families=[None] * m, combiner=fitted)
 
 
+CHANCE = "these rows do not distinguish it"
+REVERSED = "worse than chance, so the ensemble counts its scores in reverse: TPR - FPR is -0.600 [-0.68, -0.52]"
+FEW_ROWS = "too few rows to distinguish it from chance: TPR - FPR is 0.020 [-0.38, 0.42] on 30 rows"
+
+
 @pytest.mark.parametrize(
-    ("known", "rows", "kind", "clusters", "reason"),
+    ("known", "fit", "reason"),
     [
-        ({}, 300, "default", 0, ""),
-        (
-            {"tpr": 0.5, "fpr": 0.48, "tpr_error": 0.2},
-            30,
-            "default",
-            0,
-            "too few rows to distinguish it from chance: TPR - FPR is 0.020 [-0.38, 0.42] on 30 rows",
-        ),
-        (
-            {"tpr": 0.2, "fpr": 0.8},
-            300,
-            "default",
-            0,
-            "worse than chance, so the ensemble counts its scores in reverse: TPR - FPR is -0.600 [-0.68, -0.52]",
-        ),
-        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": 0.4}, 300, "default", 0, "these rows do not distinguish it"),
-        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": math.nan}, 300, "default", 0, "these rows do not distinguish it"),
-        ({"tpr": 0.8, "fpr": 0.2, "tpr_error": 0.4}, 300, "default", 0, "these rows do not distinguish it"),
-        ({"tpr": 0.5, "fpr": 0.48}, 300, "default", 0, "no better than chance, according to the others"),
-        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by other: only an anchor or labels can decide"),
-        ({"weight": 0.05}, 300, "default", 0, "its errors correlate with those of others: 20 of them weigh as"),
-        ({"weight": 0.05}, 300, "logistic", 0, "the combiner does not use it"),
-        ({"weight": 0.0}, 300, "weaver", 0, "left out by the combiner: it says yes of"),
-        ({"tpr": math.nan, "fpr": math.nan}, 300, "mean", 0, ""),
-        ({"scored": 0, "skipped": 8}, 300, "default", 0, "no scores: skipped by a cascade on 8 trajectories"),
+        ({}, {}, ""),
+        ({"tpr": 0.5, "fpr": 0.48, "tpr_error": 0.2}, {"rows": 30}, FEW_ROWS),
+        ({"tpr": 0.2, "fpr": 0.8}, {}, REVERSED),
+        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": 0.4}, {}, CHANCE),
+        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": math.nan}, {}, CHANCE),
+        ({"tpr": 0.8, "fpr": 0.2, "tpr_error": 0.4}, {}, CHANCE),
+        ({"tpr": 0.5, "fpr": 0.48}, {}, "no better than chance, according to the others"),
+        ({"tpr": 0.2, "fpr": 0.8}, {"clusters": 1}, "contradicted by other: only an anchor or labels can decide"),
+        ({"weight": 0.05}, {}, "its errors correlate with those of others: 20 of them weigh as"),
+        ({"weight": 0.05}, {"kind": "logistic"}, "the combiner does not use it"),
+        ({"weight": 0.0}, {"kind": "weaver"}, "left out by the combiner: it says yes of"),
+        ({"tpr": math.nan, "fpr": math.nan}, {"kind": "mean"}, ""),
+        ({"scored": 0, "skipped": 8}, {}, "no scores: skipped by a cascade on 8 trajectories"),
     ],
 )
-def test_each_cause_of_a_small_weight_has_a_reason(known, rows, kind, clusters, reason):
-    evidence = noise_of(rows, 3, kind)
+def test_each_cause_of_a_small_weight_has_a_reason(known, fit, reason):
+    evidence, clusters = noise_of(fit.get("rows", 300), 3, fit.get("kind", "default")), fit.get("clusters", 0)
     result = with_reasons([row(**known), row("other"), row("third")], evidence, np.array([clusters, 2 * clusters, 0]))
     assert result[0].reason.startswith(reason) and (reason or not result[0].reason) and not result[1].reason
 
@@ -472,14 +465,14 @@ def votes_of(n, accuracies, *, abstains=0.0, adversary=False, seed=0):
         votes = [float(truth == (rng.random() < accuracy)) for accuracy in accuracies]
         if adversary:
             votes.append(votes[-1] if rng.random() < 0.97 else 1 - votes[-1])
-        shown = [None if rng.random() < abstains else vote for vote in votes]
+        shown = [None if abstains and rng.random() < abstains else vote for vote in votes]
         info = {"truth": truth, "votes": shown}
         out.append(Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=at // 4, info=info))
     return out
 
 
-def report_of(trajectories):
-    ensemble = Ensemble([weak(k) for k in range(len(trajectories[0].info["votes"]))])
+def report_of(trajectories, label=None):
+    ensemble = Ensemble([weak(k) for k in range(len(trajectories[0].info["votes"]))], label=label)
     ensemble.score(trajectories)
     return ensemble.report()
 
@@ -521,17 +514,7 @@ def test_good_verifiers_on_many_rows_have_narrow_intervals_that_cover_the_truth(
     assert "in reverse" in report.verifiers[3].reason
 
 
-def voted(n, label=None, accuracy=(0.9, 0.8, 0.7)):
-    """An ensemble that has scored n responses, half of them correct, with verifiers of these accuracies."""
-    rng, answers = np.random.default_rng(0), []
-    for number in range(n):
-        truth = bool(rng.random() < 0.5)
-        given = [float(truth if rng.random() < share else not truth) for share in accuracy]
-        info = {"truth": truth, "votes": given}
-        answers.append(Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=number // 4, info=info))
-    ensemble = Ensemble([weak(k) for k in range(len(accuracy))], label=label)
-    ensemble.score(answers)
-    return ensemble.report()
+GOOD = (0.9, 0.8, 0.7)
 
 
 def test_quantity_without_a_known_error_has_no_interval():
@@ -539,23 +522,23 @@ def test_quantity_without_a_known_error_has_no_interval():
     constant.score([Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=k) for k in range(40)])
     text = constant.report().table()
     assert "class balance 0.500 [0.00, 1.00], effective number 0.00 of 3" in text and "0.000 [" not in text
-    few = voted(3)
+    few = report_of(votes_of(3, GOOD))
     assert f"effective number {few.effective_number:.2f} of 3" in few.table() and "[1.00, 1.00]" not in few.table()
 
 
 def test_labels_of_one_class_are_named():
-    report = voted(200, label=lambda t: True if t.info["truth"] else None)
+    report = report_of(votes_of(200, GOOD), lambda t: True if t.info["truth"] else None)
     text, count = report.table(), int(np.nansum(report.evidence.labels))
     assert (
         50 < count < 150
         and f"All {count} of the window are 1: unless the labeled responses are a random sample" in text
     )
-    text = voted(200, label=lambda t: t.info["truth"]).table()
+    text = report_of(votes_of(200, GOOD), lambda t: t.info["truth"]).table()
     assert "follows 200 labels" in text and "random sample" not in text
 
 
 def test_calibration_against_labels_has_intervals_at_rates_of_0_and_1():
-    curve = voted(200, label=lambda t: t.info["truth"], accuracy=(0.95, 0.95, 0.95)).evidence.calibration()
+    curve = report_of(votes_of(200, (0.95,) * 3), lambda t: t.info["truth"]).evidence.calibration()
     assert curve.source == "labels" and {0.0, 1.0} <= set(curve.observed)
     widths = curve.half_width[(curve.observed == 0) | (curve.observed == 1)]
     np.testing.assert_allclose(widths, 1.96**2 / (20 + 1.96**2), rtol=1e-3)  # Wilson's interval of 0 of 20

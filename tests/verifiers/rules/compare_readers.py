@@ -24,36 +24,15 @@ Case = tuple[str, str, bool]  # gold answer, text, whether it is right
 Judge = Callable[[list[Case]], list[bool]]
 
 FILES = "test_all test_numina_cases test_open_thoughts test_strict test_boxed test_yujianll"
-REPORTED: list[Case] = [
-    ("5", "5 = x", True),
-    ("1/2", "0.5 = y", True),
-    ("x = 5", "5 = x", True),
-    ("6", "5 = x", False),
-    ("7", r"\boxed 7", True),
-    ("7", r"The answer is $\boxed 7$.", True),
-    (r"\frac{1}{2}", r"\boxed\frac12", True),
-    ("[0,3]", r"[0,2]\cup[1,3]", True),
-    ("[0,3)", r"[0,2]\cup[1,3]", False),
-    ("[0,3]", r"[0,1]\cup[2,3]", False),
-    (r"\mathbb{R}", r"(-\infty,\infty)", True),
-    (r"(-\infty,\infty)", r"x \in \mathbb R", True),
-    (r"\mathbb{Z}", r"\mathbb{R}", False),
-    ("2", r"\lg 100", True),
-    ("3", r"\lg 100", False),
-    ("A", "The answer is (A).", True),
-    ("A", "A) Paris", True),
-    ("A", "The answer is (A) or (B).", False),
-    ("A", "(A) is wrong.", False),
-    ("B", "A... no, wait, B", True),
-    ("D", "A\nB\nC\nD", False),
-    ("43", r"\boxed{42} \boxed{43}", False),
-    ("42", "答えは42です。", True),
-    ("42", "정답은 42입니다.", True),
-    ("42", "उत्तर ४२ है।", True),
-    ("42", "الإجابة هي ٤٢.", True),
-    ("42", "答案不是42。", False),
-    ("caf\u00e9", "cafe\u0301", True),
-]
+_TABLE = r"""
+    5 = x ⇒ 5 ¦ 0.5 = y ⇒ 1/2 ¦ 5 = x ⇒ x = 5 ¦ 5 = x ⇏ 6 ¦ \boxed 7 ⇒ 7 ¦ The answer is $\boxed 7$. ⇒ 7
+    \boxed\frac12 ⇒ \frac{1}{2} ¦ [0,2]\cup[1,3] ⇒ [0,3] ¦ [0,2]\cup[1,3] ⇏ [0,3) ¦ [0,1]\cup[2,3] ⇏ [0,3]
+    (-\infty,\infty) ⇒ \mathbb{R} ¦ x \in \mathbb R ⇒ (-\infty,\infty) ¦ \mathbb{R} ⇏ \mathbb{Z} ¦ \lg 100 ⇒ 2
+    \lg 100 ⇏ 3 ¦ The answer is (A). ⇒ A ¦ A) Paris ⇒ A ¦ The answer is (A) or (B). ⇏ A ¦ (A) is wrong. ⇏ A
+    A... no, wait, B ⇒ B ¦ A⏎B⏎C⏎D ⇏ D ¦ \boxed{42} \boxed{43} ⇏ 43 ¦ 答えは42です。 ⇒ 42 ¦ 정답은 42입니다. ⇒ 42
+    उत्तर ४२ है। ⇒ 42 ¦ الإجابة هي ٤٢. ⇒ 42 ¦ 答案不是42。 ⇏ 42 ¦ café ⇒ café
+"""
+REPORTED: list[Case] = [(gold, text, right) for text, gold, right in answer_styles.read_table(_TABLE)]
 
 
 def cases_of_math_verify(folder: Path) -> list[Case]:

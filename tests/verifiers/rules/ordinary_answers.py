@@ -17,11 +17,18 @@ TABLES = {
     """,
     "times": r"""
         The train leaves at 7:45 a.m. ⇒ 7:45 AM ¦ The train leaves at 7:45 p.m. ⇏ 7:45 AM ¦ It is 14:30. ⇒ 14:30
-        It is 2:30 PM. ⇒ 14:30 ¦ It is 2:30 AM. ⇏ 14:30 ¦ It arrives at 9:05. ⇏ 9:50
-        She finished at 3 o'clock. ⇒ 3:00 ¦ The trip takes 2 hours and 30 minutes. ⇒ 2 hours 30 minutes
+        It is 2:30 PM. ⇒ 14:30 ¦ It is 2:30 AM. ⇏ 14:30 ¦ It arrives at 9:05. ⇏ 9:50 ¦ She finished at 3 o'clock. ⇒ 3:00
+        The trip takes 2 hours and 30 minutes. ⇒ 2 hours 30 minutes
         The trip takes 2 hours and 30 minutes. ⇒ 150 minutes ¦ The trip takes 2 h 30 min. ⇒ 2.5 hours
         The trip takes 2 hours and 20 minutes. ⇏ 150 minutes ¦ The trip takes 2 hours and 30 minutes. ⇏ 2
-        It takes 90 seconds. ⇒ 1.5 minutes ¦ It takes 90 seconds. ⇏ 90 minutes
+        It takes 90 seconds. ⇒ 1.5 minutes ¦ It takes 90 seconds. ⇏ 90 minutes ¦ Her birthday is May 5. ⇒ 5 May
+        It starts at 10:15 p.m. ⇒ 22:15 ¦ It starts at 10:15 p.m. ⇏ 10:15 a.m. ¦ 12:00 AM ⇒ 0:00 ¦ 12:30 PM ⇒ 12:30
+        12:30 PM ⇏ 0:30 ¦ Monday ⇏ Tuesday ¦ The meeting is at 9 a.m. on 3 May 2021. ⇏ 3 May 2020
+        The year is 2021. ⇏ 3 May 2021 ¦ It happened on the 3rd of May 2021. ⇒ May 3, 2021
+        The date is 12/25/2020. ⇏ 12/24/2020 ¦ It ran from 1914 to 1918. ⇏ 1918 ¦ 1914–1918 ⇒ 1914-1918
+        It lasted 3 weeks and 2 days. ⇒ 23 days ¦ It lasted 3 weeks and 2 days. ⇏ 3 weeks
+        It lasted 2 days and 3 weeks. ⇏ 2 days ¦ 3 hours, 15 minutes ⇒ 3.25 hours ¦ 1 min 5 s ⇒ 65 s
+        He ran 5 km in 20 minutes. ⇏ 5/20
     """,
     "chemistry and prefixes of units": r"""
         The ion is Ca2+. ⇒ Ca2+ ¦ The answer is Ca+. ⇏ Ca2+ ¦ \boxed{Fe^{3+}} ⇒ Fe3+ ¦ \boxed{Fe^{2+}} ⇏ Fe3+
@@ -36,9 +43,9 @@ TABLES = {
         The plane is 2 hours late. ⇏ 2 hours early ¦ She walked 5 km north. ⇒ 5 km ¦ She walked 5 km north. ⇒ 5 km north
         She walked 5 km south. ⇏ 5 km north ¦ The speed is 30 m/s upward. ⇒ 30 m/s ¦ It is 20% faster. ⇒ 0.2
         It is 20% slower. ⇏ 20% faster ¦ It costs 5 dollars less. ⇒ 5 dollars
-        It costs 5 dollars less. ⇏ 5 dollars more ¦ Answer: 5 more apples ⇒ 5 apples
-        Answer: 5 more ⇒ 5 ¦ Answer: 5 more ⇏ 5 less ¦ 12 eggs total ⇒ 12 eggs
-        Answer: 45 minutes later ⇒ 45 minutes ¦ Answer: 180 cm tall ⇒ 1.8 m ¦ It is 6 feet, 2 inches tall. ⇒ 74 inches
+        It costs 5 dollars less. ⇏ 5 dollars more ¦ Answer: 5 more apples ⇒ 5 apples ¦ Answer: 5 more ⇒ 5
+        Answer: 5 more ⇏ 5 less ¦ 12 eggs total ⇒ 12 eggs ¦ Answer: 45 minutes later ⇒ 45 minutes
+        Answer: 180 cm tall ⇒ 1.8 m ¦ It is 6 feet, 2 inches tall. ⇒ 74 inches
     """,
     "currencies": r"""
         She earns eighteen dollars. ⇒ 18 ¦ She earns eighteen dollars per day. ⇒ 18 ¦ She earns nineteen dollars. ⇏ 18
@@ -46,8 +53,8 @@ TABLES = {
         The cost is $1.2 million. ⇒ 1200000 ¦ The cost is €1.200,50. ⇒ 1200.50 ¦ The price is 45 EUR. ⇒ 45 euros
         The price is 45 USD. ⇏ 45 euros ¦ They made a profit of $250. ⇒ 250 ¦ The total comes to £12.50. ⇒ £12.50
         The total comes to $12.50. ⇏ £12.50 ¦ The refund is -$40. ⇒ -40 ¦ The refund is $40. ⇏ -40 ¦ ¥5000 ⇒ 5000 yen
-        5000 won ⇏ 5000 yen ¦ The bill is $18.50, of which $2 is tax. ⇒ 18.50
-        It costs 3 dollars and 50 cents. ⇒ 3.50 ¦ It costs 3 dollars and 50 cents. ⇏ 3 ¦ Answer: CHF 20 ⇒ 20 CHF
+        5000 won ⇏ 5000 yen ¦ The bill is $18.50, of which $2 is tax. ⇒ 18.50 ¦ It costs 3 dollars and 50 cents. ⇒ 3.50
+        It costs 3 dollars and 50 cents. ⇏ 3 ¦ Answer: CHF 20 ⇒ 20 CHF
     """,
     "fractions in words": r"""
         She ate three quarters of the pie. ⇒ 3/4 ¦ The probability is one third. ⇒ 1/3
@@ -57,13 +64,23 @@ TABLES = {
         There are twelve eggs. ⇒ 12 ¦ There are twelve eggs. ⇏ 20 ¦ A total of thirty-one students passed. ⇒ 31
         He has one hundred twenty marbles left. ⇒ 120 ¦ None of the twelve eggs broke. ⇏ 12 ¦ Seven. ⇒ 7 ¦ seventy ⇏ 7
         The number is six, not seven. ⇏ 7 ¦ The number is six, not seven. ⇒ 6 ¦ Zero ⇒ 0 ¦ There are no solutions. ⇏ 0
+        There were fifteen birds, and four flew away, so eleven are left. ⇒ 11
+        There were fifteen birds, and four flew away, so eleven are left. ⇏ 15
+        She has twice as many, so she has twenty-four. ⇒ 24 ¦ It takes forty minutes, not fifty. ⇒ 40
+        It takes forty minutes, not fifty. ⇏ 50 ¦ It does not take forty minutes. ⇏ 40
+        It takes either forty or fifty minutes. ⇏ 40 ¦ More than forty people came. ⇏ 40
+        At least twelve are needed. ⇏ 12 ¦ One third of the class is absent. ⇒ 1/3 ¦ About a hundred people came. ⇏ 101
+        Thirteen is wrong. ⇏ 13 ¦ If he bought ten, he would have ten left. ⇏ 11 ¦ The twins are six. ⇒ 6
+        The Magnificent Seven ⇒ The Magnificent Seven ¦ The film is Twelve Angry Men. ⇒ Twelve Angry Men
+        The two cities are Paris and Rome. ⇏ Paris ¦ The answer is one hundred and one. ⇒ 101
+        The answer is one hundred and one. ⇏ 100 ¦ a quarter ⇒ 25%
     """,
     "intervals, ranges": r"""
         x is between 2 and 5 ⇏ 5 ¦ The solution set is $[2, 5)$. ⇒ [2,5) ¦ The solution set is $(2, 5]$. ⇏ [2,5)
         2 ≤ x < 5 ⇒ [2,5) ¦ The solution is x ≥ 3. ⇒ [3, \infty) ¦ The solution is x > 3. ⇏ [3, \infty)
-        x < -2 or x > 2 ⇒ (-\infty,-2) \cup (2,\infty) ¦ x < -2 and x > 2 ⇏ (-\infty,-2) \cup (2,\infty)
-        10-15 ⇒ 10–15 ¦ The range is 10 to 15 minutes. ⇏ 15 ¦ 10 to 15 ⇒ 10-15 ¦ from 10 to 15 ⇏ 10 ¦ Pages 12-18 ⇏ 18
-        at most 7 ⇏ 7 ¦ The answer lies in (0, 1). ⇒ (0, 1) ¦ \boxed{(-\infty, 3) \cup (3, \infty)} ⇒ x \neq 3
+        x < -2 or x > 2 ⇒ (-\infty,-2) \cup (2,\infty) ¦ x < -2 and x > 2 ⇏ (-\infty,-2) \cup (2,\infty) ¦ 10-15 ⇒ 10–15
+        The range is 10 to 15 minutes. ⇏ 15 ¦ 10 to 15 ⇒ 10-15 ¦ from 10 to 15 ⇏ 10 ¦ Pages 12-18 ⇏ 18 ¦ at most 7 ⇏ 7
+        The answer lies in (0, 1). ⇒ (0, 1) ¦ \boxed{(-\infty, 3) \cup (3, \infty)} ⇒ x \neq 3
         \boxed{-1 \le x \le 1} ⇒ [-1, 1] ¦ \boxed{-1 < x \le 1} ⇏ [-1, 1]
     """,
     "sets and lists": r"""
@@ -92,45 +109,56 @@ TABLES = {
         The energy is 3.2 × 10^4 J. ⇒ 32000 J ¦ The energy is 3.2 × 10^4 J. ⇒ 32 kJ
         The energy is 3.2 × 10^5 J. ⇏ 32000 J ¦ The current is 250 mA. ⇒ 0.25 A ¦ The current is 250 A. ⇏ 250 mA
         The concentration is 0.5 mol/L. ⇒ 0.5 mol/L ¦ The wavelength is 500 nm. ⇒ 5e-7 m
-        The wavelength is 500 nm. ⇏ 500 mm ¦ The frequency is 2.4 GHz. ⇒ 2400 MHz
-        The angle is 45 degrees. ⇒ 45^\circ ¦ The angle is \frac{\pi}{4} radians. ⇒ \frac{\pi}{4} ¦ 6 ft ⇒ 2 yards
-        8 GB ⇏ 8 MB ¦ 100 acres ⇏ 100 hectares
+        The wavelength is 500 nm. ⇏ 500 mm ¦ The frequency is 2.4 GHz. ⇒ 2400 MHz ¦ The angle is 45 degrees. ⇒ 45^\circ
+        The angle is \frac{\pi}{4} radians. ⇒ \frac{\pi}{4} ¦ 6 ft ⇒ 2 yards ¦ 8 GB ⇏ 8 MB ¦ 100 acres ⇏ 100 hectares
+        The length is 3 mm. ⇒ 0.3 cm ¦ The power is 1.5 kW. ⇒ 1500 W ¦ The capacity is 2 MB. ⇏ 2 GB
+        The density is 1.2 g/cm^3. ⇒ 1200 kg/m^3 ¦ It weighs 5 pounds 4 ounces. ⇒ 84 ounces ¦ 5 cm ⇏ 5 cm^2
+        30 miles per hour ⇒ 30 mph ¦ There are 5 in total. ⇒ 5 ¦ There are 5 in the box. ⇒ 5
+        The board is 5 ft long. ⇒ 5 ft
     """,
     "chemical formulas": r"""
         The answer is H2O. ⇒ H2O ¦ The formula is H₂O. ⇒ H2O ¦ The formula is $\mathrm{H_2O}$. ⇒ H2O
         The formula is H2O2. ⇏ H2O ¦ The product is CO2. ⇒ CO2 ¦ The product is CO. ⇏ CO2 ¦ The gas is CO_2 ⇒ CO2
         NaCl ⇒ NaCl ¦ The compound is Ca(OH)2. ⇒ Ca(OH)2 ¦ The ion is Na+ ⇏ Na- ¦ The ion is SO4^2- ⇒ SO4^{2-}
-        Fe2O3 ⇏ Fe3O4
+        Fe2O3 ⇏ Fe3O4 ¦ The formula is C6H12O6. ⇒ C_6H_{12}O_6 ¦ x^{2}y ⇏ x^{2y} ¦ \frac{1}{2+x} ⇏ \frac{1}{2}+x
+        a_{12} ⇏ a_{1}2 ¦ a_1 + 2 ⇏ a_{1+2} ¦ apples, pears, and plums ⇒ apples, pears and plums
+        apples, pears, and plums ⇏ apples and plums ¦ salt and pepper ⇒ salt and pepper
+        pepper and salt ⇏ salt or pepper ¦ The point is (2, -1). ⇒ (2,-1) ¦ The point is not (2, -1). ⇏ (2,-1)
+        It lies on (2, -1) and (3, 4). ⇏ (2,-1) ¦ 0x1F ⇏ 0 ¦ H2SO4 ⇏ H2SO3 ¦ OH- ⇏ OH+
     """,
     "names with initials": r"""
         John F. Kennedy ⇒ John F. Kennedy ¦ The answer is John F. Kennedy. ⇒ John F. Kennedy
-        The president was John F. Kennedy. ⇒ John F. Kennedy
-        It was J. R. R. Tolkien who wrote it. ⇒ J. R. R. Tolkien ¦ It was J. R. R. Tolkien. ⇒ J. R. R. Tolkien
-        The answer is J.K. Rowling. ⇒ J.K. Rowling ¦ The answer is J. K. Rowling. ⇒ J.K. Rowling
-        The answer is Martin Luther King Jr. ⇒ Martin Luther King Jr.
+        The president was John F. Kennedy. ⇒ John F. Kennedy ¦ It was J. R. R. Tolkien who wrote it. ⇒ J. R. R. Tolkien
+        It was J. R. R. Tolkien. ⇒ J. R. R. Tolkien ¦ The answer is J.K. Rowling. ⇒ J.K. Rowling
+        The answer is J. K. Rowling. ⇒ J.K. Rowling ¦ The answer is Martin Luther King Jr. ⇒ Martin Luther King Jr.
         The answer is Robert F. Kennedy. ⇏ John F. Kennedy ¦ The answer is not John F. Kennedy. ⇏ John F. Kennedy
         John F. Kennedy or Lyndon B. Johnson ⇏ John F. Kennedy ¦ The answer is George W. Bush. ⇏ George H. W. Bush
         The author is W. E. B. Du Bois. ⇒ W. E. B. Du Bois ¦ Answer: Mr. Darcy ⇒ Mr. Darcy
-        Answer: Mrs. Darcy ⇏ Mr. Darcy ¦ The answer is St. Louis. ⇒ St. Louis
-        The answer is Mt. Everest. ⇒ Mt. Everest ¦ The answer is Washington, D.C. ⇒ Washington, D.C.
-        The answer is the U.S. ⇒ the U.S. ¦ **Samuel L. Jackson** ⇒ Samuel L. Jackson
-        The actor is Samuel L. Jackson, I believe. ⇒ Samuel L. Jackson
+        Answer: Mrs. Darcy ⇏ Mr. Darcy ¦ The answer is St. Louis. ⇒ St. Louis ¦ The answer is Mt. Everest. ⇒ Mt. Everest
+        The answer is Washington, D.C. ⇒ Washington, D.C. ¦ The answer is the U.S. ⇒ the U.S.
+        **Samuel L. Jackson** ⇒ Samuel L. Jackson ¦ The actor is Samuel L. Jackson, I believe. ⇒ Samuel L. Jackson
+        The first president was George Washington. ⇒ George Washington
+        The inventor is Thomas A. Edison, who lived in New Jersey. ⇒ Thomas A. Edison
+        The answer is Edgar A. Poe. He wrote The Raven. ⇒ Edgar A. Poe
+        The answer is Louis B. Mayer, not Samuel Goldwyn. ⇒ Louis B. Mayer ¦ It is Samuel B. Morse. ⇏ Samuel F. Morse
+        It was T. S. Eliot. ⇒ T. S. Eliot ¦ The poet is not T. S. Eliot. ⇏ T. S. Eliot
+        I doubt that it was T. S. Eliot. ⇏ T. S. Eliot ¦ The answer is Prof. Moriarty. ⇒ Prof. Moriarty
+        The answer is Mr. Smith. He left at 5. ⇒ Mr. Smith ¦ The company is Apple Inc. ⇒ Apple Inc.
+        The answer is Vitamin C. Oranges contain it. ⇒ Vitamin C
     """,
     "yes/no with reasons": r"""
-        Yes, because 7 is prime. ⇒ yes ¦ No, because 9 is divisible by 3. ⇒ no
-        No, because 9 is divisible by 3. ⇏ yes ¦ Yes. The triangle is not acute. ⇒ yes
-        The answer is no, since it is not closed. ⇒ no ¦ The answer is yes. However, it is not unique. ⇒ yes
-        Not necessarily. ⇏ yes ¦ Yes and no. ⇏ yes ¦ I would say yes, but I am not sure. ⇏ no
-        The answer is not yes. ⇏ yes ¦ The answer is not "no". ⇏ no ¦ No, it is false. ⇏ true
-        False. The sum is even. ⇒ false ¦ The claim is false. ⇒ false ¦ The claim is not true. ⇏ true
-        The claim is not false. ⇏ false ¦ True or false? It is false. ⇒ false ¦ Yes: all of them do. ⇒ yes
-        Maybe yes, maybe no. ⇏ yes
+        Yes, because 7 is prime. ⇒ yes ¦ No, because 9 is divisible by 3. ⇒ no ¦ No, because 9 is divisible by 3. ⇏ yes
+        Yes. The triangle is not acute. ⇒ yes ¦ The answer is no, since it is not closed. ⇒ no
+        The answer is yes. However, it is not unique. ⇒ yes ¦ Not necessarily. ⇏ yes ¦ Yes and no. ⇏ yes
+        I would say yes, but I am not sure. ⇏ no ¦ The answer is not yes. ⇏ yes ¦ The answer is not "no". ⇏ no
+        No, it is false. ⇏ true ¦ False. The sum is even. ⇒ false ¦ The claim is false. ⇒ false
+        The claim is not true. ⇏ true ¦ The claim is not false. ⇏ false ¦ True or false? It is false. ⇒ false
+        Yes: all of them do. ⇒ yes ¦ Maybe yes, maybe no. ⇏ yes
     """,
     "multi-part": r"""
-        The length is 5 and the width is 3. ⇏ 5
-        The length is 5 cm and the width is 3 cm, so the area is 15 cm². ⇒ 15 ¦ x = 3 and y = 4 ⇒ x=3, y=4
-        x = 3 and y = 4 ⇒ (3, 4) ¦ x = 4 and y = 3 ⇏ (3, 4) ¦ (a) 5 (b) 7 ⇏ 5 ¦ (a) 5⏎(b) 7 ⇏ 7
-        Part 1: 12⏎Part 2: 15⏎⏎The answer is 27. ⇒ 27 ¦ a) 3, b) 4 ⇏ 4
+        The length is 5 and the width is 3. ⇏ 5 ¦ The length is 5 cm and the width is 3 cm, so the area is 15 cm². ⇒ 15
+        x = 3 and y = 4 ⇒ x=3, y=4 ¦ x = 3 and y = 4 ⇒ (3, 4) ¦ x = 4 and y = 3 ⇏ (3, 4) ¦ (a) 5 (b) 7 ⇏ 5
+        (a) 5⏎(b) 7 ⇏ 7 ¦ Part 1: 12⏎Part 2: 15⏎⏎The answer is 27. ⇒ 27 ¦ a) 3, b) 4 ⇏ 4
         First 3 apples, then 4 apples, so 7 apples. ⇒ 7 ¦ The mean is 4 and the median is 5. ⇏ 4
     """,
     "scientific notation": r"""
@@ -161,6 +189,10 @@ TABLES = {
         \boxed{\color{red}{7}} ⇒ 7 ¦ \boxed{\textcolor{blue}{7}} ⇒ 7 ¦ \boxed{~7~} ⇒ 7 ¦ \boxed{-7} ⇏ 7
         \boxed{7^\circ} ⇒ 7 ¦ \boxed{70} ⇏ 7 ¦ \boxed{\not 7} ⇏ 7 ¦ \boxed{\neq 7} ⇏ 7 ¦ \boxed{> 7} ⇏ 7
         \boxed{\text{not } 7} ⇏ 7 ¦ \boxed{\approx 7} ⇒ 7 ¦ \boxed{\text{Answer: } 7} ⇒ 7
+        The answer is not \boxed{5}. ⇏ 5 ¦ It isn't \boxed{5}; it is \boxed{6}. ⇒ 6
+        It isn't \boxed{5}; it is \boxed{6}. ⇏ 5 ¦ The answer cannot be \boxed{5}. ⇏ 5 ¦ \boxed{5} is wrong. ⇏ 5
+        \boxed{5} is correct, and \boxed{6} is wrong. ⇏ 6 ¦ This does not matter. \boxed{5} ⇒ 5
+        The sum is not 6 but \boxed{5}. ⇒ 5 ¦ \boxed{\textbf{(A) } 5} ⇒ A ¦ \boxed{5\ \text{or}\ 6} ⇏ 6
     """,
     "final answer then note": r"""
         The answer is 7. Note that 8 would be too many. ⇒ 7 ¦ The answer is 7.⏎⏎Note: I assumed 8 hours per day. ⇒ 7
@@ -180,7 +212,12 @@ TABLES = {
         42 would be wrong. ⇏ 42 ¦ 42 is too high. ⇏ 42 ¦ 42 cannot be right. ⇏ 42 ¦ Anything except 42. ⇏ 42
         The opposite of 42 ⇏ 42 ¦ I refuse to say 42. ⇏ 42 ¦ Almost 42 ⇏ 43 ¦ The answer is 42 or so. ⇏ 43
         Tom says 42, but he is wrong. ⇏ 42 ¦ Some people say 42, but the answer is 43. ⇒ 43
-        If x were 42, we would get a contradiction. ⇏ 42
+        If x were 42, we would get a contradiction. ⇏ 42 ¦ 42, but he is wrong ⇏ 42 ¦ She got 42, but she is wrong. ⇏ 42
+        She got 42, but he is taller. ⇒ 42 ¦ 42 is too many, so it must be 41. ⇒ 41
+        42 is too many, so it must be 41. ⇏ 42 ¦ Unless I am mistaken, it is 42. ⇒ 42
+        If I am right, the answer is 42. ⇒ 42 ¦ If you add 40 and 2, you get 42. ⇒ 42 ¦ Suppose x = 3. Then y = 42. ⇒ 42
+        None of them is 42. ⇏ 42 ¦ 41 or 42 is wrong, it is 43. ⇒ 43 ¦ 41, 42 and 43 are all wrong. ⇏ 41
+        Both 41 and 42 are right. ⇏ 42 ¦ The first guess of 41 and the second of 42 are wrong. ⇏ 41
     """,
     "decimal commas and other languages": r"""
         La respuesta es 3,5. ⇒ 3.5 ¦ La respuesta es 3,5. ⇏ 35 ¦ Die Antwort ist 1.234,56 Euro. ⇒ 1234.56
@@ -209,7 +246,17 @@ TABLES = {
         Statement A contradicts the text. ⇏ A ¦ All except B ⇏ B ¦ It must be either B or C, and B is impossible. ⇏ B
         The answer is option B, "Paris". ⇒ B ¦ The answer is option "B". ⇒ B ¦ Let me pick D then. ⇒ D
         D, as C is false. ⇒ D ¦ Vitamin C ⇏ C ¦ Vitamin C is the answer. ⇒ Vitamin C ¦ Hepatitis B ⇒ Hepatitis B
-        Plan B ⇒ Plan B
+        Plan B ⇒ Plan B ¦ The only statement that isn't correct is C. ⇒ C
+        The sentence which contains an error is B. ⇒ B ¦ The only one that doesn't fit is (A). ⇒ A
+        The word that cannot be a verb is D. ⇒ D ¦ The answer that I reject is D. ⇏ D
+        The option I would rule out is A. ⇏ A ¦ The wrong option is A. ⇏ A ¦ The wrong one is A. ⇏ A
+        The true statement is not B. ⇏ B ¦ The capital of France is in option B. ⇒ B
+        All of the statements are correct except A. ⇒ A ¦ All options are wrong except C. ⇒ C ¦ Everything but A ⇏ A
+        If the statement that is false is B, we are lost. ⇏ B ¦ Is the false statement B? ⇏ B
+        The false statement is B or C. ⇏ B ¦ The false statement is B. Wait, it is C. ⇒ C
+        The false statement is B. Wait, it is C. ⇏ B ¦ I think (B), but not (C). ⇒ B
+        I think (B), but (C) is possible. ⇏ B ¦ Answer: ~~A~~ B ⇒ B ¦ - [ ] A⏎- [x] B⏎- [ ] C ⇒ B
+        - [ ] A⏎- [x] B⏎- [x] C ⇏ B ¦ The answer is <b>B</b>. ⇒ B ¦ None of the options, so E. ⇒ E
     """,
     "words": r"""
         The capital is Paris, not Lyon. ⇒ Paris ¦ The capital is Lyon, not Paris. ⇏ Paris
@@ -219,7 +266,11 @@ TABLES = {
         The author is William Shakespeare. ⇒ William Shakespeare ¦ William Shakespeare wrote it. ⇏ Shakespeare
         The color is blue-green. ⇒ blue-green ¦ The answer is "to be or not to be". ⇒ to be or not to be
         The answer is New York or Boston. ⇏ New York ¦ The answer is probably Paris. ⇏ London
-        The answer isn't Paris. ⇏ Paris
+        The answer isn't Paris. ⇏ Paris ¦ The word is not "cat" but "dog". ⇏ cat ¦ The sea is blue. ⇒ blue
+        The sea isn't blue. ⇏ blue ¦ The sea is never blue. ⇏ blue ¦ The sea is hardly blue. ⇏ blue
+        The sea is blue or green. ⇏ blue ¦ The sea is anything but blue. ⇏ blue
+        The sea is blue, but that is wrong. ⇏ blue ¦ The sea is said to be blue. ⇏ blue
+        The winner was called Bolt. ⇒ Bolt ¦ If the winner is Bolt, we lose. ⇏ Bolt
     """,
     "formulas": r"""
         The derivative is 2x + 3. ⇒ 2x+3 ¦ The derivative is 2x - 3. ⇏ 2x+3
@@ -231,88 +282,11 @@ TABLES = {
         \boxed{1,00} ⇏ 100 ¦ log 100 ⇏ 3 ¦ 101_2 ⇒ 101_2 ¦ 0b101 ⇏ 101 ¦ 0xFF ⇒ 0xFF ¦ 0xFF ⇏ 0xFE ¦ XIV ⇒ XIV
         XVI ⇏ XIV
     """,
-    "names, second": r"""
-        The first president was George Washington. ⇒ George Washington
-        The inventor is Thomas A. Edison, who lived in New Jersey. ⇒ Thomas A. Edison
-        The answer is Edgar A. Poe. He wrote The Raven. ⇒ Edgar A. Poe
-        The answer is Louis B. Mayer, not Samuel Goldwyn. ⇒ Louis B. Mayer ¦ It is Samuel B. Morse. ⇏ Samuel F. Morse
-        It was T. S. Eliot. ⇒ T. S. Eliot ¦ The poet is not T. S. Eliot. ⇏ T. S. Eliot
-        I doubt that it was T. S. Eliot. ⇏ T. S. Eliot ¦ The answer is Prof. Moriarty. ⇒ Prof. Moriarty
-        The answer is Mr. Smith. He left at 5. ⇒ Mr. Smith ¦ The company is Apple Inc. ⇒ Apple Inc.
-        The answer is Vitamin C. Oranges contain it. ⇒ Vitamin C
-    """,
-    "numbers in words, second": r"""
-        There were fifteen birds, and four flew away, so eleven are left. ⇒ 11
-        There were fifteen birds, and four flew away, so eleven are left. ⇏ 15
-        She has twice as many, so she has twenty-four. ⇒ 24 ¦ It takes forty minutes, not fifty. ⇒ 40
-        It takes forty minutes, not fifty. ⇏ 50 ¦ It does not take forty minutes. ⇏ 40
-        It takes either forty or fifty minutes. ⇏ 40 ¦ More than forty people came. ⇏ 40
-        At least twelve are needed. ⇏ 12 ¦ One third of the class is absent. ⇒ 1/3
-        About a hundred people came. ⇏ 101 ¦ Thirteen is wrong. ⇏ 13 ¦ If he bought ten, he would have ten left. ⇏ 11
-        The twins are six. ⇒ 6 ¦ The Magnificent Seven ⇒ The Magnificent Seven
-        The film is Twelve Angry Men. ⇒ Twelve Angry Men ¦ The two cities are Paris and Rome. ⇏ Paris
-        The answer is one hundred and one. ⇒ 101 ¦ The answer is one hundred and one. ⇏ 100 ¦ a quarter ⇒ 25%
-    """,
-    "times, dates, second": r"""
-        Her birthday is May 5. ⇒ 5 May ¦ It starts at 10:15 p.m. ⇒ 22:15 ¦ It starts at 10:15 p.m. ⇏ 10:15 a.m.
-        12:00 AM ⇒ 0:00 ¦ 12:30 PM ⇒ 12:30 ¦ 12:30 PM ⇏ 0:30 ¦ Monday ⇏ Tuesday
-        The meeting is at 9 a.m. on 3 May 2021. ⇏ 3 May 2020 ¦ The year is 2021. ⇏ 3 May 2021
-        It happened on the 3rd of May 2021. ⇒ May 3, 2021 ¦ The date is 12/25/2020. ⇏ 12/24/2020
-        It ran from 1914 to 1918. ⇏ 1918 ¦ 1914–1918 ⇒ 1914-1918 ¦ It lasted 3 weeks and 2 days. ⇒ 23 days
-        It lasted 3 weeks and 2 days. ⇏ 3 weeks ¦ It lasted 2 days and 3 weeks. ⇏ 2 days
-        3 hours, 15 minutes ⇒ 3.25 hours ¦ 1 min 5 s ⇒ 65 s ¦ He ran 5 km in 20 minutes. ⇏ 5/20
-    """,
-    "units, second": r"""
-        The length is 3 mm. ⇒ 0.3 cm ¦ The power is 1.5 kW. ⇒ 1500 W ¦ The capacity is 2 MB. ⇏ 2 GB
-        The density is 1.2 g/cm^3. ⇒ 1200 kg/m^3 ¦ It weighs 5 pounds 4 ounces. ⇒ 84 ounces ¦ 5 cm ⇏ 5 cm^2
-        30 miles per hour ⇒ 30 mph ¦ There are 5 in total. ⇒ 5 ¦ There are 5 in the box. ⇒ 5
-        The board is 5 ft long. ⇒ 5 ft
-    """,
-    "choices, second": r"""
-        The only statement that isn't correct is C. ⇒ C ¦ The sentence which contains an error is B. ⇒ B
-        The only one that doesn't fit is (A). ⇒ A ¦ The word that cannot be a verb is D. ⇒ D
-        The answer that I reject is D. ⇏ D ¦ The option I would rule out is A. ⇏ A ¦ The wrong option is A. ⇏ A
-        The wrong one is A. ⇏ A ¦ The true statement is not B. ⇏ B ¦ The capital of France is in option B. ⇒ B
-        All of the statements are correct except A. ⇒ A ¦ All options are wrong except C. ⇒ C ¦ Everything but A ⇏ A
-        If the statement that is false is B, we are lost. ⇏ B ¦ Is the false statement B? ⇏ B
-        The false statement is B or C. ⇏ B ¦ The false statement is B. Wait, it is C. ⇒ C
-        The false statement is B. Wait, it is C. ⇏ B ¦ I think (B), but not (C). ⇒ B
-        I think (B), but (C) is possible. ⇏ B ¦ Answer: ~~A~~ B ⇒ B ¦ - [ ] A⏎- [x] B⏎- [ ] C ⇒ B
-        - [ ] A⏎- [x] B⏎- [x] C ⇏ B ¦ The answer is <b>B</b>. ⇒ B ¦ None of the options, so E. ⇒ E
-    """,
-    "boxes, second": r"""
-        The answer is not \boxed{5}. ⇏ 5 ¦ It isn't \boxed{5}; it is \boxed{6}. ⇒ 6
-        It isn't \boxed{5}; it is \boxed{6}. ⇏ 5 ¦ The answer cannot be \boxed{5}. ⇏ 5 ¦ \boxed{5} is wrong. ⇏ 5
-        \boxed{5} is correct, and \boxed{6} is wrong. ⇏ 6 ¦ This does not matter. \boxed{5} ⇒ 5
-        The sum is not 6 but \boxed{5}. ⇒ 5 ¦ \boxed{\textbf{(A) } 5} ⇒ A ¦ \boxed{5\ \text{or}\ 6} ⇏ 6
-    """,
-    "formulas, lists, chemistry, second": r"""
-        The formula is C6H12O6. ⇒ C_6H_{12}O_6 ¦ x^{2}y ⇏ x^{2y} ¦ \frac{1}{2+x} ⇏ \frac{1}{2}+x ¦ a_{12} ⇏ a_{1}2
-        a_1 + 2 ⇏ a_{1+2} ¦ apples, pears, and plums ⇒ apples, pears and plums
-        apples, pears, and plums ⇏ apples and plums ¦ salt and pepper ⇒ salt and pepper
-        pepper and salt ⇏ salt or pepper ¦ The point is (2, -1). ⇒ (2,-1) ¦ The point is not (2, -1). ⇏ (2,-1)
-        It lies on (2, -1) and (3, 4). ⇏ (2,-1) ¦ 0x1F ⇏ 0 ¦ H2SO4 ⇏ H2SO3 ¦ OH- ⇏ OH+
-    """,
-    "words, second": r"""
-        The word is not "cat" but "dog". ⇏ cat ¦ The sea is blue. ⇒ blue ¦ The sea isn't blue. ⇏ blue
-        The sea is never blue. ⇏ blue ¦ The sea is hardly blue. ⇏ blue ¦ The sea is blue or green. ⇏ blue
-        The sea is anything but blue. ⇏ blue ¦ The sea is blue, but that is wrong. ⇏ blue
-        The sea is said to be blue. ⇏ blue ¦ The winner was called Bolt. ⇒ Bolt
-        If the winner is Bolt, we lose. ⇏ Bolt
-    """,
-    "hedges, second": r"""
-        42, but he is wrong ⇏ 42 ¦ She got 42, but she is wrong. ⇏ 42 ¦ She got 42, but he is taller. ⇒ 42
-        42 is too many, so it must be 41. ⇒ 41 ¦ 42 is too many, so it must be 41. ⇏ 42
-        Unless I am mistaken, it is 42. ⇒ 42 ¦ If I am right, the answer is 42. ⇒ 42
-        If you add 40 and 2, you get 42. ⇒ 42 ¦ Suppose x = 3. Then y = 42. ⇒ 42 ¦ None of them is 42. ⇏ 42
-        41 or 42 is wrong, it is 43. ⇒ 43 ¦ 41, 42 and 43 are all wrong. ⇏ 41 ¦ Both 41 and 42 are right. ⇏ 42
-        The first guess of 41 and the second of 42 are wrong. ⇏ 41
-    """,
-    "risks, third": r"""
+    "risks": r"""
         The statement that is not B is true. ⇏ B ¦ The one thing I know is that it isn't B. ⇏ B
-        The reason is A bird. ⇏ A ¦ The only letter left is C. ⇒ C ¦ The sum of A and B is C. ⇏ A
-        The grade is B. ⇒ B ¦ The false answer is B. ⇏ B ¦ The correct answer is not the one that is B. ⇏ B
-        The trap is B. ⇏ B ¦ The distractor is B. ⇏ B ¦ The mistake is B. ⇏ B ¦ The worst is B, the best is C. ⇏ B
+        The reason is A bird. ⇏ A ¦ The only letter left is C. ⇒ C ¦ The sum of A and B is C. ⇏ A ¦ The grade is B. ⇒ B
+        The false answer is B. ⇏ B ¦ The correct answer is not the one that is B. ⇏ B ¦ The trap is B. ⇏ B
+        The distractor is B. ⇏ B ¦ The mistake is B. ⇏ B ¦ The worst is B, the best is C. ⇏ B
         The statement that is true is A, while B is false. ⇒ A ¦ All of these are false except D. ⇒ D
         All of these are false except D and E. ⇏ D ¦ Every one is wrong, including B. ⇏ B
         Only twelve of the fifteen are red. ⇏ 15 ¦ She has three cats and four dogs. ⇏ 3 ¦ Two plus two is four. ⇒ 4
@@ -320,8 +294,8 @@ TABLES = {
         Five is wrong, four is right. ⇏ 5 ¦ I count five, but I am wrong. ⇏ 5 ¦ one ⇒ 1 ¦ It is one. ⇒ 1
         It is not one. ⇏ 1 ¦ one of them ⇏ 1 ¦ second ⇏ 2 ¦ It came in second. ⇏ 2 ¦ a dozen eggs ⇒ 12
         half past three ⇏ 3 ¦ three fifths ⇒ 0.6 ¦ three fifths ⇏ 3/4 ¦ thirty-three and a third ⇒ 100/3
-        4 hours 75 minutes ⇏ 4 hours ¦ 3 km 5 s ⇏ 3 km ¦ 5 m 20 ⇏ 5 ¦ 1 hour and 20 minutes ⇏ 1.2 hours
-        7:00 ⇏ 7:00 PM ¦ July 4 ⇏ July 5 ¦ July 4, 1776 ⇏ July 4, 1777 ¦ Before July 4, 1776 ⇏ July 4, 1776
+        4 hours 75 minutes ⇏ 4 hours ¦ 3 km 5 s ⇏ 3 km ¦ 5 m 20 ⇏ 5 ¦ 1 hour and 20 minutes ⇏ 1.2 hours ¦ 7:00 ⇏ 7:00 PM
+        July 4 ⇏ July 5 ¦ July 4, 1776 ⇏ July 4, 1777 ¦ Before July 4, 1776 ⇏ July 4, 1776
         It was not on July 4, 1776. ⇏ July 4, 1776 ¦ July 4 or July 5 ⇏ July 4 ¦ between July 4 and July 6 ⇏ July 6
         May 2021 ⇏ May 20 ¦ on 4 July, not on 5 July ⇏ July 5 ¦ The answer is (2, 3), not (3, 2). ⇒ (2, 3)
         The answer is (2, 3), not (3, 2). ⇏ (3, 2) ¦ 5 is wrong and 6 is wrong. ⇏ 5 ¦ 5 is wrong and 6 is wrong. ⇏ 6
@@ -337,7 +311,7 @@ TABLES = {
         The composer who did not write it is Bach. ⇏ Handel ¦ The winner is none other than Bolt. ⇏ Smith
         The price is forty-two dollars and fifty cents. ⇒ 42.50
     """,
-    "first contact, fourth": r"""
+    "first contact": r"""
         Therefore, Weng earned $\$10$ for 50 minutes of babysitting. ⇒ 10
         He spent $5 on apples, so he has $3 left. ⇏ 5 ¦ The line has equation $y = -\frac{2}{3}x + 4$. ⇒ 2x + 3y = 12
         The line has equation $y = \frac{2}{3}x + 4$. ⇏ 2x + 3y = 12 ¦ <final_answer>Paris</final_answer> ⇒ Paris
@@ -366,8 +340,6 @@ TABLES = {
         You need 2 1/2 cups of flour. ⇏ 1/2 ¦ Q12) What is 5 + 6?⏎A12) 11 ⇒ 11
         Initially I thought it was 24, but after rechecking it is 28. ⇒ 28
         Initially I thought it was 24, but after rechecking it is 28. ⇏ 24
-    """,
-    "first contact, fifth": r"""
         The company's net income was $3.2B in 2019. ⇒ 3200000000
         The company's net income was $3.2M in 2019. ⇏ 3200000000
         Revenue in 2020 was $45.3 million, compared to $40.1 million in 2019. ⇒ 45.3 million
@@ -386,8 +358,6 @@ TABLES = {
         Die Hauptstadt ist nicht Bonn. ⇏ Bonn ¦ Ответ: 36 яблок, а не 35. ⇒ 36 ¦ Ответ: 36 яблок, а не 35. ⇏ 35
         The torque is 5 kg m^2/s^2. ⇒ 5 N·m ¦ The torque is 5 kg m/s^2. ⇏ 5 N·m ¦ The field is 3 V/m. ⇒ 3 N/C
         The volume is 2 dm^3. ⇒ 2 L ¦ The energy is 2 eV. ⇒ 3.204353268e-19 J ¦ The energy is 2 MeV. ⇏ 2 eV
-    """,
-    "first contact, sixth": r"""
         The answer is 86. Edit: it should be 96. ⇒ 96 ¦ The answer is 86. Edit: it should be 96. ⇏ 86
         Answer: 86 (corrected: 96) ⇏ 86 ¦ My previous answer was 86, but the right one is 96. ⇒ 96
         My previous answer was 86, but the right one is 96. ⇏ 86 ¦ So my earlier answer of 86 was wrong. It is 96. ⇒ 96
@@ -405,8 +375,6 @@ TABLES = {
         \boxed{3{:}45 \text{ p.m.}} ⇒ 3:45 PM ¦ \boxed{3:45\text{ PM}} ⇒ 15:45 ¦ \boxed{3:45\text{ AM}} ⇏ 15:45
         The answer is Jupiter, the largest planet. ⇒ Jupiter ¦ The answer is Jupiter, the largest planet. ⇏ planet
         Die Hauptstadt ist nicht Bonn, sondern Berlin. ⇒ Berlin ¦ Die Hauptstadt ist nicht Bonn, sondern Berlin. ⇏ Bonn
-    """,
-    "first contact, seventh": r"""
         Option A is too strong, option B is irrelevant, option D is contradicted. Hence C. ⇒ C
         Option A is too strong, option B is irrelevant, option D is contradicted. Hence C. ⇏ D
         Eliminating A and D leaves B and C. Of these, C fits better. ⇒ C ¦ Eliminating A and D leaves B and C. ⇏ B
@@ -429,8 +397,6 @@ TABLES = {
         Alice finished first, so the winner is Alice. ⇒ Alice ¦ I believe the author is Jane Austen. ⇒ Jane Austen
         I doubt the author is Jane Austen. ⇏ Jane Austen ¦ The answer is Alice, I think, or perhaps Bob. ⇏ Alice
         The statement is true because 7 is prime. ⇒ true ¦ The statement is false because 7 is prime. ⇏ true
-    """,
-    "first contact, eighth": r"""
         We have $a+b=7$ and $ab=12$, so $a^2+b^2 = 49-24 = 25$. ⇒ 25 ¦ Thus $\lim_{x\to 0}\frac{\sin x}{x} = 1$. ⇒ 1
         The answer is $e^{i\pi} = -1$. ⇒ -1 ¦ \boxed{a=1, b=4} ⇏ 4 ¦ \boxed{\text{The maximum value is } 5} ⇒ 5
         \boxed{\text{The maximum value is not } 5} ⇏ 5 ¦ The magnitude is $|\vec{v}| = \sqrt{5}$. ⇒ \sqrt{5}
@@ -452,14 +418,11 @@ TABLES = {
         The expression simplifies to 2x^2 - 3x - 1. ⇏ 2x^2+3x-1
         The solutions are x = 3 and x = -3, but only x = 3 is valid. ⇒ 3
         The solutions are x = 3 and x = -3, but only x = 3 is valid. ⇏ -3 ¦ x = 4. Check: 3(4) + 2 = 14. ⇒ 4
-        x = 4. Check: 3(4) + 2 = 14. ⇏ 14
-    """,
-    "first contact, ninth": r"""
-        The probability that neither is red is 1/10. ⇒ 1/10 ¦ The probability of not rolling a six is 5/6. ⇒ 5/6
-        So the number that is not prime is 9. ⇒ 9 ¦ The number of students who do not like math is 12. ⇒ 12
-        The number that is not the answer is 9. ⇏ 9 ¦ The number that I would not choose is 9. ⇏ 9
-        The number of students is not 12. ⇏ 12 ¦ The number that is not prime is not 9. ⇏ 9
-        Someone claimed the answer is 20. That is false. ⇏ 20
+        x = 4. Check: 3(4) + 2 = 14. ⇏ 14 ¦ The probability that neither is red is 1/10. ⇒ 1/10
+        The probability of not rolling a six is 5/6. ⇒ 5/6 ¦ So the number that is not prime is 9. ⇒ 9
+        The number of students who do not like math is 12. ⇒ 12 ¦ The number that is not the answer is 9. ⇏ 9
+        The number that I would not choose is 9. ⇏ 9 ¦ The number of students is not 12. ⇏ 12
+        The number that is not prime is not 9. ⇏ 9 ¦ Someone claimed the answer is 20. That is false. ⇏ 20
         The user says the answer is 20. I disagree; it's 25. ⇒ 25
         The user says the answer is 20. I disagree; it's 25. ⇏ 20 ¦ The user says the answer is 20. I disagree. ⇏ 20
         The expected answer is 20, but I get 25. ⇏ 20 ¦ Could the answer be 20? No, since 20 is even. ⇏ 20
@@ -467,49 +430,41 @@ TABLES = {
         {"answer": 25, "wrong_answer": 20} ⇒ 25 ¦ {"answer": 25, "wrong_answer": 20} ⇏ 20
         {"answer": 25, "explanation": "5 * 5, and not 20"} ⇒ 25
         {"answer": 25, "explanation": "5 * 5, and not 20"} ⇏ 20 ¦ {"answer": "\\frac{1}{2}", "confidence": 0.9} ⇒ 1/2
-        {"answer": [20, 25]} ⇏ 20 ¦ {"answer": null, "guess": 20} ⇏ 20
-    """,
-    "first contact, tenth": r"""
-        1) 144 ⇒ 144 ¦ #1: 144 ⇒ 144 ¦ (3)(4) ⇏ 4 ¦ >>> 144 ⇒ 144 ¦ > 144 ⇏ 144
-        In base 2, it is written as 101₂. ⇒ 101_2 ¦ The answer is California with 54 votes. ⇒ California
-        The answer is California with 54 votes. ⇏ 54 ¦ Answer: He is left with 5 apples. ⇒ 5
-        The boiling point of water is 100°C (212°F). ⇒ 100°C ¦ The boiling point of water is 100°C (212°F). ⇏ 100°F
+        {"answer": [20, 25]} ⇏ 20 ¦ {"answer": null, "guess": 20} ⇏ 20 ¦ 1) 144 ⇒ 144 ¦ #1: 144 ⇒ 144 ¦ (3)(4) ⇏ 4
+        >>> 144 ⇒ 144 ¦ > 144 ⇏ 144 ¦ In base 2, it is written as 101₂. ⇒ 101_2
+        The answer is California with 54 votes. ⇒ California ¦ The answer is California with 54 votes. ⇏ 54
+        Answer: He is left with 5 apples. ⇒ 5 ¦ The boiling point of water is 100°C (212°F). ⇒ 100°C
+        The boiling point of water is 100°C (212°F). ⇏ 100°F ¦ The wrong answer is Paris. ⇏ Paris ¦ a man ⇒ man
+        a exp ⇏ exp ¦ A fits better than B. ⇒ A ¦ A fits better than B. ⇏ B ¦ \frac{a}{b} = 3 ⇏ 4
+        {"answer": 20} is wrong, the answer is 25. ⇒ 25 ¦ {"answer": 20} is wrong, the answer is 25. ⇏ 20
+        The answer is silver (Ag), not gold (Au). ⇏ gold ¦ Options: Paris, Lyon, Nice ⇏ Nice ¦ Excluded: Paris ⇏ Lyon
+        1. Paris⏎2. Lyon⏎3. Nice ⇏ Paris ¦ The capital is no longer Paris. ⇏ Paris
+        Kylar should pay $64 for 16 glasses. ⇒ 64 ¦ Kylar should pay $64 for 16 glasses. ⇏ 16
+        The answer is 3.14 (to 2 d.p.). ⇒ 3.14 ¦ The answer is 3.14 (to 2 d.p.). ⇏ 2
     """,
     "lists of candidates, comparisons": r"""
         Candidates:⏎• 40⏎• 41⏎• 42 ⇏ 42 ¦ - 12 apples⏎- 42 apples ⇏ 42 ¦ - It is 41⏎- It is 42 ⇏ 42
         - Maybe 41⏎- Maybe 42 ⇏ 42 ¦ The solutions are:⏎- x = 1⏎- x = 2 ⇏ 2 ¦ The solutions are:⏎- x = 1⏎- x = 2 ⇒ 1, 2
         I see two ways.⏎⏎Possible results:⏎1. 12 apples⏎2. 42 apples ⇏ 42 ¦ Option 1: 12⏎Option 2: 15 ⇏ 15
-        Answer:⏎- 41⏎- 42 ⇏ 41 ¦ Answer:⏎- 41⏎- 42 ⇏ 42 ¦ Answer:⏎- 41⏎- 42 ⇏ -41
-        **Answer:**⏎1. 41⏎2. 42 ⇏ 42 ¦ **Answer:**⏎1. 41⏎2. 42 ⇏ 1 ¦ **Answer:**⏎1. 41⏎2. 42 ⇏ 41
-        The possible answers are:⏎- 3⏎- 5 ⇏ 3 ¦ The possible answers are:⏎- 3⏎- 5 ⇏ 5
-        The answer is one of:⏎* 3⏎* 5 ⇏ 5 ¦ The answer is one of:⏎* 3⏎* 5 ⇏ 3 ¦ Possible answers:⏎- 12⏎- 42 ⇏ 12
-        Answer:⏎- 42 ⇒ 42 ¦ Answer:⏎- 42 ⇏ -42 ¦ Answer: - 42 ⇒ -42 ¦ Answer:⏎* **42** ⇒ 42 ¦ **Answer**⏎⏎1. 42 ⇒ 42
-        <answer>⏎- 41⏎- 42⏎</answer> ⇏ 42 ¦ <answer>⏎- 41⏎- 42⏎</answer> ⇏ 41 ¦ <answer>⏎- 41⏎- 42⏎</answer> ⇏ -41
-        <answer>⏎- 42⏎</answer> ⇒ 42 ¦ - 3 + 4 = 7⏎- 7 * 6 = 42 ⇒ 42
-        - Cost: 12⏎- Tax: 3⏎- Total: 15 ⇒ 15 ¦ 1. He buys 3 apples.⏎2. He buys 4 more.⏎⏎Total: 7 apples ⇒ 7
-        Since $4.50 < $5.00, she has enough ⇏ 5 ¦ Since $4.50 < $5.00, she has enough. ⇏ 4.50 ¦ Because 4.5 < 5, yes ⇏ 5
-        Since 4 > 3, it works ⇏ 3 ¦ As 3 ≤ 5 it is fine ⇏ 5 ¦ Since 20 \geq 15, enough ⇏ 15 ¦ So 4.5 < 5 and it fits ⇏ 5
+        Answer:⏎- 41⏎- 42 ⇏ 41 ¦ Answer:⏎- 41⏎- 42 ⇏ 42 ¦ Answer:⏎- 41⏎- 42 ⇏ -41 ¦ **Answer:**⏎1. 41⏎2. 42 ⇏ 42
+        **Answer:**⏎1. 41⏎2. 42 ⇏ 1 ¦ **Answer:**⏎1. 41⏎2. 42 ⇏ 41 ¦ The possible answers are:⏎- 3⏎- 5 ⇏ 3
+        The possible answers are:⏎- 3⏎- 5 ⇏ 5 ¦ The answer is one of:⏎* 3⏎* 5 ⇏ 5 ¦ The answer is one of:⏎* 3⏎* 5 ⇏ 3
+        Possible answers:⏎- 12⏎- 42 ⇏ 12 ¦ Answer:⏎- 42 ⇒ 42 ¦ Answer:⏎- 42 ⇏ -42 ¦ Answer: - 42 ⇒ -42
+        Answer:⏎* **42** ⇒ 42 ¦ **Answer**⏎⏎1. 42 ⇒ 42 ¦ <answer>⏎- 41⏎- 42⏎</answer> ⇏ 42
+        <answer>⏎- 41⏎- 42⏎</answer> ⇏ 41 ¦ <answer>⏎- 41⏎- 42⏎</answer> ⇏ -41 ¦ <answer>⏎- 42⏎</answer> ⇒ 42
+        - 3 + 4 = 7⏎- 7 * 6 = 42 ⇒ 42 ¦ - Cost: 12⏎- Tax: 3⏎- Total: 15 ⇒ 15
+        1. He buys 3 apples.⏎2. He buys 4 more.⏎⏎Total: 7 apples ⇒ 7 ¦ Since $4.50 < $5.00, she has enough ⇏ 5
+        Since $4.50 < $5.00, she has enough. ⇏ 4.50 ¦ Because 4.5 < 5, yes ⇏ 5 ¦ Since 4 > 3, it works ⇏ 3
+        As 3 ≤ 5 it is fine ⇏ 5 ¦ Since 20 \geq 15, enough ⇏ 15 ¦ So 4.5 < 5 and it fits ⇏ 5
         Since 12 is divisible by 4, yes ⇏ 4 ¦ Since 2 + 3 = 5, she has 5 apples ⇒ 5 ¦ Since 6 * 7 = 42, we are done ⇒ 42
-        The total is 5. Since 4 < 5, it fits. ⇒ 5 ¦ x > 5 ⇒ x > 5 ¦ So x > 5 ⇒ x > 5
-        Since 6 >= 5, she has enough ⇏ 5 ¦ So 4.5 <= 5 and it fits ⇏ 5 ¦ Since 3 != 4, no ⇏ 4 ¦ Adding up, => 42 ⇒ 42
-        So x >= 5 ⇒ x >= 5 ¦ The solution is x >= 5. ⇒ x >= 5 ¦ The solution is x >= 5. ⇏ 5
-        $5.00 > $4.50, so she has enough ⇏ 5 ¦ Answer: The total is **$42** because of tax ⇒ 42
-        Answer:⏎- Paris⏎- Rome ⇏ Paris ¦ Answer:⏎- Paris⏎- Rome ⇏ Rome ¦ Answer:⏎- Paris ⇒ Paris
-        Answer:⏎- 41 apples⏎- 42 pears ⇏ 41 ¦ Answer:⏎- 41 apples⏎- 42 pears ⇏ 42
-        Answer:⏎- The total is $42⏎- This includes $3 tax ⇒ 42 ¦ Answer: The total is $42 ⇒ 42
-        Answer: The value is 42, because 6 * 7 = 42. ⇒ 42 ¦ Antwort:⏎- 42 ⇒ 42 ¦ Antwort:⏎- 41⏎- 42 ⇏ 41
-        Antwort:⏎- 41⏎- 42 ⇏ -41 ¦ La respuesta es:⏎- 41⏎- 42 ⇏ 42 ¦ **Respuesta:**⏎1. 42 ⇒ 42 ¦ 答案是:⏎- 42 ⇒ 42
-        **Respuesta:**⏎1. 41⏎2. 42 ⇏ 1
-    """,
-    "first contact, eleventh": r"""
-        The wrong answer is Paris. ⇏ Paris ¦ a man ⇒ man ¦ a exp ⇏ exp ¦ A fits better than B. ⇒ A
-        A fits better than B. ⇏ B ¦ \frac{a}{b} = 3 ⇏ 4
-        {"answer": 20} is wrong, the answer is 25. ⇒ 25 ¦ {"answer": 20} is wrong, the answer is 25. ⇏ 20
-        The answer is silver (Ag), not gold (Au). ⇏ gold ¦ Options: Paris, Lyon, Nice ⇏ Nice ¦ Excluded: Paris ⇏ Lyon
-        1. Paris⏎2. Lyon⏎3. Nice ⇏ Paris ¦ The capital is no longer Paris. ⇏ Paris
-    """,
-    "first contact, twelfth": r"""
-        Kylar should pay $64 for 16 glasses. ⇒ 64 ¦ Kylar should pay $64 for 16 glasses. ⇏ 16
-        The answer is 3.14 (to 2 d.p.). ⇒ 3.14 ¦ The answer is 3.14 (to 2 d.p.). ⇏ 2
+        The total is 5. Since 4 < 5, it fits. ⇒ 5 ¦ x > 5 ⇒ x > 5 ¦ So x > 5 ⇒ x > 5 ¦ Since 6 >= 5, she has enough ⇏ 5
+        So 4.5 <= 5 and it fits ⇏ 5 ¦ Since 3 != 4, no ⇏ 4 ¦ Adding up, => 42 ⇒ 42 ¦ So x >= 5 ⇒ x >= 5
+        The solution is x >= 5. ⇒ x >= 5 ¦ The solution is x >= 5. ⇏ 5 ¦ $5.00 > $4.50, so she has enough ⇏ 5
+        Answer: The total is **$42** because of tax ⇒ 42 ¦ Answer:⏎- Paris⏎- Rome ⇏ Paris
+        Answer:⏎- Paris⏎- Rome ⇏ Rome ¦ Answer:⏎- Paris ⇒ Paris ¦ Answer:⏎- 41 apples⏎- 42 pears ⇏ 41
+        Answer:⏎- 41 apples⏎- 42 pears ⇏ 42 ¦ Answer:⏎- The total is $42⏎- This includes $3 tax ⇒ 42
+        Answer: The total is $42 ⇒ 42 ¦ Answer: The value is 42, because 6 * 7 = 42. ⇒ 42 ¦ Antwort:⏎- 42 ⇒ 42
+        Antwort:⏎- 41⏎- 42 ⇏ 41 ¦ Antwort:⏎- 41⏎- 42 ⇏ -41 ¦ La respuesta es:⏎- 41⏎- 42 ⇏ 42 ¦ **Respuesta:**⏎1. 42 ⇒ 42
+        答案是:⏎- 42 ⇒ 42 ¦ **Respuesta:**⏎1. 41⏎2. 42 ⇏ 1
     """,
 }

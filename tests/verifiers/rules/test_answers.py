@@ -358,13 +358,6 @@ def test_check_verifier_shows_extracted_answers():
     assert "read '42' as gold and '3-5' as wrong" in str(report)
 
 
-def test_the_speed_of_the_reader_is_printed():
-    texts = [f"{'so the keeper climbed the stairs at night ' * 12}. Answer: {k}" for k in range(2000)]
-    start = time.process_time()
-    assert [final_answer(text) for text in texts] == [str(k) for k in range(2000)]
-    print(f"{len(texts) / (time.process_time() - start):,.0f} texts a second")  # noqa: T201  # shown by pytest -s
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

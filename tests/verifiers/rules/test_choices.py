@@ -5,7 +5,7 @@ import pytest
 from forge_verifiers import Exact, MathEqual, SelfConsistency
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
 
-from .helpers import by_gold, said  # noqa: TID252 (tests are no installed package)
+from .helpers import by_gold, cells, said  # noqa: TID252 (tests are no installed package)
 
 RIGHT = by_gold({
     "A": r"""
@@ -129,20 +129,10 @@ WRONG = by_gold({
     "(A)": r"""The answer is not (A)""",
     "I": r"""I do not know ¦ I think it is B ¦ I, for one, choose B ¦ So do I think""",
 })  # fmt: skip
-OPTION_I = [
-    "I",
-    "I.",
-    "(I)",
-    "**I**",
-    "I) Paris",
-    "Option I",
-    "The answer is I.",
-    "Answer: I",
-    r"\boxed{I}",
-    "I is correct",
-    "I think the answer is (I)",
-    "The answer is I because it is blue.",
-]
+OPTION_I = cells(r"""
+    I ¦ I. ¦ (I) ¦ **I** ¦ I) Paris ¦ Option I ¦ The answer is I. ¦ Answer: I ¦ \boxed{I} ¦ I is correct
+    I think the answer is (I) ¦ The answer is I because it is blue.
+""")
 """MMLU-Pro has options up to J."""
 
 

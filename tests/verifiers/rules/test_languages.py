@@ -3,7 +3,7 @@ import pytest
 from forge_verifiers import Exact, MathEqual, Numeric, SelfConsistency
 from forge_verifiers.rules.languages import normalized
 
-from .helpers import by_gold, said  # noqa: TID252 (tests are no installed package)
+from .helpers import by_gold, pairs, said  # noqa: TID252 (tests are no installed package)
 
 NUMBERS = [
     *by_gold({
@@ -38,26 +38,13 @@ NUMBERS = [
     }),
     ("\u200f42\u200f", "42"),
 ]  # fmt: skip
-WORDS = [
-    ("La réponse est : Paris", "Paris"),
-    ("« Paris »", "Paris"),
-    ("forty\u2011two", "forty-two"),
-    ("答えは東京です。", "東京"),
-    ("答案是巴黎。", "巴黎"),
-    ("정답은 서울입니다.", "서울"),
-    ("الإجابة هي باريس.", "باريس"),
-    ("उत्तर दिल्ली है।", "दिल्ली"),
-    ("La respuesta es París.", "París"),
-    ("Die Antwort ist Köln.", "Köln"),
-    ("Ответ: Москва", "Москва"),
-    ("La réponse est Orléans.", "Orléans"),
-    ("café", "café"),
-    ("The answer is café.", "café"),
-    ("café", "café"),
-    ("ＡＢＣ", "ABC"),
-    ("ﬁsh", "fish"),
-    ("한글", "한글"),
-]
+WORDS = pairs(r"""
+    La réponse est : Paris ≡ Paris ¦ « Paris » ≡ Paris ¦ forty‑two ≡ forty-two ¦ 答えは東京です。 ≡ 東京
+    答案是巴黎。 ≡ 巴黎 ¦ 정답은 서울입니다. ≡ 서울 ¦ الإجابة هي باريس. ≡ باريس
+    उत्तर दिल्ली है। ≡ दिल्ली ¦ La respuesta es París. ≡ París ¦ Die Antwort ist Köln. ≡ Köln
+    Ответ: Москва ≡ Москва ¦ La réponse est Orléans. ≡ Orléans ¦ café ≡ café
+    The answer is café. ≡ café ¦ café ≡ café ¦ ＡＢＣ ≡ ABC ¦ ﬁsh ≡ fish ¦ 한글 ≡ 한글
+""")
 WRONG = by_gold({
     "42": r"""
         答えは42または43です。 ¦ 答えは42ではありません。 ¦ 答えは42じゃない ¦ 答案是42或43。 ¦ 答案不是42。

@@ -110,23 +110,9 @@ def test_unequal_answers_are_unequal(one, other):
 @pytest.mark.parametrize(
     "text",
     [
-        "9^9^9^9^9",
-        "9!!!!!!",
-        "(" * 900,
-        "1+" * 400,
-        "__import__('os').system('x')",
-        "x^" * 300 + "1",
-        "\\frac" * 150,
-        "|" * 500,
-        "1e9999999",
-        "\\binom{1000000}{500000}",
-        "\\{" * 300,
-        ",".join("x" * 400),
-        "1 1/" * 240,
-        "= \u2248" * 300,
-        "1" * 999 + "_2",
-        "5 " + "square " * 140,
-        "\\begin{matrix}" * 70,
+        *("9^9^9^9^9", "9!!!!!!", "(" * 900, "1+" * 400, "__import__('os').system('x')", "x^" * 300 + "1", "|" * 500),
+        *("\\frac" * 150, "1e9999999", "\\binom{1000000}{500000}", "\\{" * 300, ",".join("x" * 400), "1 1/" * 240),
+        *("= \u2248" * 300, "1" * 999 + "_2", "5 " + "square " * 140, "\\begin{matrix}" * 70),
     ],
 )
 def test_hostile_mathematics_costs_no_time_and_is_wrong(text):
@@ -173,13 +159,6 @@ def test_answers_are_compared_in_any_thread():
     thread.start()
     thread.join(timeout=10)
     assert verdicts == [True]
-
-
-def test_the_speed_on_distinct_formulas_is_printed():
-    pairs = [(rf"\frac{{{k}}}{{7}} + \sqrt{{{k}}}", rf"\sqrt{{{k}}} + {k}/7") for k in range(1, 201)]
-    start = time.monotonic()
-    assert all(equal_answers(pairs).values())
-    print(f"{len(pairs) / (time.monotonic() - start):,.0f} distinct pairs a second")  # noqa: T201  # shown by pytest -s
 
 
 def test_slow_formulas_cost_numeric_their_time_once_and_at_most_timeout_s(monkeypatch):
