@@ -49,8 +49,8 @@ def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama, r
     one, many = big.train_step(batch), small.train_step(batch)
     assert many["microbatches"] >= 4
     assert one["loss"] == pytest.approx(expected - 0.01 * one["entropy"], rel=1e-4)
-    for key in ("loss", "grad_norm", "entropy", "clip_fraction"):
-        assert many[key] == pytest.approx(one[key], rel=1e-4), key
+    for key in ("loss", "grad_norm", "entropy", "clip_fraction", "ratio_mean", "logprob_gap_max"):
+        assert many[key] == pytest.approx(one[key], rel=1e-5), key
 
 
 def test_a_sequence_correction_masks_whole_trajectories(tiny_llama, random_batch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from image_models import with_images
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from forge_agents.models.families import FAMILIES, inspect_model
 from forge_agents.models.tiny import tiny_model
@@ -128,8 +129,15 @@ def test_gradients_equal_transformers(tiny_models, family):
         assert (result[name] - gradient).norm() <= limit * gradient.norm(), name
 
 
-@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
-@pytest.mark.parametrize("family", ["gemma3", "mistral", "phi3", "qwen2", "qwen3_5", "smollm3"])
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [
+        *itertools.product(
+            ("gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5", "smollm3"), (None, LoRA(rank=4))
+        ),
+        ("qwen3_moe", None),
+    ],
+)
 def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
     model, batch = tiny_models(family=family), random_batch()
     settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
@@ -146,6 +154,8 @@ def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch
         assert (ours - before(ids).logits).abs().max() > 1e-2
     moved = [name for name, x in export.state_dict().items() if not torch.equal(x, before.state_dict()[name])]
     assert any(".bias" in name for name in moved) == (family == "qwen2" and lora is None)
+    assert AutoTokenizer.from_pretrained(tmp_path / "export").encode("hi") == [*b"hi"]
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -171,8 +171,8 @@ def test_selective_checkpointing_keeps_a_part(tiny_models, random_batch, monkeyp
         expected = _activations(size, config, 4, on_cpu=False) - again
         return sum(event.nbytes() for event in events), positions * expected, metrics
 
-    (most, _, plain), (part, expected, metrics), (least, expected_least, _) = map(left, RECOMPUTED)
+    (most, _, plain), (part, expected, metrics), (least, expected_least, of_least) = map(left, RECOMPUTED)
     assert least < part < most
     assert part - least == pytest.approx(expected - expected_least, rel=0.1)
     for name in ("loss", "grad_norm", "entropy"):
-        assert metrics[name] == pytest.approx(plain[name], rel=1e-6)
+        assert metrics[name] == of_least[name] == pytest.approx(plain[name], rel=1e-6)

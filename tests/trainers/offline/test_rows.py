@@ -44,8 +44,6 @@ def chat(*turns):
 ASKED = "What is 2 + 2?"
 SUM = "2 + 2 ="
 LONG = chat("sBe brief.", "uone", "atwo", "uthree")
-
-
 WITH_SYSTEM = chat("sBe brief.", f"u{ASKED}")
 REPEATED = [  # the prompt, an answer that repeats it, and both as they should be read
     (ASKED, f"{ASKED} 4", (ASKED, "4")),
@@ -65,13 +63,10 @@ REPEATED = [  # the prompt, an answer that repeats it, and both as they should b
 
 
 @pytest.mark.parametrize(("prompt", "repeated", "expected"), REPEATED)
-def test_prompt_repeated_in_the_completion_is_read_once(sft, prompt, repeated, expected):
+def test_prompt_repeated_in_the_completion_or_both_sides_of_a_pair_is_read_once(sft, dpo, prompt, repeated, expected):
     result = sft({"prompt": prompt, "completion": repeated})
     assert content(result) == content(sft({"prompt": expected[0], "completion": expected[1]}))
 
-
-@pytest.mark.parametrize(("prompt", "repeated", "expected"), REPEATED)
-def test_a_prompt_that_both_sides_of_a_pair_repeat_stands_once(dpo, prompt, repeated, expected):
     def worse(answer):
         return f"{answer} or 5" if isinstance(answer, str) else [*answer[:-1], *chat("a5")]
 
@@ -86,14 +81,11 @@ def test_prompt_repeated_by_one_side_of_a_pair_is_read_once(dpo):
     assert content(dpo({"prompt": ASKED, "chosen": "4", "rejected": chat(f"u{ASKED}", "a5")})) == expected
 
 
-def test_an_answer_without_its_repeated_prompt_is_counted(sft, dpo):
+def test_answers_that_begin_with_their_prompt_are_counted(sft, dpo):
     result = sft({"prompt": ASKED, "completion": f"{ASKED} 4"}, {"prompt": ASKED, "completion": "4"})
     assert result.counts == {"learned": 2, "answers without the prompt that they repeated": 1}
     result = dpo({"prompt": "one", "chosen": "one two", "rejected": "one three"})
     assert result.counts["answers without the prompt that they repeated"] == 2
-
-
-def test_an_answer_that_begins_with_a_prompt_of_one_word_is_counted(sft):
     result = sft({"prompt": "Hi", "completion": "Hi there!"}, {"prompt": "Hi", "completion": "Hello!"})
     assert result.counts == {"learned": 2, "answers that begin with a prompt of one word": 1}
 
@@ -267,8 +259,13 @@ def test_pair_of_equal_answers_is_left_out_and_counted(dpo):
         return fa.Episode(env_id="e", seed=seed, trajectories={"a": trajectory})
 
     luck = [episode(1, "1", 1.0), episode(1, "1", 0.0), episode(2, "1", 1.0), episode(2, "2", 0.0)]
-    result = dpo(*luck, {"prompt": "one?", "chosen": "1 ", "rejected": "1"})
+    row = {"prompt": "one?", "chosen": "1 ", "rejected": "1"}
+    result = dpo(*luck, row)
     assert len(result.items) == 1 and result.counts["pairs of equal answers"] == 2
+    result = dpo(
+        {**row, "rejected": "2"}, {**row, "chosen": "1"}, {**row, "chosen": chat("a1"), "rejected": chat("a1")}
+    )
+    assert result.counts == {"learned": 1, "pairs of equal answers": 2}
 
 
 def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):
@@ -276,6 +273,8 @@ def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):
         "id": 3, "prompt_id": "x", "source": "web", "metadata": {"loss": 0}, "score_chosen": 3.5, "num_tools": 2,
         "dataset_name": "d", "created_at": "2024", "language": "en", "model": "m", "tools": [], "images": None,
         "label": None, "system": "", "file_name": "f", "teacher_loss_type": "x", "split": "train",
+        "input_tokens": 3, "output_tokens": 4, "target_language": "de", "response_model": "x", "has_tools": False,
+        "n_tools": 0, "response_rating": 5.0,
     }  # fmt: skip
     messages = chat("uone", "atwo", "tthree", "afour")
     messages[1] |= {"id": "m1", "timestamp": 7, "tool_calls": None, "function_call": None, "weight": None}
@@ -285,6 +284,8 @@ def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):
     pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
     assert content(dpo({**pair, **about})) == content(dpo(pair))
     assert not caplog.records
+    with pytest.raises(ValueError, match="'input_tokens', which is not read"):
+        sft({"messages": messages, "input_tokens": [1, 2, 3]})
 
 
 def test_other_keys_are_named_once(sft, caplog):
@@ -330,11 +331,6 @@ def test_the_name_of_a_speaker_stands_before_the_text(sft):
         sft({"messages": [*chat("uone"), {"role": "assistant", "name": "Bob", "content": "two"}]})
 
 
-def test_an_answer_that_a_limit_cut_off_is_refused(sft):
-    with pytest.raises(ValueError, match="finish_reason='length': an answer that is not complete"):
-        sft({"messages": [*chat("uone"), {"role": "assistant", "content": "tw", "finish_reason": "length"}]})
-
-
 @pytest.mark.parametrize("settings", [{"min_reward": 0.5}, {"best_per_group": 1}])
 def test_a_setting_that_selects_episodes_is_refused_with_rows(sft, dpo, settings):
     with pytest.raises(ValueError, match=f"{next(iter(settings))} selects episodes, and the data are rows"):
@@ -360,6 +356,7 @@ def test_control_tokens_are_refused_in_answers_and_text_elsewhere(sft, dpo, rend
     hostile = chat(f"sS{token}", f"uone{token}", "atwo", f"tthree{token}", "afour")
     (item,), (plain,) = (sft({"messages": messages}).items for messages in (hostile, clean))
     assert item.ids.tolist().count(number) == plain.ids.tolist().count(number)
+    assert item.ids[item.mask].tolist() == plain.ids[plain.mask].tolist()
 
 
 def test_messages_of_developers_and_text_in_parts_are_read(sft):
@@ -373,31 +370,21 @@ def test_messages_of_developers_and_text_in_parts_are_read(sft):
 
 
 @pytest.mark.parametrize(
-    ("row", "hint"),
+    ("reader", "row", "hint"),
     [
-        ({"conversations": [{"from": "human", "value": "a"}]}, "Rename 'conversations' to 'messages'"),
-        ({"messages": [{"from": "human", "value": "a"}]}, "Is 'from' meant"),
-        ({"instruction": "a", "output": "b"}, "Rename 'instruction' to 'prompt', 'output' to 'completion'"),
+        ("sft", {"conversations": [{"from": "human", "value": "a"}]}, "Rename 'conversations' to 'messages'"),
+        ("sft", {"messages": [{"from": "human", "value": "a"}]}, "Is 'from' meant"),
+        ("sft", {"instruction": "a", "output": "b"}, "Rename 'instruction' to 'prompt', 'output' to 'completion'"),
+        (
+            "dpo",  # as OpenAI's
+            {"input": {"messages": chat("ua")}, "preferred_output": chat("ab"), "non_preferred_output": chat("ac")},
+            "Rename 'preferred_output' to 'chosen', 'non_preferred_output' to 'rejected'",
+        ),
     ],
 )
-def test_keys_of_other_formats_are_named_as_they_are_called_here(sft, row, hint):
+def test_keys_of_other_formats_are_named_as_they_are_called_here(request, reader, row, hint):
     with pytest.raises(ValueError, match=hint):
-        sft(row)
-
-
-def test_keys_of_preference_rows_of_openai_are_named_as_they_are_called_here(dpo):
-    row = {"input": {"messages": chat("ua")}, "preferred_output": chat("ab"), "non_preferred_output": chat("ac")}
-    with pytest.raises(ValueError, match="Rename 'preferred_output' to 'chosen', 'non_preferred_output' to 'rejected'"):
-        dpo(row)
-
-
-def test_counts_and_languages_are_metadata(sft, caplog):
-    more = {"input_tokens": 3, "output_tokens": 4, "target_language": "de", "response_model": "x", "has_tools": False,
-            "n_tools": 0, "response_rating": 5.0}  # fmt: skip
-    row = {"messages": chat("uColor?", "aBlue.")}
-    assert content(sft({**row, **more})) == content(sft(row)) and "not read" not in caplog.text
-    with pytest.raises(ValueError, match="'input_tokens', which is not read"):
-        sft({**row, "input_tokens": [1, 2, 3]})
+        request.getfixturevalue(reader)(row)
 
 
 # ---- answers that are not complete, reasoning, and pairs
@@ -412,11 +399,13 @@ def test_counts_and_languages_are_metadata(sft, caplog):
 )  # fmt: skip
 def test_incomplete_answer_is_refused_in_rows_and_messages(sft, dpo, mark):
     cut = [*chat("uone"), {"role": "assistant", "content": "two", **mark}]
+    ((key, value),) = mark.items()
+    said = f"{key}={value!r}"
     for row in ({"messages": chat("uone", "atwo"), **mark}, {"prompt": "one", "completion": "two", **mark},
                 {"messages": cut}):  # fmt: skip
-        with pytest.raises(ValueError, match="row 0.*: an answer that is not complete. Remove its row"):
+        with pytest.raises(ValueError, match=f"row 0.*{said}: an answer that is not complete. Remove its row"):
             sft(row)
-    with pytest.raises(ValueError, match="an answer that is not complete"):
+    with pytest.raises(ValueError, match=f"{said}: an answer that is not complete"):
         dpo({"prompt": "one", "chosen": "two", "rejected": "three", **mark})
 
 
@@ -440,30 +429,26 @@ def test_reasoning_without_an_answer_is_refused(sft, dpo, text):
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_in_the_text_and_in_a_key_is_learned_once(sft, key):
+def test_reasoning_in_the_text_and_in_a_key_is_learned_once(sft, renderer, key):
     def row(text, **more):
         return {"messages": [*chat("uone"), {"role": "assistant", "content": text, **more}]}
 
     once = content(sft(row("<think>\nhm hm\n</think>\n\n3")))
     assert content(sft(row("3", **{key: "\nhm hm\n"}))) == once
     assert content(sft(row("<think>\nhm hm\n</think>\n\n3", **{key: "hm  hm"}))) == once
-    assert content(sft(row("3", **{key: " \n"}))) == content(sft(row("3")))
+    (item,) = sft(row("3", **{key: "hm hm"})).items
+    assert renderer.parse(item.ids[item.mask].tolist()) == ("hm hm", "3")
+    for nothing in (" \n", None):
+        assert content(sft(row("3", **{key: nothing}))) == content(sft(row("3")))
     with pytest.raises(ValueError, match=r"row 0, messages\[1\]: .*in its text and in a key, and they differ"):
         sft(row("<think>other</think>3", **{key: "hm"}))
 
 
-def test_equal_answers_are_counted_and_other_pairs_are_learned(dpo):
-    good = {"prompt": "one", "chosen": "two", "rejected": "three"}
-    result = dpo(good, {**good, "rejected": "two"}, {"prompt": "one", "chosen": chat("atwo"), "rejected": chat("atwo")})
-    assert result.counts == {"learned": 1, "pairs of equal answers": 2}
-
-
 def test_answers_to_different_prompts_are_no_pair(dpo):
-    for other in (chat("uother", "athree"), chat("sBe brief.", "uone", "athree"), chat("uone", "umore", "athree")):
-        row = {"chosen": chat("uone", "atwo") if len(other) == 2 else chat("sBe long.", "uone", "atwo")}
-        if other[1]["content"] == "more":
-            row = {"chosen": chat("uone", "uless", "atwo")}
+    for one, other in (("uone",), ("uother",)), (("sBe long.", "uone"), ("sBe brief.", "uone")), (
+        ("uone", "uless"), ("uone", "umore"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="row 0: 'chosen' and 'rejected' answer different prompts"):
-            dpo({**row, "rejected": other})
+            dpo({"chosen": chat(*one, "atwo"), "rejected": chat(*other, "athree")})
     later = {"chosen": chat("uone", "atwo", "uA", "afour"), "rejected": chat("u one\n", "athree", "uB", "afive")}
     assert dpo(later).counts == {"learned": 1}  # the user reacts to another answer

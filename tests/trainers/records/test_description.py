@@ -65,27 +65,18 @@ def test_a_function_is_described_by_its_path_and_a_hash_of_its_source(module):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("changes", "differs"),
     [
-        ("WEIGHT = 0.5", "WEIGHT = 0.7"),
-        ("WEIGHT * len", "-WEIGHT * len"),
-        ("[helper(t.text) for", "[1 - helper(t.text) for"),
+        ({"reward": REWARD.replace("WEIGHT = 0.5", "WEIGHT = 0.7")}, True),
+        ({"reward": REWARD.replace("WEIGHT * len", "-WEIGHT * len")}, True),
+        ({"reward": REWARD.replace("[helper(t.text) for", "[1 - helper(t.text) for")}, True),
+        ({"extraction": "def letters(text):\n    return text.strip()\n"}, True),  # an imported module of the user
+        ({"reward": REWARD + "\ndef unused():\n    return 1\n"}, False),
     ],
 )
-def test_hash_of_a_reward_covers_its_helpers(module, old, new):
+def test_hash_of_a_reward_covers_its_helpers_and_nothing_else(module, changes, differs):
     before = describe(module().reward)
-    assert describe(module(REWARD.replace(old, new)).reward) != before
-
-
-def test_a_change_in_an_imported_module_of_the_user_changes_the_hash(module):
-    before = describe(module().reward)
-    changed = module(extraction="def letters(text):\n    return text.strip()\n").reward
-    assert describe(changed) != before
-
-
-def test_a_change_elsewhere_in_the_module_leaves_the_hash(module):
-    before = describe(module().reward)
-    assert describe(module(REWARD + "\ndef unused():\n    return 1\n").reward) == before
+    assert (describe(module(**changes).reward) != before) == differs
 
 
 def test_closures_partials_lambdas_and_methods_show_their_values(module):

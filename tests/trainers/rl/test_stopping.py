@@ -593,17 +593,6 @@ def test_control_characters_of_an_environment_are_escaped(tmp_path, capsys):
     assert "step: KeyError: '[/INST]' [bold]\\x1b[2J. The traceback" in capsys.readouterr().out
 
 
-def test_reward_below_its_maximum_ends_as_plateau(tmp_path):
-    """A judge scores all answers 0.93, and never 1."""
-    sure = fa.Rule(lambda t: 0.93 if t.reward else 0.1, name="judge")
-
-    def played(step):
-        return [group(*((0.0, 1.0) * 2 if step == 0 else (1.0,) * 4), seed=10 * step + n) for n in range(4)]
-
-    with trainer(tmp_path, played, reward=sure, max_empty_steps=4) as run:
-        assert run.fit(Duel, steps=200).reason.startswith("plateau: all 96 episodes")
-
-
 @pytest.mark.parametrize("changed", [True, False])
 def test_highest_reward_is_forgotten_if_the_reward_changes(tmp_path, changed):
     def strict(trajectory):

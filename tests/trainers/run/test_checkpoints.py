@@ -208,15 +208,6 @@ def test_a_part_that_an_older_checkpoint_lacks_starts_afresh_with_a_warning(tmp_
     assert "holds no baselines, which starts from its initial state" in caplog.text
 
 
-def test_running_baselines_are_restored_with_the_learners(tmp_path):
-    running, later = Baselines(), Baselines()
-    running.update("env/a", np.array([1.0, 3.0]), 0.5)
-    save(tmp_path, 5, baselines=running)
-    restore(tmp_path, baselines=later)
-    assert later.update("env/a", np.array([1.5]), 0.5) == 1.5
-    assert later.update("env/b", np.array([1.0]), 0.5) == 0.5
-
-
 def test_the_random_state_of_the_process_is_restored(tmp_path):
     def drawn():
         legacy = np.random.mtrand._rand  # the generator behind np.random.normal
