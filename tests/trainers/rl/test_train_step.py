@@ -22,24 +22,15 @@ from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.records.run_folder import dump_batch, load_batch
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.samples import StepSamples, pack_samples
-from forge_trainers.rl.train_step import check_gap, staleness, train
+from forge_trainers.rl.train_step import check_gap, train
 
 Batches = Callable[..., EpisodeBatch]
 
 
 def samples(*versions, policies=("hero",)):
     """Return one sample of two tokens per version, for every policy."""
-    samples = [
-        Sample(
-            token_ids=(1, 2, 3),
-            loss_mask=(False, True, True),
-            logprobs=(0.0, -1.0, -2.0),
-            advantage=1.0,
-            versions=(-1, version, version),
-            group=0,
-        )
-        for version in versions
-    ]
+    fields = {"loss_mask": (False, True, True), "logprobs": (0.0, -1.0, -2.0), "advantage": 1.0, "group": 0}
+    samples = [Sample(token_ids=(1, 2, 3), versions=(-1, version, version), **fields) for version in versions]
     counts = {"used": 3, "failed": 1, "abstained": 0, "zero_variance": 1}
     return StepSamples(samples=dict.fromkeys(policies, samples), counts=counts, advantages={})
 
@@ -320,8 +311,3 @@ def test_memory_stays_flat(core, random_batch):
 
     warm = after(range(10))
     assert after(range(10, 40)) - warm < 16e6
-
-
-def test_ages_count_tokens(random_batch):
-    batch = random_batch()
-    assert staleness(batch, 3) == {3: int(batch["tokens"]["loss_mask"].sum())}

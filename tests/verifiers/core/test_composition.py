@@ -125,9 +125,11 @@ def test_a_run_is_refused_before_it_starts_where_the_environment_pays_more():
 
 
 @pytest.mark.parametrize("weight", [0, -1, math.inf, math.nan])
-def test_weights_must_be_positive(weight):
+def test_a_sum_needs_terms_with_positive_weights(weight):
     with pytest.raises(ValueError, match="reads"):
         weight * reads()
+    with pytest.raises(ValueError, match="no terms"):
+        Sum([])
 
 
 def test_gate_scores_zero_and_skips_the_second_verifier():
@@ -175,11 +177,6 @@ def test_state_is_nested():
     assert one.score(ROWS).tobytes() == other.score(ROWS).tobytes()
     with pytest.raises(ValueError, match="no part"):
         other.load_state_dict({"elsewhere/x": np.array(1)})
-
-
-def test_a_sum_needs_terms():
-    with pytest.raises(ValueError, match="no terms"):
-        Sum([])
 
 
 def test_failed_term_counts_as_its_mean_in_scores_of_turns_too():

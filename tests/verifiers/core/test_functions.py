@@ -35,6 +35,14 @@ def annotated(rows: "list[Trajectory]", scale=1.0):
     return [scale * ("42" in row.turns[-1].action) for row in rows]
 
 
+def maybe(row: Optional[Trajectory]):  # noqa: UP045  # as many write it
+    return row is not None and "42" in row.turns[-1].action
+
+
+async def awaited(completion):
+    return 1.0
+
+
 class Weighted:
     def __call__(self, trajectory):
         return "42" in trajectory.turns[-1].action
@@ -51,6 +59,7 @@ TAKEN = [
     rubric,
     trl,
     annotated,
+    maybe,
     functools.partial(annotated, scale=1.0),
     Weighted(),
 ]
@@ -67,6 +76,7 @@ REFUSED = [
     (lambda a, b: 0.5, r"parameters of unknown meaning \(a, b\)"),
     (lambda *args, **kwargs: 0.5, r"parameters of unknown meaning"),
     (lambda trajectory, completions: 0.5, r"takes both one trajectory and all of them"),
+    (awaited, r"awaited\(completion\) at .*is async"),
     (Numeric, r"the class Numeric is not a verifier. Pass"),
     ("rubric", r"str 'rubric' is not a verifier"),
 ]
@@ -93,14 +103,6 @@ def test_a_cost_of_no_class_is_refused(take):
     judge = type("Judge", (Composable,), {"name": "slow", "family": None, "cost": "free", "score": len})()
     with pytest.raises(ArgumentError, match="cost='free' of verifier 'slow'. Choose one of cheap, model, expensive"):
         take(judge)
-
-
-def test_an_async_function_is_refused():
-    async def judge(completion):
-        return 1.0
-
-    with pytest.raises(ArgumentError, match=r"judge\(completion\) at .*is async"):
-        verifier_of(judge)
 
 
 def test_rule_takes_any_parameter_for_one_trajectory_and_a_reward_for_all():
@@ -190,6 +192,10 @@ def test_batch_function_must_return_one_number_each():
         Rule(lambda trajectories: [1.0]).score(ROWS)
     with pytest.raises(ScoreError, match=r"graded trajectory 0 with list '\[1.0, 1.0\]'"):
         Rule(lambda trajectory: [1.0, 1.0]).score(ROWS)
+    with pytest.raises(ValueError, match=r"received 2 of 3 trajectories.* returned \[1\.0\]. Return a number each"):
+        reward_of(lambda completions: [1.0])([*ROWS, NOBODY])
+    with pytest.raises(ValueError, match="returned 0.5"):
+        reward_of(lambda completions: 0.5)([*ROWS, NOBODY])
 
 
 def test_a_function_can_be_checked_and_what_fails_is_named():
@@ -199,17 +205,3 @@ def test_a_function_can_be_checked_and_what_fails_is_named():
     failed = [finding.message for finding in report.failures]
     assert len(failed) == 4 and all(text.startswith("fails on trajectory 1: IndexError") for text in failed)
     assert str(report).count("IndexError") == 1 and "shape and range, repeatable, order, gold (4 checks)" in str(report)
-
-
-def test_batch_function_of_texts_must_return_one_number_each():
-    with pytest.raises(ValueError, match=r"received 2 of 3 trajectories.* returned \[1\.0\]. Return a number each"):
-        reward_of(lambda completions: [1.0])([*ROWS, NOBODY])
-    with pytest.raises(ValueError, match="returned 0.5"):
-        reward_of(lambda completions: 0.5)([*ROWS, NOBODY])
-
-
-def test_one_trajectory_may_be_optional():
-    def maybe(row: Optional[Trajectory]):  # noqa: UP045  # as many write it
-        return row is not None
-
-    assert verifier_of(maybe).score(ROWS).tolist() == [1, 1]
