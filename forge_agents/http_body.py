@@ -57,17 +57,18 @@ async def read_bounded(response: Any, max_bytes: int = MAX_BODY_BYTES) -> None:
     read_as_utf8(response)
 
 
-def too_many_values(body: bytes) -> str:
+def too_many_values(body: bytes, max_brackets: int = MAX_BRACKETS, max_commas: int = MAX_COMMAS) -> str:
     """Return which limit the values of a JSON text exceed, as "600000 brackets, more than 500000", or an empty text.
 
     Values are counted before they are parsed, because they take many times the memory of their text.
     """
-    return _excess(body) and _excess(_TEXT.sub(b"", body))  # a text may have any number of brackets
 
+    def excess(text: bytes) -> str:
+        brackets, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
+        counts = ((brackets, max_brackets, "brackets"), (commas, max_commas, "commas"))
+        return next((f"{count} {name}, more than {limit}" for count, limit, name in counts if count > limit), "")
 
-def _excess(body: bytes) -> str:
-    counts = ((body.count(b"[") + body.count(b"{"), MAX_BRACKETS, "brackets"), (body.count(b","), MAX_COMMAS, "commas"))
-    return next((f"{count} {name}, more than {limit}" for count, limit, name in counts if count > limit), "")
+    return excess(body) and excess(_TEXT.sub(b"", body))  # a text may have any number of brackets
 
 
 def read_as_utf8(response: Any) -> None:

@@ -18,6 +18,7 @@ from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
 from forge_agents.errors import ForgeError
 from forge_agents.files import MAX_BYTES, is_shallow, user_path, write_atomic
+from forge_agents.http_body import too_many_values
 
 FORMAT = 3
 """Version of the JSON file. Raised when the meaning of a field changes."""
@@ -28,6 +29,8 @@ _MAX_SEEDS = 1_000_000
 """Maximum number of seeds of all environments together. A merge draws them again, in a few seconds."""
 _MAX_PAIRS = 20_000
 """Maximum number of players, squared, times environments: each pair has a bootstrap and a test per environment."""
+_MAX_BRACKETS, _MAX_COMMAS = 1_000_000, 10_000_000
+"""Maximum numbers of brackets and commas in a report: an episode of two agents has 5 and 30."""
 COMPARED_SETTINGS: Mapping[str, type] = {
     "suite": str, "episodes": int, "seed": int, "swap_agents": bool, "samples": int,
 }  # fmt: skip
@@ -118,7 +121,8 @@ def _read(path: Path) -> Any:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:  # a pipe would block, a sparse file fill the memory
             path.lstat()
             raise ReportError(f"{path} cannot be read as a report: it must be a file of at most {MAX_BYTES >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
+        text.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read as a report: {error}") from None
     if not text.strip():
@@ -126,6 +130,8 @@ def _read(path: Path) -> Any:
             f"{path} is empty. A report is written by `forge-agents bench --json FILE` or report.save(...)"
         )
     try:
+        if too_many := too_many_values(text, _MAX_BRACKETS, _MAX_COMMAS):
+            raise ReportError(f"{path} has {too_many}. It is no benchmark report")
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
         log = " It looks like a log of episodes: run the benchmark again with its folder as out_dir."

@@ -18,6 +18,7 @@ from forge_agents.display import visible
 from forge_agents.envs.env import writable
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, user_path
+from forge_agents.http_body import too_many_values
 from forge_agents.settings import named_arguments
 from forge_agents.types import Episode, total_tokens
 
@@ -27,6 +28,8 @@ EPISODES = "episodes.jsonl"
 
 MAX_LINE_BYTES = 1 << 28
 """Maximum size of an episode that is read. A sparse file may have lines of any size."""
+_MAX_COMMAS = 20_000_000
+"""Maximum number of commas in a line: a hundred turns of 100,000 tokens each have half as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +168,7 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
     """Read up to about `num_bytes` of a growing JSON-lines file: each line, its value, and its error.
 
     A last line without a line break is read only if it is complete JSON. Of a line that is too large, each part of the
-    maximum size is yielded with an error.
+    maximum size is yielded with an error. A line with too many values is not parsed.
     """
     read = 0
     while read < num_bytes and (raw := file.readline(MAX_LINE_BYTES)):
@@ -173,6 +176,8 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
         try:
             if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
                 problem = f"it has more than {MAX_LINE_BYTES >> 20} MiB"
+            elif too_many := too_many_values(raw, max_commas=_MAX_COMMAS):
+                problem = f"it has {too_many}"
             else:
                 row = json.loads(raw) if raw.strip() else None
         except (ValueError, RecursionError):

@@ -12,8 +12,10 @@ from forge_agents.errors import ModelNotFoundError
 
 _MAX_GROWTH = 64
 """Maximum number of letters that may replace one letter. Unicode's compatibility forms have up to 18."""
-MAX_TOKEN_CHARS = 1024
+_MAX_TOKEN_CHARS = 1024
 """Maximum length of a token. Long tokens make long texts of short answers."""
+_MAX_VOCABULARY_CHARS = 5_000_000
+"""Maximum number of letters of all tokens. Each may take 400 bytes. 262,000 tokens of Gemma have 2 million."""
 _MAX_STEPS = 32
 """Maximum number of steps of a part, such as normalizers. Some steps add letters to each text."""
 
@@ -39,6 +41,8 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
             raise _refusal(
                 file, "its decoder searches for a regular expression, which may take endless time. Expected texts"
             )
+        if name == "decoder" and any(step.get("type") == "Strip" and step.get("stop") for step in steps):
+            raise _refusal(file, "its decoder strips the ends of tokens, which the library cannot do for short tokens")
         growth = math.prod(float(_growth(step)) for step in steps)  # floats end at infinity
         if growth > _MAX_GROWTH:
             raise _refusal(
@@ -48,25 +52,30 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
     model = model if isinstance(model, Mapping) else {}
     texts = [value for name, value in model.items() if name != "merges"]  # they join tokens of the vocabulary
     check_tokens(file, (texts, settings.get("added_tokens")))
-    if not 0 <= (chars := model.get("max_input_chars_per_word", 0)) <= MAX_TOKEN_CHARS:  # quadratic time
-        raise _refusal(file, f"its words have up to {chars:g} letters. Expected at most {MAX_TOKEN_CHARS}")
+    if not 0 <= (chars := model.get("max_input_chars_per_word", 0)) <= _MAX_TOKEN_CHARS:  # quadratic time
+        raise _refusal(file, f"its words have up to {chars:g} letters. Expected at most {_MAX_TOKEN_CHARS}")
 
 
 def check_tokens(file: Path, values: object) -> None:
-    """Check that no text in a part of a tokenizer's file is longer than 1,024 letters.
+    """Check that no text in a part of a tokenizer's file is longer than 1,024 letters, and all are not too long.
 
     Raises:
-        ModelNotFoundError: A text is longer, so that decoded or encoded texts would have any length.
+        ModelNotFoundError: A text is longer, so that decoded or encoded texts would have any length, and some of the
+            library's tries could end the process.
     """
-    pending = [values]
+    pending, total = [values], 0
     while pending:
         part = pending.pop()
-        if isinstance(part, str) and len(part) > MAX_TOKEN_CHARS:
-            raise _refusal(file, f"it has a token of {len(part)} letters. Expected at most {MAX_TOKEN_CHARS}")
+        if isinstance(part, str):
+            total += len(part)
+            if len(part) > _MAX_TOKEN_CHARS:
+                raise _refusal(file, f"it has a token of {len(part)} letters. Expected at most {_MAX_TOKEN_CHARS}")
         if isinstance(part, Mapping):
             pending += [*part, *part.values()]
         elif isinstance(part, list | tuple):
             pending += part
+    if total > _MAX_VOCABULARY_CHARS:
+        raise _refusal(file, f"its tokens have {total} letters. Expected at most {_MAX_VOCABULARY_CHARS}")
 
 
 def _refusal(file: Path, problem: str) -> ModelNotFoundError:
@@ -106,9 +115,9 @@ def _growth(part: Mapping[str, Any]) -> float:
             return _longest_replacement(part.get("precompiled_charsmap"))
         case "TemplateProcessing":
             special = part.get("special_tokens")
-            ids = [token.get("ids", ()) for token in special.values()] if isinstance(special, Mapping) else []
-            is_long = any(len(of_token) > _MAX_GROWTH for of_token in ids)
-            return math.inf if is_long or any(map(_repeats, (part.get("single"), part.get("pair")))) else 1
+            tokens = special.values() if isinstance(special, Mapping) else ()
+            ids = max((len(token.get("ids", ())) for token in tokens), default=1)
+            return math.inf if any(_repeats(part.get(name), ids) for name in ("single", "pair")) else 1
     return 1
 
 
@@ -122,7 +131,8 @@ def _longest_replacement(charsmap: object) -> int:
     return max(1, *(len(text.decode(errors="replace")) for text in texts))
 
 
-def _repeats(template: object) -> bool:
+def _repeats(template: object, ids: int) -> bool:
+    """Return whether a template repeats the text, or has many pieces of `ids` tokens each."""
     pieces = template if isinstance(template, list) else []
     texts = [str(piece.get("Sequence")) for piece in pieces if isinstance(piece, Mapping) and "Sequence" in piece]
-    return len(set(texts)) < len(texts) or len(pieces) > _MAX_GROWTH
+    return len(set(texts)) < len(texts) or len(pieces) * ids > _MAX_GROWTH

@@ -13,7 +13,7 @@ from typing import Any
 
 from forge_agents.episodes.stored import digest, finite, number, total_reward
 from forge_agents.models.resolve import is_builtin, resolve
-from forge_agents.models.tokenizer_file import MAX_TOKEN_CHARS, parts
+from forge_agents.models.tokenizer_file import check_growth, parts
 from forge_agents.tools import parse_tool_calls
 
 _MAX_TOKENIZER_BYTES = 1 << 26
@@ -188,8 +188,8 @@ class Pieces:
             decoders = list(parts(settings.get("decoder")))
             if len(decoders) > _MAX_DECODERS or any(map(_lengthens, decoders)):
                 return None
-            tokenizer = Tokenizer.from_str(json.dumps(settings))
-            return tokenizer if max(map(len, tokenizer.get_vocab())) <= MAX_TOKEN_CHARS else None
+            check_growth(file, settings)
+            return Tokenizer.from_str(json.dumps(settings))
         except Exception:  # noqa: BLE001  # the library raises this for invalid files
             return None
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import sys
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from forge_agents.bench.report import Report, ReportError
 from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, is_shallow, user_path
+from forge_agents.http_body import too_many_values
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 
@@ -53,8 +53,8 @@ class Run:
     def __init__(self, folder: Path, *, name: str, number: int) -> None:
         self.folder, self.name, self.number = folder, name, number
         self.index = EpisodeIndex(folder / "episodes.jsonl")
-        self._metric_lines = _Lines(folder / "metrics.jsonl")
-        self._verifier_lines = _Lines(folder / "verifiers.jsonl")
+        self._metric_lines = _Lines(folder / "metrics.jsonl", dict)
+        self._verifier_lines = _Lines(folder / "verifiers.jsonl", _verifier_curves)
         self._update_problems: list[str] = []
         self._read: dict[str, tuple[tuple[int, int], Any]] = {}
         policies = self.settings().get("policies")
@@ -102,8 +102,7 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """Return ``step`` and ``series`` (values by metric, None where a step has none), with at most `MAX_POINTS`."""
         lines = self._metric_lines.read()
-        series = _series([{name: value for name, value in row.items() if name != "step"} for row in lines.points])
-        return {"step": [row["step"] for row in lines.points], "series": series, "every": lines.every}
+        return {"step": [step for step, _ in lines.points], "series": _series(lines.points), "every": lines.every}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings in ``config.yaml``. Empty without the file."""
@@ -112,15 +111,9 @@ class Run:
 
     def verifiers(self) -> dict[str, Any]:
         """Return ``latest``, the newest report, and ``step`` and ``series`` with curves by ``QUANTITY/VERIFIER``."""
-        points = [row for row in self._verifier_lines.read().points if isinstance(row.get("verifiers"), list)]
-        if not points:
-            return {"latest": None, "step": [], "series": {}}
-        curves = []
-        for row in points:
-            verifiers = [verifier for verifier in row["verifiers"] if isinstance(verifier, Mapping)]
-            curves.append({f"{key}/{v.get('name')}": v.get(key) for v in verifiers for key in _VERIFIER_CURVES})
-            curves[-1]["effective number"] = row.get("effective_number")
-        return {"latest": finite(points[-1]), "step": [row["step"] for row in points], "series": _series(curves)}
+        lines = self._verifier_lines.read()
+        steps = [step for step, _ in lines.points]
+        return {"latest": finite(lines.latest), "step": steps, "series": _series(lines.points)}
 
     def tables(self) -> list[dict[str, Any]]:
         """Return league tables and benchmark reports as ``title``, ``heads``, ``rows``, ``note`` and ``names``."""
@@ -150,7 +143,7 @@ class Run:
     def _stamp(self, name: str) -> tuple[int, int]:
         try:
             stat = (self.folder / name).stat()
-        except FileNotFoundError:
+        except OSError:
             return (0, 0)
         return (stat.st_size, stat.st_mtime_ns)
 
@@ -171,8 +164,10 @@ class _Read(NamedTuple):
     total: int
     """Number of rows."""
     every: int
-    points: list[dict[str, Any]]
-    """Every such row and the last one, at most `MAX_POINTS` and one."""
+    points: list[tuple[int, dict[str, float | None]]]
+    """Steps and numbers of every such row and of the last one, at most `MAX_POINTS` and one."""
+    latest: dict[str, Any] | None
+    """The whole last row."""
     problems: list[str]
     """Why other lines are left out."""
 
@@ -181,14 +176,19 @@ class _Lines:
     """Rows of a JSON-lines file in the order of steps. Another process appends to the file or replaces it.
 
     Only new lines are read. A row replaces all rows with the same or later steps, because a run that was killed between
-    its metrics and its checkpoint repeats steps.
+    its metrics and its checkpoint repeats steps. Only the last row and the numbers of others are kept.
+
+    Args:
+        file: The file.
+        values: Returns the values of a row by curve, or None if the row has none.
     """
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, values: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
+        self._file, self._values = file, values
         self._reading = threading.Lock()  # requests come from several threads
-        self._rows: dict[int, dict[str, Any]] = {}
+        self._rows: dict[int, tuple[array[int], array[float]]] = {}
         self._steps = array("q")
+        self._latest: dict[str, Any] | None = None
         self._problems: list[str] = []
         self._reset(0)
 
@@ -203,7 +203,8 @@ class _Lines:
                     file.seek(self._at)
                     for raw, row, problem in whole_lines(file):
                         if isinstance(row, dict) and _is_step(row.get("step")):
-                            self._append(row)
+                            if (values := self._values(row)) is not None:
+                                self._append(row, values)
                         elif row is not None or problem:
                             why = problem or "its step is not a whole number"
                             self._num_problems += 1
@@ -213,19 +214,28 @@ class _Lines:
                         self._line += raw.endswith(b"\n")
             except FileNotFoundError:
                 self._reset(0)
+            except OSError as cause:
+                self._reset(0)
+                self._problems.append(f"{self._file.name} cannot be read: {cause.strerror}")
             problems, name = list(self._problems), self._file.name
             if self._num_problems > _MAX_PROBLEMS:
                 problems.append(f"... and {self._num_problems - _MAX_PROBLEMS} more lines of {name}")
             if self._replaced:
                 problems.append(f"{self._replaced} rows of {name} are left out: later rows repeat their steps")
-            if len(self._names) > _MAX_SERIES:
-                problems.append(f"{len(self._names) - _MAX_SERIES} of {len(self._names)} curves of {name} are left out")
+            if self._is_wide:
+                problems.append(f"curves of {name} are left out: it has more than {_MAX_SERIES}")
             count, every = len(self._steps), self._every
             every *= max(1, math.ceil(count / MAX_POINTS / every))
-            points = [row for number, row in self._rows.items() if number % every == 0 or number == count - 1]
-            return _Read(count, every, points, problems)
+            points = [self._point(n) for n in self._rows if n % every == 0 or n == count - 1]
+            return _Read(count, every, points, self._latest, problems)
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def _point(self, number: int) -> tuple[int, dict[str, float | None]]:
+        curves, values = self._rows[number]
+        names = list(self._names)
+        pairs = zip(curves, values, strict=True)
+        return self._steps[number], {names[at]: None if math.isnan(value) else value for at, value in pairs}
+
+    def _append(self, row: dict[str, Any], values: Mapping[str, Any]) -> None:
         while self._steps and self._steps[-1] >= row["step"]:
             self._steps.pop()
             self._rows.pop(len(self._steps), None)
@@ -234,8 +244,16 @@ class _Lines:
         if (number - 1) % self._every:
             self._rows.pop(number - 1, None)
         self._steps.append(row["step"])
-        self._names |= row.keys() - {"step"}
-        self._rows[number] = {sys.intern(name): value for name, value in row.items()}  # rows share their names
+        self._latest = row
+        numbers = self._rows[number] = array("H"), array("d")
+        for name in values:
+            if name == "step":
+                continue
+            if name in self._names or len(self._names) < _MAX_SERIES:
+                numbers[0].append(self._names.setdefault(name, len(self._names)))
+                numbers[1].append(math.nan if (value := _short(values[name])) is None else value)
+            else:
+                self._is_wide = True
         if len(self._rows) > _MAX_ROWS:
             self._every *= 2
             self._rows = {n: row for n, row in self._rows.items() if n == number or n % self._every == 0}
@@ -243,7 +261,9 @@ class _Lines:
     def _reset(self, inode: int) -> None:
         self._inode, self._at, self._line, self._replaced = inode, 0, 0, 0
         self._steps, self._every, self._rows, self._problems, self._num_problems = array("q"), 1, {}, [], 0
-        self._names: set[str] = set()
+        self._names: dict[str, int] = {}
+        self._is_wide = False
+        self._latest = None
 
 
 def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -286,21 +306,24 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _is_run(folder: Path) -> bool:
     return folder.is_dir() and (
-        any((folder / name).is_file() for name in _FILES)
-        or any(file.is_file() and _is_board(file) for file in folder.glob("*.json"))
+        any((folder / name).is_file() for name in _FILES) or any(map(_is_board, folder.glob("*.json")))
     )
 
 
 def _is_board(file: Path) -> bool:
     """Return whether a JSON file begins like a benchmark report."""
-    with file.open("rb") as stream:
-        return b'"kind": "forge-agents benchmark"' in stream.read(200)
+    try:
+        with file.open("rb") as stream:
+            return b'"kind": "forge-agents benchmark"' in stream.read(200)
+    except OSError:  # a folder, or another user's file
+        return False
 
 
 def _json(file: Path) -> Any:
     try:
-        value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError):
+        text = file.read_bytes()
+        value = None if too_many_values(text) else json.loads(text.decode(errors="replace"))
+    except (OSError, ValueError, RecursionError):
         return None
     return value if is_shallow(value) else None
 
@@ -308,14 +331,22 @@ def _json(file: Path) -> Any:
 def _yaml(file: Path) -> Any:
     try:
         return safe_yaml.read(file)
-    except ValueError:
+    except (OSError, ValueError):
         return None
 
 
-def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """Return the values of the first `_MAX_SERIES` names, None where a row has none."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [_short(row.get(name)) for row in rows] for name in itertools.islice(names, _MAX_SERIES)}
+def _series(points: Sequence[tuple[int, Mapping[str, float | None]]]) -> dict[str, list[float | None]]:
+    """Return the values by name, None where a row has none."""
+    names = dict.fromkeys(name for _, values in points for name in values)
+    return {name: [values.get(name) for _, values in points] for name in names}
+
+
+def _verifier_curves(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not isinstance(row.get("verifiers"), list):
+        return None
+    verifiers = [verifier for verifier in row["verifiers"] if isinstance(verifier, Mapping)]
+    curves = {f"{key}/{v.get('name')}": v.get(key) for v in verifiers for key in _VERIFIER_CURVES}
+    return {**curves, "effective number": row.get("effective_number")}
 
 
 def _short(value: Any) -> float | None:

@@ -102,7 +102,13 @@ def make_app(runs: Sequence[Run], token: str) -> ASGIApp:
     def verifier_report(run: int) -> Response:
         return HTMLResponse(_verifier_report(run_of(run)), headers={"content-security-policy": _REPORT_POLICY})
 
-    refusals = [(KeyError, 404), (ValueError, 400), (ForgeError, 409), *((error, 409) for error in _VALUE_ERRORS)]
+    refusals = [
+        (KeyError, 404),
+        (ValueError, 400),
+        (ForgeError, 409),
+        (OSError, 409),
+        *((error, 409) for error in _VALUE_ERRORS),
+    ]
     for error, status in refusals:
         app.add_exception_handler(error, _error_handler(status))
     return BaseHTTPMiddleware(app, dispatch=_guard(token.encode()))

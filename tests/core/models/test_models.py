@@ -238,8 +238,14 @@ def test_a_tokenizer_that_multiplies_texts_is_refused(part, is_refused, folder):
         models.resolve(folder)
 
 
+def strip(start, stop):
+    return {"type": "Strip", "content": " ", "start": start, "stop": stop}
+
+
 LONG = "a" * 1025
-MANY_IDS = {"x": {"id": "x", "ids": [5] * 65, "tokens": ["x"] * 65}}
+MANY_IDS = {"x": {"id": "x", "ids": [5] * 22, "tokens": ["x"] * 22}}
+MANY_TOKENS = {f"{k:01000}": 1000 + k for k in range(5000)}
+X = {"SpecialToken": {"id": "x", "type_id": 0}}
 
 
 @pytest.mark.parametrize(
@@ -250,11 +256,14 @@ MANY_IDS = {"x": {"id": "x", "ids": [5] * 65, "tokens": ["x"] * 65}}
         ("tokenizer.json", lambda file: file["model"].update(continuing_subword_prefix=LONG), "token of 1025 letters"),
         ("tokenizer.json", lambda file: file["model"].update(vocab=[[LONG, -1.0]]), "token of 1025 letters"),
         ("tokenizer.json", lambda file: file["model"].update(max_input_chars_per_word=10**9), "up to 1e.09 letters"),
+        ("tokenizer.json", lambda file: file["model"]["vocab"].update(MANY_TOKENS), "tokens have 5[0-9]+ letters"),
         (
             "tokenizer.json",
-            lambda file: file.update(post_processor={**template(TEXT), "special_tokens": MANY_IDS}),
+            lambda file: file.update(post_processor={**template(TEXT, *[X] * 3), "special_tokens": MANY_IDS}),
             "turn one letter into inf",
         ),
+        ("tokenizer.json", lambda file: file.update(decoder=strip(0, 1)), "strips the ends of tokens"),
+        ("tokenizer.json", lambda file: file.update(decoder=strip(1, 0)), ""),
         ("tokenizer_config.json", lambda file: file.update(eos_token=LONG), "token of 1025 letters"),
         ("tokenizer_config.json", lambda file: file.update(added_tokens_decoder={"9": {"content": LONG}}), "token of"),
         ("tokenizer_config.json", lambda file: file.update(chat_template=LONG), ""),

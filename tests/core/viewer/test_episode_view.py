@@ -215,6 +215,18 @@ def test_a_normalizer_of_a_stranger_is_not_loaded(model, tmp_path):
     assert Pieces(tmp_path, {"hero": str(model)}).of("hero", [256]) == ["aa"]
 
 
+@pytest.mark.parametrize("length", [1025, 1_000_000])
+def test_long_tokens_are_refused_before_they_are_loaded(model, tmp_path, monkeypatch, length):
+    """The library ends the process with a segmentation fault when it frees a token of a million letters."""
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["z" * length, -1.0]], "byte_fallback": False}
+    settings = {**json.loads((model / "tokenizer.json").read_text()), "model": unigram}
+    (model / "tokenizer.json").write_text(json.dumps(settings))
+    loaded = []
+    monkeypatch.setattr("tokenizers.Tokenizer", type("Tokenizer", (), {"from_str": staticmethod(loaded.append)}))
+    assert Pieces(tmp_path, {"hero": str(model)}).of("hero", [1]) is None
+    assert loaded == []
+
+
 def test_a_damaged_or_huge_tokenizer_shows_ids(model, tmp_path):
     file = model / "tokenizer.json"
     for content in (b"{}", b"[" * 100_000, b""):

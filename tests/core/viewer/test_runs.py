@@ -284,6 +284,43 @@ def test_a_line_larger_than_any_episode_is_left_out(run_folder, monkeypatch):
     assert run.metrics()["step"] == [0, 1, 2, 5] and run.index.find(Query())["rows"][0]["seed"] == 8
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["x.json", "metrics.jsonl", "verifiers.jsonl", "episodes.jsonl", "config.yaml", "ending.json", "league.json"],
+)
+def test_a_folder_in_place_of_a_file_is_a_problem_of_its_run_only(run_folder, serve, name):
+    """The page polls all runs at once."""
+    other = run_folder.parent / "other"
+    write_lines(other / "metrics.jsonl", metrics(3))
+    write_lines(other / "episodes.jsonl", [])
+    (other / name).unlink(missing_ok=True)
+    (other / name).mkdir()
+    viewer = serve(run_folder.parent)
+    status, _, body = viewer.get("api/runs")
+    assert status == 200 and [run["name"] for run in body["runs"]] == ["first", "other"]
+    assert body["runs"][0]["steps"] == 3
+    for what in ("metrics", "settings", "verifiers", "tables", "facets", "episodes"):
+        assert viewer.get(f"api/runs/1/{what}")[0] in (200, 409)
+
+
+def test_rows_keep_numbers_and_lines_of_many_values_are_left_out(run_folder):
+    nested = [{"": 0}] * 1000
+    write_lines(run_folder / "metrics.jsonl", [{"step": step, "x": nested, "y": step} for step in range(3, 9)])
+    verifiers = [{"name": "a", "weight": 0.5, "more": nested}]
+    write_lines(run_folder / "verifiers.jsonl", [{"step": step, "verifiers": verifiers} for step in range(9)])
+    for name in ("metrics.jsonl", "verifiers.jsonl", "episodes.jsonl"):
+        with (run_folder / name).open("a") as file:
+            file.write('{"step": 99, "x": [' + "{}," * 500_000 + "0]}\n")
+    run = only(run_folder)
+    assert run.metrics()["step"] == [*range(9)] and run.metrics()["series"]["y"][3:] == [*range(3, 9)]
+    assert run.metrics()["series"]["x"] == [None] * 9 and run.verifiers()["series"]["weight/a"] == [0.5] * 9
+    rows = [*run._metric_lines._rows.values(), *run._verifier_lines._rows.values()]
+    assert all(values.typecode == "d" and len(values) < 10 for _, values in rows)
+    assert len(run.verifiers()["latest"]["verifiers"][0]["more"]) == 1000
+    problems = run.status()["problems"]
+    assert sum("left out: it has 500002 brackets, more than 500000" in problem for problem in problems) == 3
+
+
 def test_small_files_do_not_stand_for_gigabytes(run_folder):
     """Values by name and step, and cells by row and column, are the product of two small numbers of the file."""
     many = 20_000
