@@ -1,9 +1,10 @@
-"""The examples that train, each on the whole stack with a tiny model, as short as they go."""
+"""The examples that train, with a tiny model and as short as they go: one of each kind on the whole stack."""
 
 import inspect
 import json
 
 import pytest
+from local_processes import use_local_processes
 
 import forge_agents as fa
 
@@ -35,6 +36,8 @@ WRITES = {
                "Codewords-v0-1/curves.png": None},
 }  # fmt: skip
 """Files that each example writes, and the number of steps in metrics."""
+LOCAL = {"custom_env", "own_loss", "think_then_answer", "tool_use", "asynchronous", "algorithms", "worlds"}
+"""Examples without processes of their own: the others, and the example of the README, have all kinds of them."""
 SAYS = {
     "custom_env": ["Meeting-v0", "before training 0.", "after 1 steps 0."],
     "own_loss": ["ratio 1.00  pull 1.000"],
@@ -49,6 +52,14 @@ SAYS = {
 SURVEY = {"brief": {"auroc": 0.5, "accuracy": 0.5}}
 GOLD = {"arm": "gold", "seed": 0, "before": [0.0, 0.1], "after": [0.5, 0.1], "curve": [[0, 0.0], [1, 0.5]],
         "survey_before": SURVEY, "survey_after": SURVEY}  # fmt: skip
+
+
+@pytest.fixture(params=SHORT)
+def example(request, load_example, monkeypatch):
+    """The name of an example, and its module."""
+    if request.param in LOCAL:
+        use_local_processes(monkeypatch)
+    return request.param, load_example(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +78,8 @@ def _wide_short_and_eager(monkeypatch):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SHORT)
-def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llama, tmp_path, capsys):
+def test_an_example_trains_and_writes_what_it_says(example, tiny_llama, tmp_path, capsys):
+    name, module = example
     # what is finished is not done again: three were taught, and the gold run is there
     taught = {"self_play": "taught", "think_then_answer": "imitated-think-0", "worlds": "Codewords-v0-1/imitated-0"}
     if name in taught:
@@ -77,7 +88,7 @@ def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llam
     if name == "weaver_vs_gold":
         (tmp_path / "gold-0").mkdir()
         (tmp_path / "gold-0/result.json").write_text(json.dumps(GOLD))
-    load_example(name).main([*SHORT[name], f"--model={tiny_llama}", f"--out={tmp_path}"])
+    module.main([*SHORT[name], f"--model={tiny_llama}", f"--out={tmp_path}"])
     message = capsys.readouterr().out
     assert all(words in message for words in SAYS.get(name, ())), message
     for file, steps in WRITES[name].items():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from local_processes import use_local_processes
 
 from forge_agents.cli import main as cli
 
@@ -34,6 +35,8 @@ TEMPLATES = {
 def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_path, monkeypatch, capsys):
     """From where the user stands: the modules and data are found beside the file, the run is written here."""
     monkeypatch.chdir(tmp_path)
+    if template != "sft":  # whose training has processes of all kinds
+        use_local_processes(monkeypatch)
     name, folder, env = TEMPLATES[template]
     run = Path(folder)
     assert cli.main(["init", "mine", "--template", template]) == 0

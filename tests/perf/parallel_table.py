@@ -16,10 +16,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 900.0
+LAST_LINES = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def measure(steps: int) -> list[dict[str, Any]]:
         for child in children:
             child.start()
         try:
-            _wait(children)
+            _wait(children, Path(folder))
         finally:
             for child in children:
                 child.kill()
@@ -137,17 +139,23 @@ def plan() -> Iterator[Visit]:
             yield Visit(layout=layouts[0], steps=False, resume=layouts[-1])
 
 
-def _wait(children: Sequence[Any]) -> None:
+def _wait(children: Sequence[Any], folder: Path) -> None:
+    """Wait for all ranks. Raises RuntimeError with the last lines of the rank that failed first."""
     deadline = time.monotonic() + DEADLINE_S
-    while True:
-        alive = any(child.is_alive() for child in children)
-        if failed := [child.exitcode for child in children if child.exitcode]:
-            raise RuntimeError(f"a rank ended with code {failed[0]}; its traceback stands above")
-        if not alive:
-            return
-        if time.monotonic() > deadline:
+    running = {child.sentinel: (rank, child) for rank, child in enumerate(children)}
+    while running:
+        ended = connection.wait(running, max(0.0, deadline - time.monotonic()))
+        if not ended:
             raise RuntimeError(f"the ranks did not finish within {DEADLINE_S:g} s")
-        time.sleep(0.05)
+        codes = {rank: child.exitcode for rank, child in map(running.pop, ended)}  # type: ignore[arg-type]
+        if failed := [rank for rank in codes if codes[rank]]:
+            first = min(failed, key=lambda rank: codes[rank])  # of several, a rank that a signal ended
+            lines = _log(folder, first).read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise RuntimeError("\n".join([f"rank {first} failed first, with code {codes[first]}:", *lines]))
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.log"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -166,6 +174,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _run_rank(rank: int, visits: Sequence[Visit], folder: Path, last: int) -> None:
     import torch
 
+    with _log(folder, rank).open("w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
     saved_at = last // 2 + 1
     rows: dict[str, dict[str, Any]] = {}
     serial: dict[str, Any] = {}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from local_processes import LocalLearner
 
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import Sample, pack
-from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.offline import trainer as offline
 
@@ -47,48 +47,15 @@ def random_batch() -> Callable[..., EpisodeBatch]:
     return lambda **options: pack(_random_samples(**options))
 
 
-class HereLearner:
-    """`Learner` without processes, on the same core."""
-
-    def __init__(self, config: LearnerPlan) -> None:
-        self.core = LearnerCore(config)
-
-    async def set_total_steps(self, total: int) -> None:
-        self.core.set_total_steps(total)
-
-    async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
-        return self.core.train_step(batch)
-
-    async def logprobs(self, batch: EpisodeBatch, **_: Any) -> torch.Tensor:
-        return self.core.logprobs(batch)
-
-    async def start_save(self, folder: Path, **_: Any) -> None:
-        self.core.start_save(folder)
-
-    async def finish_save(self, **_: Any) -> dict[str, list[int]]:
-        return self.core.finish_save()
-
-    async def load(self, folder: Path, **_: Any) -> int:
-        return self.core.load(folder)
-
-    async def export(self, folder: Path, **_: Any) -> None:
-        self.core.export(folder)
-
-    async def stop(self) -> None:
-        pass
-
-
 @pytest.fixture
-def learner_here(monkeypatch: pytest.MonkeyPatch) -> list[HereLearner]:
+def learner_here(monkeypatch: pytest.MonkeyPatch) -> list[LocalLearner]:
     """Offline trainers start their learners in this process. Yields these learners in order."""
-    started: list[HereLearner] = []
+    started: list[LocalLearner] = []
 
-    class Starter:
-        @staticmethod
-        async def start_together(plans: dict[str, LearnerPlan], **_: Any) -> dict[str, HereLearner]:
-            learners = {name: HereLearner(plan) for name, plan in plans.items()}
-            started.extend(learners.values())
-            return learners
+    class Starter(LocalLearner):
+        def __init__(self, config: LearnerPlan, *others: Any) -> None:
+            super().__init__(config, *others)
+            started.append(self)
 
     monkeypatch.setattr(offline, "Learner", Starter)
     return started
