@@ -221,10 +221,28 @@ def _as_reward(reward: Any, forfeited: bool) -> float:
 
 @contextlib.contextmanager
 def words_offered() -> Iterator[None]:
-    """Provide NLTK with a word list and a tagger, and disable `nltk.download`."""
+    """Provide NLTK with a word list and a tagger, disable `nltk.download`, and read each dictionary once."""
     _write_words()
+    _share_dictionaries()
     with mock.patch("nltk.download", return_value=False):
         yield
+
+
+@cache
+def _share_dictionaries() -> None:
+    """Make all games of this process share TextArena's dictionaries. Each game would read them for over a second."""
+    from textarena.envs.utils import word_lists
+
+    word_lists._parse_condition = cache(word_lists._parse_condition)  # called 300,000 times with a dozen conditions
+    kind, read = word_lists.EnglishDictionary, word_lists.EnglishDictionary.__init__
+
+    @cache
+    def content(**settings: bool) -> dict[str, Any]:
+        dictionary = kind.__new__(kind)
+        read(dictionary, **settings)
+        return vars(dictionary)
+
+    kind.__init__ = lambda self, **settings: vars(self).update(content(**settings))
 
 
 @cache

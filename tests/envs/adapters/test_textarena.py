@@ -290,6 +290,13 @@ def test_the_best_player_earns_more_than_the_worst(game):
         assert reward < 1.0 and outcome != "solved"
 
 
+def test_word_games_share_their_dictionary():
+    first, second = (begin(fa.make("textarena/Wordle-v0"), seed).unwrapped._core.dictionary for seed in (1, 2))
+    assert first is not second and first.is_english_word("crane") and not first.is_english_word("zzzzz")
+    for kind in ("uk_words", "us_words", "nltk_words"):
+        assert getattr(first, kind) is getattr(second, kind) and len(getattr(first, kind)) > 10_000
+
+
 def test_listed_games_call_only_existing_methods():
     """Checks the sources: such a call raises at the end of a game and counts as a forfeit of the winner."""
     import ast
