@@ -21,6 +21,13 @@ def weights(core: LearnerCore) -> dict[str, torch.Tensor]:
     return core.hf_state_dict(dtype=torch.float32)
 
 
+def moments_of(core: LearnerCore) -> dict[str, list[torch.Tensor]]:
+    """What the optimizers hold beside the numbers of steps, by name."""
+    states = [state for optimizer in core._optimizers for state in optimizer.state.values()]
+    names = set().union(*states) - {"step"}
+    return {name: [state[name] for state in states if name in state] for name in names}
+
+
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 

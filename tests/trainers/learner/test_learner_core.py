@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import check_resume, config, equal, gradients, hf_logprobs, relative_gap, weights
+from learner_helpers import check_resume, config, equal, gradients, hf_logprobs, moments_of, relative_gap, weights
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemWriter
@@ -170,13 +170,7 @@ def test_gradients_and_moments_keep_their_memory(tiny_llama, random_batch, monke
     update = core._update
 
     def moments() -> set[int]:
-        return {
-            value.data_ptr()
-            for optimizer in core._optimizers
-            for state in optimizer.state.values()
-            for name, value in state.items()
-            if name != "step"
-        }
+        return {value.data_ptr() for held in moments_of(core).values() for value in held}
 
     def seen(*given: Any) -> dict[str, float]:
         places.append({weight.grad.data_ptr() for weight in core.model.parameters()} | moments())
@@ -245,8 +239,8 @@ def with_or_without_fsdp(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path, moments):
     settings = config(tiny_llama, warmup_steps=3, optimizer_state_dtype=moments)
     _, resumed = check_resume(settings, random_batch, tmp_path / "step-2")
-    states = [state for optimizer in resumed._optimizers for state in optimizer.state.values()]
-    assert {str(state[name].dtype) for state in states for name in ("exp_avg", "exp_avg_sq")} == {f"torch.{moments}"}
+    types = {name: {str(value.dtype) for value in held} for name, held in moments_of(resumed).items()}
+    assert types == {name: {f"torch.{moments}"} for name in ("exp_avg", "exp_avg_sq")}
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
@@ -482,8 +476,7 @@ def held_bytes(core: LearnerCore) -> int:
     """Bytes of weights, reference and moments, each counted once."""
     models = (core.model, core._reference or core.model)
     held = [value for model in models for value in (*model.parameters(), *model.buffers())]
-    for optimizer in core._optimizers:
-        held += [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    held += [value for own in moments_of(core).values() for value in own]
     pieces = [getattr(value, "_local_tensor", value).untyped_storage() for value in held]
     return sum({piece._cdata: piece.nbytes() for piece in pieces}.values())
 

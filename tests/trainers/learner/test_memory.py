@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from learner_helpers import moments_of
 from torch.profiler import ProfilerActivity, profile
 
 from forge_agents.models.sizes import ModelSize
@@ -28,13 +29,6 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
     """Bytes held after a step by part, and those that the trunk's forward pass leaves for the backward pass."""
     core.train_step(batch)
     held = {id(p): p for p in core.model.parameters()}
-    moments = [
-        value
-        for optimizer in core._optimizers
-        for state in optimizer.state.values()
-        for name, value in state.items()
-        if name != "step"
-    ]
     microbatches, _ = core._plan(batch)
     own = {local(p).untyped_storage().data_ptr() for p in held.values()}
     saved: dict[int, int] = {}
@@ -58,7 +52,7 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
     away = [] if core._adapter is None else core._adapter._away
     return {
         "weights": sum(local(p).nbytes for p in (*held.values(), *away)),
-        "optimizer": sum(local(value).nbytes for value in moments),
+        "optimizer": sum(local(value).nbytes for own in moments_of(core).values() for value in own),
         "activations": sum(count for at, count in saved.items() if at not in weights),
     }
 

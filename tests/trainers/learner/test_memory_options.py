@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from learner_helpers import config, equal, weights
+from learner_helpers import config, equal, moments_of, weights
 
 from forge_trainers.learner import attention, titan
 from forge_trainers.learner import model as titan_model
@@ -52,18 +52,13 @@ def test_checkpointing_goes_through_the_blocks_again(tiny_llama, random_batch, m
     assert len(calls) == passes * len(core.model.layers)
 
 
-def moments(core: LearnerCore) -> dict[str, list[torch.Tensor]]:
-    states = [state for optimizer in core._optimizers for state in optimizer.state.values()]
-    return {name: [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")}
-
-
 def test_rounded_moments_take_half_the_bytes_and_learn_the_same(tiny_llama, random_batch):
     exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
     start = weights(exact)
     losses = [[core.train_step(random_batch(seed=seed))["loss"] for seed in range(8)] for core in (exact, rounded)]
-    for name, held in moments(rounded).items():
+    for name, held in moments_of(rounded).items():
         assert {value.dtype for value in held} == {torch.bfloat16}
-        assert 2 * sum(value.nbytes for value in held) == sum(value.nbytes for value in moments(exact)[name])
+        assert 2 * sum(value.nbytes for value in held) == sum(value.nbytes for value in moments_of(exact)[name])
     assert losses[1] != losses[0]  # they are rounded
     assert losses[1] == pytest.approx(losses[0], abs=1e-3)
     here, there = map(weights, (exact, rounded))
@@ -77,8 +72,8 @@ def test_a_step_from_rounded_moments_is_computed_in_float32(tiny_llama, random_b
     for core in (exact, rounded):
         core.train_step(random_batch())  # from moments of zero, so none was rounded before it
     assert equal(weights(rounded), weights(exact))
-    for name, held in moments(rounded).items():
-        assert all(torch.equal(a, b.bfloat16()) for a, b in zip(held, moments(exact)[name], strict=True))
+    for name, held in moments_of(rounded).items():
+        assert all(torch.equal(a, b.bfloat16()) for a, b in zip(held, moments_of(exact)[name], strict=True))
 
 
 def test_a_checkpoint_loads_into_moments_of_the_other_type(tiny_llama, random_batch, tmp_path):
@@ -86,11 +81,11 @@ def test_a_checkpoint_loads_into_moments_of_the_other_type(tiny_llama, random_ba
     exact.train_step(random_batch())
     exact.save(tmp_path / "exact")
     rounded.load(tmp_path / "exact")
-    before = moments(exact)
-    for name, held in moments(rounded).items():
+    before = moments_of(exact)
+    for name, held in moments_of(rounded).items():
         assert all(torch.equal(a, b.bfloat16()) for a, b in zip(held, before[name], strict=True))
     rounded.save(tmp_path / "rounded")
     exact.load(tmp_path / "rounded")
-    for name, held in moments(exact).items():
-        assert all(torch.equal(a, b.float()) for a, b in zip(held, moments(rounded)[name], strict=True))
+    for name, held in moments_of(exact).items():
+        assert all(torch.equal(a, b.float()) for a, b in zip(held, moments_of(rounded)[name], strict=True))
     assert exact.train_step(random_batch(seed=1))["version"] == 2
