@@ -13,7 +13,6 @@ import http.server
 import json
 import os
 import re
-import secrets
 import signal
 import subprocess
 import sys
@@ -26,9 +25,8 @@ from typing import Any
 
 import fault_worlds
 from fault_worlds import FLAG
-from perf_common import kill_marked
+from perf_common import kill_marked, markdown, read_lines, start_marked
 
-MARK = "FORGE_AGENTS_FAULTS"
 ENV = "faults/Letters-v0"
 GROUPS, SIBLINGS = 2, 4
 HEARTBEAT_TIMEOUT_S = 30.0
@@ -198,24 +196,16 @@ def run_session(name: str, folder: Path) -> dict[str, Any]:
     started, tries, orphans, ends = time.time(), 0, 0, []
     while True:
         tries += 1
-        mark = secrets.token_hex(8)
-        with (folder / f"log-{tries}").open("wb") as log:
-            child = subprocess.Popen(
-                [sys.executable, __file__, "--child", name, str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, MARK: mark, FLAG: str(folder / "flag")},
-                start_new_session=True,
-            )
-            try:
-                code = child.wait(SESSION_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait(30)
-                code = None
+        log = folder / f"log-{tries}"
+        child, mark = start_marked(__file__, name, str(folder), log=log, **{FLAG: str(folder / "flag")})
+        try:
+            code = child.wait(SESSION_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait(30)
+            code = None
         ended = time.time()
-        left = kill_marked(MARK, mark, grace_s=ORPHANS_S)
+        left = kill_marked(mark, grace_s=ORPHANS_S)
         orphans += len(left)
         ends.append({"code": code, "time": ended, "gone_s": round(time.time() - ended, 1)})
         if code in (0, None) or tries > len(SESSIONS[name]) + 1:
@@ -227,22 +217,18 @@ def run_session(name: str, folder: Path) -> dict[str, Any]:
         "ends": ends,
         "orphans": orphans,
         "finished": ends[-1]["code"] == 0,
-        "events": _lines(folder / "events.jsonl"),
-        "noticed": _lines(run / "faults.jsonl"),
-        "rows": [{**row, "step": row["step"] - 1} for row in _lines(run / "metrics.jsonl")],  # as faults count
+        "events": read_lines(folder / "events.jsonl"),
+        "noticed": read_lines(run / "faults.jsonl"),
+        "rows": [{**row, "step": row["step"] - 1} for row in read_lines(run / "metrics.jsonl")],  # as faults count
         "episodes": _episode_counts(run / "episodes.jsonl"),
         "weights": _digest(run / "export"),
     }
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def _episode_counts(file: Path) -> dict[str, int]:
     """Episodes on disk by ``STEP/SEED``."""
     counts: dict[str, int] = {}
-    for row in _lines(file):
+    for row in read_lines(file):
         key = f"{row['step'] - 1}/{row['seed']}"
         counts[key] = counts.get(key, 0) + 1
     return counts
@@ -272,7 +258,7 @@ class Saboteur:
             file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
 
     def reached(self, phase: str, step: int) -> None:
-        done = {row["fault"] for row in _lines(self._file) if row["event"] == "planned"}
+        done = {row["fault"] for row in read_lines(self._file) if row["event"] == "planned"}
         for number, fault in enumerate(self._plan):
             if fault.phase == phase and fault.step in {step, -1} and number not in done:
                 self.note("planned", fault=number)
@@ -459,11 +445,9 @@ def table(out: Path) -> str:
     files = {name: out / f"{name}.json" for name in SESSIONS}
     result = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     rows = [row for name in SESSIONS if name in result for row in fault_rows(result[name], result)]
-    head = (
-        "| fault | phase | noticed after s | replaced after s | its step done after s | episodes lost | duplicates "
-        "| steps equal | orphans | ends |\n|---|---|---|---|---|---|---|---|---|---|\n"
-    )
-    return head + "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
+    titles = ("fault", "phase", "noticed after s", "replaced after s", "its step done after s", "episodes lost",
+              "duplicates", "steps equal", "orphans", "ends")  # fmt: skip
+    return markdown(titles, rows)
 
 
 def fault_rows(session: dict[str, Any], found: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
@@ -21,12 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perf_common import kill_marked
+from perf_common import kill_marked, markdown, read_lines, start_marked
 
 from forge_agents.serving.config import EnginePlan
 
-MARK = "FORGE_AGENTS_KILLS"
-"""Environment variable by which every process of a run is found."""
 DEADLINE_S = 1800.0
 ORPHANS_AFTER_S = 10.0
 _CLOCKS = ("time/", "idle/", "tokens_per_s", "mfu", "peak_rss_bytes")
@@ -76,7 +73,7 @@ def kills(folder: Path, *, runs: int, steps: int, seed: int = 0) -> list[Outcome
     _finish(_start(whole, model, steps, log), log)
     _say(f"undisturbed: {time.perf_counter() - begun:.0f} s")
     expected, rng = _result(whole), random.Random(seed)
-    step_s = [float(row["time/step_s"]) for row in _rows(whole)]
+    step_s = [float(row["time/step_s"]) for row in read_lines(whole / "metrics.jsonl")]
     outcomes = []
     for number in range(runs):
         out, mode = folder / f"run-{number}", ("group", "controller")[number % 2]
@@ -102,12 +99,14 @@ def kills(folder: Path, *, runs: int, steps: int, seed: int = 0) -> list[Outcome
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown."""
-    lines = ["| run | killed | after | resumed from step | processes left after 10 s | not bit-equal |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
-    for number, item in enumerate(outcomes, 1):
-        differing = ", ".join(item.differing[:3]) or "nothing"
-        lines.append(f"| {number} | {item.mode} | {item.at} | {item.resumed_from} | {item.orphans} | {differing} |")
-    return "\n".join(lines) + "\n"
+    titles = ("run", "killed", "after", "resumed from step", "processes left after 10 s", "not bit-equal")
+    return markdown(
+        titles,
+        (
+            (number, item.mode, item.at, item.resumed_from, item.orphans, ", ".join(item.differing[:3]) or "nothing")
+            for number, item in enumerate(outcomes, 1)
+        ),
+    )
 
 
 def train(out: Path, model: Path, steps: int) -> None:
@@ -139,51 +138,45 @@ def train(out: Path, model: Path, steps: int) -> None:
         trainer.fit(Letters, steps=steps)
 
 
-def _start(out: Path, model: Path, steps: int, log: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, __file__, "--child", str(out), str(model), str(steps)]
-    env = {**os.environ, MARK: secrets.token_hex(8), "OMP_NUM_THREADS": "1"}
-    with log.open("ab") as sink:
-        process = subprocess.Popen(words, stdout=sink, stderr=sink, env=env, start_new_session=True)
-    process.mark = env[MARK]  # type: ignore[attr-defined]
-    return process
+_Run = tuple[subprocess.Popen[bytes], str]
+"""The process of a run and its mark."""
 
 
-def _finish(process: subprocess.Popen[bytes], log: Path) -> None:
+def _start(out: Path, model: Path, steps: int, log: Path) -> _Run:
+    return start_marked(__file__, str(out), str(model), str(steps), log=log, OMP_NUM_THREADS="1")
+
+
+def _finish(run: _Run, log: Path) -> None:
     try:
-        code = process.wait(DEADLINE_S)
+        code = run[0].wait(DEADLINE_S)
     except BaseException:
-        _kill(process, "group")
+        _kill(run, "group")
         raise
     if code:
         raise RuntimeError(f"a run ended with code {code}:\n{log.read_text(errors='replace')[-3000:]}")
 
 
-def _wait_for_rows(out: Path, count: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for_rows(out: Path, count: int, run: _Run, log: Path) -> None:
     """Wait until that many steps are logged, or with 0, until the run's folder exists."""
     file, deadline = out / ("metrics.jsonl" if count else "config.yaml"), time.monotonic() + DEADLINE_S
     while not file.exists() or (count and len(file.read_text().splitlines()) < count):
-        if process.poll() is not None or time.monotonic() > deadline:
+        if run[0].poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"no {count} steps:\n{log.read_text(errors='replace')[-3000:]}")
         time.sleep(0.01)
 
 
-def _kill(process: subprocess.Popen[bytes], mode: str) -> int:
+def _kill(run: _Run, mode: str) -> int:
     """End a run. Returns how many of its processes were alive 10 s later. These are then killed."""
     with contextlib.suppress(ProcessLookupError):
-        (os.killpg if mode == "group" else os.kill)(process.pid, signal.SIGKILL)
-    process.wait()
-    return len(kill_marked(MARK, process.mark, grace_s=ORPHANS_AFTER_S))  # type: ignore[attr-defined]
-
-
-def _rows(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        (os.killpg if mode == "group" else os.kill)(run[0].pid, signal.SIGKILL)
+    run[0].wait()
+    return len(kill_marked(run[1], grace_s=ORPHANS_AFTER_S))
 
 
 def _result(out: Path) -> dict[str, Any]:
     """Values that must not depend on kills: metrics by step, sizes and checksums of the last checkpoint's arrays."""
-    result = {
-        f"step {row['step']}: {name}": value for row in _rows(out) for name, value in row.items() if not _is_clock(name)
-    }
+    rows = [(row["step"], name, value) for row in read_lines(out / "metrics.jsonl") for name, value in row.items()]
+    result = {f"step {step}: {name}": value for step, name, value in rows if not _is_clock(name)}
     last = max(out.glob("checkpoints/step-*/experiment.json"))
     files: Mapping[str, Any] = json.loads(last.read_text())["files"]
     arrays = {name: value for name, value in files.items() if name.endswith((".distcp", ".npz"))}

@@ -28,18 +28,12 @@ def measure(options: Options) -> list[dict[str, Any]]:
         for who, row in result.items()
         for part in row["measured"]
     }
-    return [
-        {
-            "measure": "expected",
-            **result,
-            "peer": "the arithmetic that places processes on GPUs",
-            "ratio": ratios,
-            "goals": {
-                "most_over_expected": goal(max(ratios.values()), 1.1, at_most=True),
-                "least_over_expected": goal(min(ratios.values()), 0.9, at_most=False),
-            },
-        }
-    ]
+    goals = {
+        "most_over_expected": goal(max(ratios.values()), 1.1, at_most=True),
+        "least_over_expected": goal(min(ratios.values()), 0.9, at_most=False),
+    }
+    peer = "the arithmetic that places processes on GPUs"
+    return [{"measure": "expected", **result, "peer": peer, "ratio": ratios, "goals": goals}]
 
 
 def run_engine(options: Options) -> dict[str, dict[str, int]]:

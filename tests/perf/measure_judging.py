@@ -28,14 +28,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
     from forge_agents.serving import _vllm
 
     both = in_child(run, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **OPENMP})
-    return [
-        {
-            "measure": "judging",
-            **both,
-            "peer": "the same engine fed directly with the same prompts, as tokens, in alternating rounds",
-            "goals": {"judge_over_direct": goal(both["ratio"]["judge_over_direct"], 0.9, at_most=False)},
-        }
-    ]
+    peer = "the same engine fed directly with the same prompts, as tokens, in alternating rounds"
+    goals = {"judge_over_direct": goal(both["ratio"]["judge_over_direct"], 0.9, at_most=False)}
+    return [{"measure": "judging", **both, "peer": peer, "goals": goals}]
 
 
 def _trajectories(options: Options, seed: int) -> list[Trajectory]:
@@ -44,13 +39,8 @@ def _trajectories(options: Options, seed: int) -> list[Trajectory]:
 
     def trajectory(number: int) -> Trajectory:
         text = " ".join(WORDS[k] for k in rng.integers(len(WORDS), size=60))
-        turn = Turn(
-            agent="writer",
-            index=0,
-            observation=PROMPTS[number // GROUP % len(PROMPTS)],
-            action=f"Story {seed}.{number}: {text}.",
-            reward=0.0,
-        )
+        asked, story = PROMPTS[number // GROUP % len(PROMPTS)], f"Story {seed}.{number}: {text}."
+        turn = Turn(agent="writer", index=0, observation=asked, action=story, reward=0.0)
         group_seed = seed * num + number // GROUP
         return Trajectory(agent="writer", policy="p", turns=(turn,), env_id="perf/Story", seed=group_seed, info={})
 

@@ -20,36 +20,23 @@ WORK = Work(groups=4, siblings=8, seats=1, prompt=224, turns=1, question=0, answ
 def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``learner_memory``."""
     state = num_parameters(options.model) * STATE_BYTES
-    children = {"none": run_none, "selective": run_selective, "full": run_full}
-    result = {mode: in_child(child, options, timeout_s=600) for mode, child in children.items()}
+    modes = ("none", "selective", "full")
+    result = {mode: in_child(run, options, timeout_s=600, mode=mode) for mode in modes}
     ratios = {mode: round(row["peak_tensor_bytes"] / state, 4) for mode, row in result.items()}
     resident = {f"{mode}_resident": round(row["peak_rss_bytes"] / state, 4) for mode, row in result.items()}
-    return [
-        {
-            "measure": "learner_memory",
-            "tokens_per_microbatch": ROOM,
-            "by_activation_checkpointing": result,
-            "peer": "weights, gradients and optimiser state, float32",
-            "peer_bytes": state,
-            "ratio": ratios | resident,
-            "goals": {"full_over_state": goal(ratios["full"], 1.5, at_most=True)},
-        }
-    ]
+    record = {
+        "measure": "learner_memory",
+        "tokens_per_microbatch": ROOM,
+        "by_activation_checkpointing": result,
+        "peer": "weights, gradients and optimiser state, float32",
+        "peer_bytes": state,
+        "ratio": ratios | resident,
+        "goals": {"full_over_state": goal(ratios["full"], 1.5, at_most=True)},
+    }
+    return [record]
 
 
-def run_none(options: Options) -> dict[str, float]:
-    return _run(options, "none")
-
-
-def run_selective(options: Options) -> dict[str, float]:
-    return _run(options, "selective")
-
-
-def run_full(options: Options) -> dict[str, float]:
-    return _run(options, "full")
-
-
-def _run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[str, float]:
+def run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[str, float]:
     from forge_agents.runtime.machine import keep_freed_memory, limit_matmul_cache
 
     keep_freed_memory()  # as the learner's actor does

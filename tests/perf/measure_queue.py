@@ -29,23 +29,14 @@ def measure(options: Options) -> list[dict[str, Any]]:
         f"{who}_end_over_warm": round(result[f"{who}_rss_end_mb"] / result[f"{who}_rss_warm_mb"], 4)
         for who in ("controller", "engine")
     }
-    return [
-        {
-            "measure": "queue",
-            **result,
-            "peer": "the engine's CPU time for the same episodes, and memory when a tenth of them had been played",
-            "ratio": {"controller_over_engine": round(share, 4), **growth},
-            "goals": {name: goal(ratio, 1.05, at_most=True) for name, ratio in growth.items()},
-        }
-    ]
+    peer = "the engine's CPU time for the same episodes, and memory when a tenth of them had been played"
+    ratio = {"controller_over_engine": round(share, 4), **growth}
+    goals = {name: goal(ratio, 1.05, at_most=True) for name, ratio in growth.items()}
+    return [{"measure": "queue", **result, "peer": peer, "ratio": ratio, "goals": goals}]
 
 
-def run(options: Options) -> dict[str, float]:
+async def run(options: Options) -> dict[str, float]:
     """A tenth of the episodes, then all, queued at once. Results are dropped as they arrive."""
-    return asyncio.run(_run(options))
-
-
-async def _run(options: Options) -> dict[str, float]:
     from forge_agents.rollout.players import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh

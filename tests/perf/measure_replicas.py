@@ -18,32 +18,14 @@ TURN_TOKENS = 160
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``replicas``."""
-    one = in_child(run_one, options, timeout_s=1200)
-    two = in_child(run_two, options, timeout_s=1200)
+    one = in_child(run, options, timeout_s=1200, replicas=1)
+    two = in_child(run, options, timeout_s=1200, replicas=2)
     ratios = {
         "two_over_one": round(two["tokens_per_s"] / one["tokens_per_s"], 3),
         "prefix_over_random": round(two["random"]["seconds"] / two["prefix"]["seconds"], 3),
     }
-    return [
-        {
-            "measure": "replicas",
-            "one": one,
-            "two": two,
-            "peer": "one engine with all cores, and random routing",
-            "ratio": ratios,
-            "goals": {},
-        }
-    ]
-
-
-def run_one(options: Options) -> dict[str, Any]:
-    """One replica with both cores."""
-    return asyncio.run(_run(options, 1))
-
-
-def run_two(options: Options) -> dict[str, Any]:
-    """Two replicas with a core each."""
-    return asyncio.run(_run(options, 2))
+    peer = "one engine with all cores, and random routing"
+    return [{"measure": "replicas", "one": one, "two": two, "peer": peer, "ratio": ratios, "goals": {}}]
 
 
 class RandomRouter:
@@ -59,7 +41,8 @@ class RandomRouter:
         pass
 
 
-async def _run(options: Options, replicas: int) -> dict[str, Any]:
+async def run(options: Options, replicas: int) -> dict[str, Any]:
+    """So many replicas, which share the cores evenly."""
     from forge_agents.policy import Sampling
     from forge_agents.runtime import mesh
     from forge_agents.serving import EngineClient, EnginePlan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,20 +33,11 @@ def measure(options: Options) -> list[dict[str, Any]]:
         own = {name: of_length[str(most)] for name, of_length in result.items()}
         rate = {name: numbers["tokens_per_s"] for name, numbers in own.items()}
         ratios = {f"over_{name}": round(rate["actor"] / rate[name], 4) for name in rate if name != "actor"}
-        records.append(
-            {
-                "measure": "rollout",
-                "live_episodes": len(options.prompts) * options.siblings,
-                "max_new_tokens": most,
-                **own,
-                "peer": "the same engine fed directly, and vLLM's LLM class with its own child processes",
-                "ratio": ratios,
-                "goals": {
-                    "over_direct": goal(ratios["over_direct"], 0.98, at_most=False),
-                    "over_vllm_llm": goal(ratios["over_vllm_llm"], 1.8, at_most=False),
-                },
-            }
-        )
+        peer = "the same engine fed directly, and vLLM's LLM class with its own child processes"
+        facts = {"live_episodes": len(options.prompts) * options.siblings, "max_new_tokens": most}
+        least = {"over_direct": 0.98, "over_vllm_llm": 1.8}
+        goals = {name: goal(ratios[name], value, at_most=False) for name, value in least.items()}
+        records.append({"measure": "rollout", **facts, **own, "peer": peer, "ratio": ratios, "goals": goals})
     return records
 
 
@@ -91,12 +81,8 @@ def _rate(lengths: list[int], seconds: float, most: int) -> dict[str, float]:
     }
 
 
-def run_actor(options: Options) -> dict[str, dict[str, float]]:
+async def run_actor(options: Options) -> dict[str, dict[str, float]]:
     """Episodes, through the actor."""
-    return asyncio.run(_run_actor(options))
-
-
-async def _run_actor(options: Options) -> dict[str, dict[str, float]]:
     from forge_agents.rollout.players import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh

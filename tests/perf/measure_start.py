@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import shutil
@@ -31,19 +30,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
             env = {**_vllm.environment(_config(how)), **saved}
             result[name] = in_child(run_engine, how, timeout_s=DEADLINE_S, env=env)
         result["run"] = in_child(run_processes, options, timeout_s=DEADLINE_S, env=saved)
-    return [
-        {
-            "measure": "start",
-            **result,
-            "peer": "goals",
-            "ratio": None,
-            "goals": {
-                "cold_s": goal(result["cold"]["all"]["s"], GOAL_COLD_S, at_most=True),
-                "warm_s": goal(result["warm"]["all"]["s"], GOAL_WARM_S, at_most=True),
-                "export_s": goal(result["export"]["all"]["s"], GOAL_WARM_S, at_most=True),
-            },
-        }
-    ]
+    most_s = {"cold": GOAL_COLD_S, "warm": GOAL_WARM_S, "export": GOAL_WARM_S}
+    goals = {f"{name}_s": goal(result[name]["all"]["s"], seconds, at_most=True) for name, seconds in most_s.items()}
+    return [{"measure": "start", **result, "peer": "goals", "ratio": None, "goals": goals}]
 
 
 def _config(options: Options) -> Any:
@@ -86,12 +75,8 @@ def run_engine(options: Options) -> dict[str, dict[str, float]]:
     return {name: {key: round(value, 2) for key, value in part.items()} for name, part in every.items()}
 
 
-def run_processes(options: Options) -> dict[str, float]:
+async def run_processes(options: Options) -> dict[str, float]:
     """Store, engine and learner of a run, each in its process, with all that was compiled."""
-    return asyncio.run(_run_processes(options))
-
-
-async def _run_processes(options: Options) -> dict[str, float]:
     from forge_agents.runtime import mesh
     from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.run.processes import Processes

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import measure_trl
-from perf_common import (
-    POLICY,
-    THREADS,
-    Options,
-    StageClock,
-    goal,
-    in_child,
-    median,
-    play_all,
-    policy,
-)
+from perf_common import POLICY, THREADS, Options, StageClock, goal, in_child, median, play_all, policy
 
 STAGES = ("generate", "score", "train", "sync")
 GOAL_CPU_S = 16.0
@@ -39,22 +28,11 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "ratio": round(cpu_s / trl["cpu_s"], 4),
             "wall_ratio": round(numbers["wall_s"] / trl["wall_s"], 4),
         }
-    record = {
-        "measure": "step",
-        **facts,
-        **numbers,
-        **peers,
-        **ratios,
-        "goals": {"cpu_s": goal(cpu_s, GOAL_CPU_S, at_most=True)},
-    }
-    return [record]
+    goals = {"cpu_s": goal(cpu_s, GOAL_CPU_S, at_most=True)}
+    return [{"measure": "step", **facts, **numbers, **peers, **ratios, "goals": goals}]
 
 
-def run_steps(options: Options) -> dict[str, Any]:
-    return asyncio.run(_run_steps(options))
-
-
-async def _run_steps(options: Options) -> dict[str, Any]:
+async def run_steps(options: Options) -> dict[str, Any]:
     from forge_agents.runtime import mesh
     from forge_agents.serving import EngineConfig
     from forge_trainers.rl.config import GRPOConfig

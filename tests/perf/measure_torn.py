@@ -29,36 +29,30 @@ def measure(options: Options) -> list[dict[str, Any]]:
     others = {name: in_child(way, options, timeout_s=2 * CALL_S) for name, way in ways.items()}
     size = TENSORS * NUMBERS * 2
     torn = result["torn"] + sum(each["torn"] for each in others.values())
-    return [
-        {
-            "measure": "torn",
-            **result,
-            "transport": "shared memory",
-            "other_transports": others,
-            "peer": "the values that were written: every number of a version is the same, and follows from its number",
-            "goals": {
-                "torn": goal(torn, 0, at_most=True),
-                "shared_over_weights": goal(result["most_shared_bytes"] / size, 1, at_most=True),
-            },
-        }
-    ]
+    peer = "the values that were written: every number of a version is the same, and follows from its number"
+    facts = {"transport": "shared memory", "other_transports": others, "peer": peer}
+    goals = {
+        "torn": goal(torn, 0, at_most=True),
+        "shared_over_weights": goal(result["most_shared_bytes"] / size, 1, at_most=True),
+    }
+    return [{"measure": "torn", **result, **facts, "goals": goals}]
 
 
-def run(options: Options) -> dict[str, float]:
+async def run(options: Options) -> dict[str, float]:
     """Readers share memory with the store."""
-    return asyncio.run(_run(500 if options.quick else 10_000))
+    return await _run(500 if options.quick else 10_000)
 
 
-def run_messages(options: Options) -> dict[str, float]:
+async def run_messages(options: Options) -> dict[str, float]:
     """Readers on a simulated other host. Each fetch copies 2 MB."""
-    return asyncio.run(_run(50 if options.quick else 500, Hosts(kind="process", hosts={"engines": 1})))
+    return await _run(50 if options.quick else 500, Hosts(kind="process", hosts={"engines": 1}))
 
 
-def run_tcp(options: Options) -> dict[str, float]:
+async def run_tcp(options: Options) -> dict[str, float]:
     """The same, and hosts reach each other by TCP."""
     with _hosts(2) as (first, second):
         hosts = Hosts(kind="attach", workers={"learner": (first,), "engines": (second,)})
-        return asyncio.run(_run(50 if options.quick else 500, hosts))
+        return await _run(50 if options.quick else 500, hosts)
 
 
 @contextlib.contextmanager

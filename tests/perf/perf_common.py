@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,63 +214,78 @@ class ChildFailedError(RuntimeError):
 
 
 def in_child(
-    function: Callable[[Options], Any], options: Options, *, timeout_s: float, env: Mapping[str, str] | None = None
+    function: Callable[..., Any],
+    options: Options,
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    **arguments: Any,
 ) -> Any:
-    """Run a function of one of these modules in a fresh process and return its JSON result.
+    """Run a function, or coroutine, of one of these modules in a fresh process and return its JSON result.
 
     Args:
-        function: Module-level; called with `options`.
+        function: Module-level; called with `options` and `arguments`.
         timeout_s: Deadline.
         env: Variables that exist before the child's Python starts.
     """
-    mark = secrets.token_hex(8)
     name = f"{function.__module__}:{function.__name__}"
     with tempfile.TemporaryDirectory(prefix="forge-perf-") as folder:
         out, log = Path(folder, "result.json"), Path(folder, "log")
         # vLLM's environment has PYTHONSAFEPATH, with which Python does not find the modules next to a script
         path = os.pathsep.join(filter(None, [str(RUN_FILE.parent), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, str(RUN_FILE), "--child", name, str(out), json.dumps(dataclasses.asdict(options))]
-        with log.open("wb") as file:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env={**os.environ, **(env or {}), "PYTHONPATH": path, MARK: mark},
-                start_new_session=True,
-            )
-            try:
-                code = child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                raise ChildFailedError(
-                    f"{name} did not finish within {timeout_s:g} s; it printed:{_tail(log)}"
-                ) from None
-            finally:
-                if child.poll() is None:
-                    child.kill()
-                child.wait(30)
-                kill_marked(MARK, mark)
+        given = json.dumps([dataclasses.asdict(options), arguments])
+        child, mark = start_marked(str(RUN_FILE), name, str(out), given, log=log, **(env or {}), PYTHONPATH=path)
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ChildFailedError(f"{name} did not finish within {timeout_s:g} s; it printed:{_tail(log)}") from None
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait(30)
+            kill_marked(mark)
         if code != 0 or not out.is_file():
             raise ChildFailedError(f"{name} ended with code {code}; it printed:{_tail(log)}")
         return json.loads(out.read_text())
+
+
+def start_marked(script: str, *words: str, log: Path, **env: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Start ``script --child *words`` in its own session. Returns it and the value of `MARK` in its environment."""
+    mark = secrets.token_hex(8)
+    with log.open("ab") as file:
+        child = subprocess.Popen(
+            [sys.executable, script, "--child", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **env, MARK: mark},
+            start_new_session=True,
+        )
+    return child, mark
 
 
 def _tail(log: Path) -> str:
     return "\n" + log.read_text(errors="replace")[-3000:]
 
 
-def marked(variable: str, mark: str) -> list[int]:
-    """Processes whose environment has ``variable=mark``."""
-    return [process.pid for process in with_variable(variable, mark)]
-
-
-def kill_marked(variable: str, mark: str, *, grace_s: float = 5.0) -> list[int]:
-    """Wait until all `marked` processes have ended. Kill and return those that remain after the grace period."""
+def kill_marked(mark: str, *, grace_s: float = 5.0) -> list[int]:
+    """Wait until all processes with this `MARK` have ended. Kill and return those that remain after `grace_s`."""
     deadline = time.monotonic() + grace_s
-    while (left := marked(variable, mark)) and time.monotonic() < deadline:
+    while (left := [process.pid for process in with_variable(MARK, mark)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:
         sys.stderr.write(f"process {pid} outlived what started it and was killed\n")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return left
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Objects of a file of JSON lines, none without the file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

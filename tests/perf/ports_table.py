@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from perf_common import markdown
 
 _POLL_S = 0.1
 _TIMEOUT_S = 3000.0
@@ -121,14 +122,13 @@ def measured(kind: str, folder: Path) -> set[Listener]:
 
 def table(found: Mapping[str, set[Listener]]) -> str:
     """Return the result in Markdown."""
-    lines = ["| run | TCP and UDP | Unix sockets |", "|---|---|---|"]
+    rows = []
     for kind, sockets in found.items():
-        cells = []
-        for network in (True, False):
-            named = sorted({_shown(one) for one in sockets if (one.protocol != "unix") == network})
-            cells.append(", ".join(named) or "none")
-        lines.append(f"| {KINDS[kind]} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        by_network = [
+            [_shown(one) for one in sockets if (one.protocol != "unix") == network] for network in (True, False)
+        ]
+        rows.append((KINDS[kind], *(", ".join(sorted(set(shown))) or "none" for shown in by_network)))
+    return markdown(("run", "TCP and UDP", "Unix sockets"), rows)
 
 
 def _shown(one: Listener) -> str:

@@ -6,6 +6,7 @@ python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl]
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import json
 import os
@@ -23,7 +24,6 @@ MODULES = {"step": "measure_step", "rollout": "measure_rollout", "learner": "mea
            "judging": "measure_judging", "replicas": "measure_replicas", "torn": "measure_torn",
            "queue": "measure_queue", "expected": "measure_expected", "start": "measure_start"}  # fmt: skip
 """Modules by measure."""
-_CHILD = "--child"
 
 
 def main() -> int:
@@ -73,14 +73,15 @@ def _print(record: dict[str, Any]) -> None:
 def _child(name: str, out: str, given: str) -> None:
     """The other end of `in_child`."""
     module, _, function = name.partition(":")
-    fields = json.loads(given)
+    fields, arguments = json.loads(given)
     options = Options(**{**fields, "peers": tuple(fields["peers"])})
-    result = getattr(importlib.import_module(module), function)(options)
+    result = getattr(importlib.import_module(module), function)(options, **arguments)
+    result = asyncio.run(result) if asyncio.iscoroutine(result) else result
     Path(out).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [_CHILD]:
+    if sys.argv[1:2] == ["--child"]:
         _child(*sys.argv[2:5])
     else:
         sys.exit(main())

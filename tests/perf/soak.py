@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import secrets
 import signal
 import statistics
 import subprocess
@@ -27,12 +26,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-from perf_common import kill_marked
+from perf_common import MARK, kill_marked, markdown, read_lines, start_marked
 
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.runtime.processes import MESH_VARIABLE, environment
 
-MARK = "FORGE_AGENTS_SOAK"
 ENV = "soak/Relay-v0"
 KINDS = ("team", "league", "pair")
 START_S = 3600.0
@@ -138,25 +136,16 @@ def train(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Train in a child and write the memory of its processes to ``samples.jsonl``."""
-    mark = secrets.token_hex(8)
-    words = [sys.executable, __file__, "--child", "--steps", str(options.steps), "--kind", options.kind]
-    with (options.out / "log").open("wb") as log:
-        child = subprocess.Popen(
-            [*words, "--out", str(options.out.absolute())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, MARK: mark},
-            start_new_session=True,
-        )
-        try:
-            sample_all(child, mark, options)
-        finally:
-            if child.poll() is None:
-                child.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(60)
-            kill_marked(MARK, mark)
+    words = ("--steps", str(options.steps), "--kind", options.kind, "--out", str(options.out.absolute()))
+    child, mark = start_marked(__file__, *words, log=options.out / "log")
+    try:
+        sample_all(child, mark, options)
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(60)
+        kill_marked(mark)
 
 
 def sample_all(child: subprocess.Popen[bytes], mark: str, options: argparse.Namespace) -> None:
@@ -248,10 +237,6 @@ def ask_viewer(server: subprocess.Popen[str], over: threading.Event) -> None:
 # ---- the table
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def slope(steps: Sequence[float], values: Sequence[float]) -> float:
     """Theil-Sen estimate per 1,000 steps: the median slope of all pairs, which single jumps do not move."""
     x, y = np.asarray(steps, float), np.asarray(values, float)
@@ -276,9 +261,8 @@ def step_times(run: Path) -> list[float]:
 
 def table(slopes: Mapping[str, float], times: Sequence[float]) -> str:
     """Markdown."""
-    rows = [f"| {name} | {value:.1f} |" for name, value in slopes.items()]
-    quarters = f"Median seconds of a step by quarter: {', '.join(f'{value:.2f}' for value in times)}"
-    return "\n".join(["| role | MB per 1,000 steps |", "|---|---|", *rows, "", quarters, ""])
+    rows = markdown(("role", "MB per 1,000 steps"), ((name, f"{value:.1f}") for name, value in slopes.items()))
+    return f"{rows}\nMedian seconds of a step by quarter: {', '.join(f'{value:.2f}' for value in times)}\n"
 
 
 if __name__ == "__main__":
