@@ -22,6 +22,9 @@ _MAX_DIGITS = 1_000
 """Maximum length of a number: converting one to an integer takes quadratic time."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
+_NOT_IN_JSON = tuple(f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set"))
+"""Tags of values that no setting needs, and that checks of settings would miss."""
+
 
 class BoundedLoader(yaml.SafeLoader):
     """PyYAML's safe loader for texts of at most 100,000 values, nested at most 100 deep.
@@ -29,6 +32,9 @@ class BoundedLoader(yaml.SafeLoader):
     A value counts as often as aliases and merge keys repeat it. Exceeding a bound raises `yaml.MarkedYAMLError`.
     """
 
+    yaml_constructors = {  # same name as in PyYAML's class
+        tag: constructor for tag, constructor in yaml.SafeLoader.yaml_constructors.items() if tag not in _NOT_IN_JSON
+    }
     _parts = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:

@@ -1,4 +1,4 @@
-"""Check of the other machines in settings files: which get an API key or run a part of the run.
+"""Check of settings files: which hosts get an API key or run a part of the run, and no commands.
 
 A file may come from a stranger, who could otherwise have any secret of the environment sent to their server, or run
 code here: processes of a run trust each other.
@@ -7,15 +7,16 @@ code here: processes of a run trust each other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from forge_agents.display import visible
-from forge_agents.runtime.hosts import is_local
 
 FLAG, HOST_FLAG = "--send_key", "--trust_host"
+_CODE_ARGS = ("program", "sandbox", "image", "container", "files", "reward")
+"""Arguments of environments that choose what runs on this machine, and with which rights."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS: Mapping[str, tuple[str, ...]] = {
     "ANTHROPIC_API_KEY": ("api.anthropic.com",),
@@ -50,9 +51,9 @@ def check(
 
     Raises:
         ValueError: A file sends a key to a host that is neither its provider's nor agreed to, or names a host for
-            processes of the run that is neither this machine nor trusted.
+            processes of the run that is not trusted, or chooses what an environment runs here.
     """
-    for address in (address for file in files for address in _workers(file) if not is_local(address)):
+    for address in (address for file in files for address in _addresses(file.get("mesh"))):
         if (host := urlsplit(address).hostname or address) not in trusted:
             raise ValueError(
                 visible(
@@ -60,6 +61,11 @@ def check(
                     f"machine. Add {HOST_FLAG} {host} to allow this"
                 )
             )
+    for name in (name for file in files for name in _CODE_ARGS if name in (file.get("env_args") or ())):
+        raise ValueError(
+            f"the settings file sets env_args.{name}, which chooses what runs on this machine. Set it where the "
+            f"environment is registered, or with the flag --env_args.{name}"
+        )
     of_files = {variable for file in files for variable in _variables(file)}
     sent = dict.fromkeys((variable, url) for url, variable in _endpoints(settings))
     for variable, url in sent:
@@ -98,12 +104,15 @@ def _endpoints(settings: Any) -> Iterator[tuple[str, str]]:
         yield from _endpoints(each)
 
 
-def _workers(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the addresses of host processes in a file."""
-    mesh = values.get("mesh")
-    workers = mesh.get("workers") if isinstance(mesh, Mapping) else None
-    for addresses in workers.values() if isinstance(workers, Mapping) else ():
-        yield from map(str, addresses if isinstance(addresses, list | tuple) else ())
+def _addresses(mesh: Any) -> Iterator[str]:
+    """Yield the addresses of host processes in a file, at any depth of `mesh`. Its own address is the controller's."""
+    if isinstance(mesh, Mapping):
+        mesh = [value for name, value in mesh.items() if name != "address"]
+    if isinstance(mesh, str):
+        yield from [mesh] if "://" in mesh else ()
+    elif isinstance(mesh, Iterable):
+        for each in mesh:
+            yield from _addresses(each)
 
 
 def _variables(values: Any) -> Iterator[str]:

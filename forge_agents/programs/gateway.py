@@ -46,9 +46,6 @@ _MAX_PENDING_BYTES = 8 * MAX_BODY_BYTES
 """Maximum size of all requests of one episode that are being read or wait."""
 _MAX_ERRORS = 8
 """Number of error messages that an episode keeps."""
-_MAX_CONNECTIONS = _MAX_PENDING
-"""Maximum number of connections of one isolated command. Each holds a file of this process open. A program that is not
-isolated could open files of this process anyway."""
 _OPEN_FILES = 65535
 """Limit of open files that this process requests: each function's call needs two, and the usual limit is 1,024."""
 _POLL_S = 1.0
@@ -123,13 +120,11 @@ class Session:
         self.url = gateway.url
         """Base URL of the API, ending in ``/v1``."""
         self.errors: list[str] = []
-        """Messages of rejected requests, oldest first. Only the last few are kept."""
-        self.num_errors = 0
-        """Number of all rejected requests."""
+        """Messages of requests that were rejected since the last answer, oldest first. Only the last few are kept."""
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending: set[_PendingCall] = set()
         self._pending_bytes = 0
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Callable[[], None]] = []
         self._current: tuple[ModelCall, _PendingCall, bytes] | None = None
         self._branches: BranchIndex[int] = BranchIndex()
         self._num_decisions: Counter[str] = Counter()
@@ -144,7 +139,7 @@ class Session:
         """Serve at another socket until the session is closed, e.g. in a network namespace without a route here."""
         with self._lock:
             if not self._closed:
-                self._servers.append(self._gateway.serve(listener, self.record_error))
+                self._servers.append(self._gateway.serve(listener))
                 return
         listener.close()
 
@@ -202,13 +197,13 @@ class Session:
         with self._lock:
             self._closed = True
         self._gateway.remove(self)
-        with contextlib.suppress(RuntimeError):  # the gateway is closed
-            while self._servers:
-                self._gateway.call_soon(self._servers.pop().close)
         self._events.put(_CLOSED)
         for pending in list(self._pending):
             pending.resolve(RefusedError(reason or self._closed_message, status=410, code="episode_over"))
         self._pending.clear()
+        with contextlib.suppress(RuntimeError):  # the gateway is closed
+            while self._servers:
+                self._gateway.call_soon(self._servers.pop())
 
     def __enter__(self) -> Self:
         return self
@@ -218,7 +213,6 @@ class Session:
 
     def record_error(self, message: str) -> None:
         """Note a rejected request."""
-        self.num_errors += 1
         self.errors.append(message)
         del self.errors[:-_MAX_ERRORS]
 
@@ -385,8 +379,8 @@ class Gateway:
         """Call a function in the server's thread."""
         self._thread.call(function)
 
-    def serve(self, listener: socket.socket, report: Callable[[str], None]) -> asyncio.Server:
-        """Serve at another socket. `report` is called if there are too many connections."""
+    def serve(self, listener: socket.socket) -> Callable[[], None]:
+        """Serve at another socket. Returns the function that ends this and closes the connections, for `call_soon`."""
         from uvicorn.server import ServerState
 
         from forge_agents.runtime.connections import Connection
@@ -395,16 +389,21 @@ class Gateway:
             self._hosts.add(listener.getsockname()[0])
         state = ServerState()
 
-        def connection() -> asyncio.Protocol:
-            if len(state.connections) < _MAX_CONNECTIONS:
-                return Connection(config=self._server.config, server_state=state, app_state={})
-            report(f"{_MAX_CONNECTIONS} connections are open already. Close some")
-            return _RejectedConnection()
+        def connection() -> Connection:
+            return Connection(config=self._server.config, server_state=state, app_state={})
 
         async def start() -> asyncio.Server:
             return await asyncio.get_running_loop().create_server(connection, sock=listener)
 
-        return self._thread.begin(start()).result(BODY_TIMEOUT_S)
+        server = self._thread.begin(start()).result(BODY_TIMEOUT_S)
+
+        def end() -> None:
+            server.close()
+            for each in list(state.connections):
+                if not each.transport.is_closing():
+                    each.shutdown()
+
+        return end
 
     # ---- requests
 
@@ -494,11 +493,6 @@ def _server_class() -> Callable[[Any, asyncio.Event], Server]:
             await self._ended.wait()
 
     return EventServer
-
-
-class _RejectedConnection(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 def _raise_file_limit(files: int) -> None:

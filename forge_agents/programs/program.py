@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import itertools
 import math
 import os
 import sys
@@ -28,7 +27,6 @@ from forge_agents.programs.running import (
     check_arguments,
     check_program,
     describe_error,
-    error_texts,
     relative_path_hint,
     result_as_json,
     reward_of,
@@ -63,8 +61,7 @@ class Program(TurnEnv):
     itself.
 
     A program that raises, or exceeds its time limit between two calls, ends its episode with `error_reward`: the reason
-    may be what a model wrote. The failure is an error of the environment if no model was called before, or if the
-    program had sent an invalid request, such as one for an unknown model.
+    may be what a model wrote. The failure is an error of the environment only if no model has answered before.
 
     Calls of one episode are answered one after the other, even if a program sends several at once. A fork of the
     environment runs the program again with the same answers.
@@ -179,7 +176,7 @@ class Program(TurnEnv):
         self._task = self._tasks.of(self.episode_seed, rng, str(self))
         self._answers: list[tuple[str, str, dict[str, Any]]] = []
         self._details: dict[str, Any] = {}
-        self._sampled = self._ignored_errors = 0
+        self._sampled = 0
         self._start()
         try:
             event = self._next()
@@ -187,7 +184,7 @@ class Program(TurnEnv):
             raise TimeoutError(f"{self._describe_timeout(late)}. {self._client_hint()}") from None
         if isinstance(event, Ended):
             hint = "" if callable(self._program) or self._image else relative_path_hint(self._program, self._task_files)
-            reason = f"{event}{self._rejections(event.error)}{hint}"
+            reason = f"{event}{self._rejection()}{hint}"
             self.close()
             raise ForgeError(f"the program of {self} ended before it asked any model: {reason}. {self._client_hint()}")
         self._call = event
@@ -209,7 +206,7 @@ class Program(TurnEnv):
         """Answer the program's call and wait for the next call or the end."""
         assert self._session is not None
         details, self._details = self._details, {}
-        self._ignored_errors = self._session.num_errors  # the program continued after them
+        self._session.errors.clear()  # the program continued after them
         self._answers.append((agent, action, details))
         self._sampled += (details.get("completion_tokens") or 0) + (details.get("notes_tokens") or 0)
         if num_calls := len(self._session.answer(action, details).calls):
@@ -330,10 +327,7 @@ class Program(TurnEnv):
             return self._fail(end.error)
         facts: dict[str, Any] = {}
         if isinstance(end.value, Finished) and end.value.exit_status:
-            facts["program_error"] = str(end)
-            output = f"{end.value.stderr}\n{end.value.stdout}"
-            if rejection := next((error for error in self._new_errors() if error[:60] in output), ""):
-                raise ForgeError(f"the program of {self} failed: {end}. The gateway had refused it: {rejection}")
+            facts["program_error"] = f"{end}{self._rejection()}"
         reward = reward_of(end.value, self.agents) if self._reward is None else self._compute_reward(end.value)
         return self._end(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
 
@@ -351,9 +345,7 @@ class Program(TurnEnv):
         return reward
 
     def _fail(self, error: BaseException) -> Outcome:
-        description = describe_error(error)
-        if rejections := self._rejections(error):
-            raise ForgeError(f"the program of {self} failed with {description}{rejections}") from error
+        description = f"{describe_error(error)}{self._rejection()}"
         return self._end(self._error_reward, error=description, program_error=description)
 
     def _end(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
@@ -367,18 +359,10 @@ class Program(TurnEnv):
             self.infos[agent] = {name: value for name, value in self.infos[agent].items() if name != CONVERSATION}
         return Outcome(rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts))
 
-    def _rejections(self, error: BaseException | None = None) -> str:
-        """Return the rejected request that made the program fail, or the first since its last answer, for a message."""
+    def _rejection(self) -> str:
+        """Return the first request that was rejected since the last answer, for a message."""
         errors = self._session.errors if self._session is not None else []
-        raised = error_texts(error) if errors else ""
-        causes = (message for message in errors if message[:60] in raised)
-        reason = next(itertools.chain(causes, self._new_errors()), "")
-        return f". The gateway had refused it: {reason}" if reason else ""
-
-    def _new_errors(self) -> list[str]:
-        """Return the messages of requests that were rejected since the last answer, as far as they are kept."""
-        count = self._session.num_errors - self._ignored_errors if self._session is not None else 0
-        return self._session.errors[-count:] if self._session is not None and count else []
+        return f". The gateway had refused a request: {errors[0]}" if errors else ""
 
 
 def _check_reward(reward: object) -> None:

@@ -395,19 +395,6 @@ def result_as_json(value: Any) -> Any:
     return value
 
 
-def error_texts(error: BaseException | None) -> str:
-    """Return the texts of an exception, of its causes and of the exceptions in a group."""
-    texts, seen, waiting = [], set(), [error]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        texts.append(str(traceback.TracebackException.from_exception(current)))  # works even if its `str` raises
-        waiting += [current.__cause__, *(current.exceptions if isinstance(current, BaseExceptionGroup) else ())]
-    return "\n".join(texts)
-
-
 def describe_error(error: BaseException) -> str:
     """Return an exception on one line; of a group, its first exception."""
     if isinstance(error, BaseExceptionGroup):

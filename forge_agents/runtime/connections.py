@@ -21,6 +21,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEADER_BYTES = 16 << 10
 """Maximum size of a request's head."""
+_MAX_LINES = 128
+"""Maximum number of lines of a request's head."""
+_STRANGER_PARTS = 32
+"""Number of parts of a body that are read before a token is shown. A part is a chunk, or what arrives at once."""
+_MAX_SMALL_PARTS, _PART_BYTES = 1000, 1024
+"""Number of parts of a body that may have any size, and minimum mean size of the others."""
 MAX_CONNECTIONS = 1024
 """Maximum number of connections of one server."""
 REQUEST_S = 30.0
@@ -31,7 +37,6 @@ IDLE_S = 300
 _BACKLOG = 128
 _LOG_EVERY_S = 60.0
 _HEAD_END = re.compile(rb"\n\r?\n")
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _open: set[Connection] = set()
 """Connections of all servers of this process."""
@@ -43,19 +48,41 @@ _quiet.setLevel(logging.ERROR)
 
 
 class _Strict(h11.Connection):
-    """h11's parser, which also refuses requests with two meanings.
+    """h11's parser for servers, with limits, which also refuses requests with two meanings.
 
     A proxy in front of the server might use the length of a body that is sent in chunks, and take its rest for the
-    request of another client.
+    request of another client. Each line of a head and each chunk takes time, of which other clients wait for the end.
     """
 
+    def __init__(self, max_incomplete_event_size: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        self.trusted = False
+        """Whether a request of the connection has shown a valid token."""
+        self._num_parts = self._num_bytes = 0
+
     def next_event(self) -> Any:
-        """Return the next event. Raises RemoteProtocolError, to which uvicorn answers with status 400."""
+        """Return the next event. Raises RemoteProtocolError, to which uvicorn answers with status 400.
+
+        A stranger's body pauses after a few parts, until a token is shown or the connection is closed.
+        """
+        if self.their_state is h11.IDLE:
+            self._num_parts = self._num_bytes = 0
+            head = self.trailing_data[0][: MAX_HEADER_BYTES + 1]
+            end = _HEAD_END.search(head)
+            if (end is None and len(head) > MAX_HEADER_BYTES) or head.count(b"\n", 0, end and end.end()) > _MAX_LINES:
+                raise h11.RemoteProtocolError("the head is too large")
+        elif self._num_parts >= _STRANGER_PARTS and not self.trusted:
+            return h11.PAUSED
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
                 raise h11.RemoteProtocolError("a body in chunks has a length, or the protocol has no chunks")
+        elif isinstance(event, h11.Data):
+            self._num_parts += 1
+            self._num_bytes += len(event.data)
+            if self._num_parts > _MAX_SMALL_PARTS + self._num_bytes // _PART_BYTES:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
         return event
 
 
@@ -67,9 +94,8 @@ class Connection(H11Protocol):
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
-        self.conn = _Strict(h11.SERVER, config.h11_max_incomplete_event_size)
+        self.conn: _Strict = _Strict(config.h11_max_incomplete_event_size)
         self.logger = _quiet
-        self.trusted = False
         self.opened = time.monotonic()
         self._unread = False
         self._late: asyncio.TimerHandle | None = None
@@ -88,16 +114,16 @@ class Connection(H11Protocol):
             self._look()
 
     def data_received(self, data: bytes) -> None:
-        """Refuse a head that is too large, even in a single piece, which h11 would accept."""
-        if self.conn.their_state is h11.IDLE:
-            head = bytes(self.conn.trailing_data[0]) + data
-            end = _HEAD_END.search(head, 0, MAX_HEADER_BYTES)
-            if end is None and len(head) > MAX_HEADER_BYTES:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
-                return
+        """Read requests, and set the timeout of the present state."""
         super().data_received(data)
         self._look()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse an invalid request, or hang up if its response has begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timeouts."""
@@ -114,7 +140,7 @@ class Connection(H11Protocol):
         self._close_within(None)
         if self._stranger is not None:
             self._stranger.cancel()  # otherwise the timer would keep the connection in memory
-        self.trusted = True  # no timeout applies any more
+        self.conn.trusted = True  # no timeout applies any more
 
     def pause_writing(self) -> None:
         """Start the timeout of a client that does not read its response."""
@@ -151,14 +177,14 @@ class Connection(H11Protocol):
         self._late = None if within_s is None else self.loop.call_later(within_s, self.transport.abort)
 
     def _give_up_stranger(self) -> None:
-        if not self.trusted:
+        if not self.conn.trusted:
             self.transport.abort()
 
     def _fits(self, connections: set[Any], limit: int) -> bool:
         """Return whether this connection may stay. If there are too many, the oldest one without a token is closed."""
         if len(connections) <= limit:
             return True
-        strangers = (other for other in list(connections) if isinstance(other, Connection) and not other.trusted)
+        strangers = (other for other in list(connections) if isinstance(other, Connection) and not other.conn.trusted)
         oldest = min(strangers, key=lambda other: other.opened, default=self)
         _open.discard(oldest)
         oldest.connections.discard(oldest)
@@ -197,7 +223,10 @@ def trust(scope: MutableMapping[str, Any]) -> None:
     """Note that a request has shown a valid token, so that its connection stays."""
     connection = scope.get("state", {}).get("connection")
     if isinstance(connection, Connection):
-        connection.trusted = True
+        connection.conn.trusted = True
+        if connection.flow.read_paused:
+            connection.flow.resume_reading()
+            connection.handle_events()
 
 
 def http_settings() -> dict[str, Any]:

@@ -241,6 +241,6 @@ def is_local(address: str) -> bool:
 
 
 def _check_address(address: str, name: str) -> None:
-    pattern = r"t(cp|ls)://[^\s:/]+:\d+" if name == "address" else r"t(cp|ls)://[^\s:/]+:\d+|ipc://\S+"
-    if not re.fullmatch(pattern, address):
+    pattern = r"t(cp|ls)://[\w.-]+:\d+" if name == "address" else r"t(cp|ls)://[\w.-]+:\d+|ipc://[\w./-]+"
+    if not re.fullmatch(pattern, address, re.ASCII):
         raise ValueError(f"{name} of the mesh holds {address!r}. Write an address as 'tcp://node1:26600'")

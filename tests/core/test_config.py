@@ -231,8 +231,8 @@ def test_a_file_sends_a_key_elsewhere_only_if_the_user_agrees(endpoint, bench_fi
     assert f"key    {variable} goes to {host}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["tcp://stranger.example:26600", "tls://10.0.0.9:26600"])
-def test_a_file_names_other_machines_only_if_the_user_trusts_them(address, config, capsys):
+@pytest.mark.parametrize("address", ["tcp://stranger.example:26600", "tls://10.0.0.9:26600", "tcp://127.0.0.1:1"])
+def test_a_file_names_hosts_only_if_the_user_trusts_them(address, config, capsys):
     certificate = {"certificate": "c"} if address.startswith("tls") else {}
     file = config(mesh={"kind": "attach", "workers": {"engines": [address]}, **certificate})
     host = address.split("/")[2].split(":")[0]
@@ -240,8 +240,22 @@ def test_a_file_names_other_machines_only_if_the_user_trusts_them(address, confi
         error = " ".join(refused(capsys, file, *words).split())
         assert f"names {host} for processes of the run" in error and f"Add --trust_host {host} to allow" in error
     assert read(file, "--trust_host", "b", host).mesh.workers == {"engines": (address,)}
-    here = config(mesh={"kind": "attach", "workers": {"engines": ["tcp://127.0.0.1:26600"]}})
-    assert read(here).mesh.counts == {"engines": 1}
+    of_flag = config(mesh={"kind": "attach", "address": "tcp://node0:1"})
+    assert read(of_flag, "--mesh.workers", f'{{"engines": ["tcp://{host}:1"]}}').mesh.counts == {"engines": 1}
+
+
+@pytest.mark.parametrize("engines", ["!!set {tcp://x:1}", "!!omap [{tcp://x:1: 1}]", "!!binary dGNwOi8veDox"])
+def test_a_file_has_no_values_that_the_check_of_hosts_would_miss(engines, config, capsys):
+    file = Path(config())
+    file.write_text(f"{file.read_text()}mesh: {{kind: attach, workers: {{engines: {engines}}}}}\n")
+    assert "could not determine a constructor for the tag" in refused(capsys, str(file))
+
+
+@pytest.mark.parametrize(("name", "value"), [("program", ["sh", "-c", "id"]), ("sandbox", None), ("image", "x")])
+def test_a_file_does_not_choose_what_an_environment_runs(name, value, config, capsys):
+    error = " ".join(refused(capsys, config(env_args={name: value})).split())
+    assert f"sets env_args.{name}, which chooses what runs on this machine" in error
+    assert read(config(env_args={"tasks": [1]}), f"--env_args.{name}", "x").env_args == {"tasks": [1], name: "x"}
 
 
 @pytest.mark.parametrize("inside", [False, True])

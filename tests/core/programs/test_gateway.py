@@ -420,20 +420,20 @@ def test_pending_requests_are_bounded_by_bytes(session, monkeypatch):
     assert session._pending_bytes == 0
 
 
-def test_connections_of_an_isolated_command_are_bounded(session, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_CONNECTIONS", 3)
+def test_strangers_at_the_port_of_an_isolated_command_make_room_and_are_closed_at_its_end(session, monkeypatch):
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     asking = socket.create_server(("127.0.0.1", 0))
     session.listen(asking)
-    held = [http.client.HTTPConnection(*asking.getsockname(), timeout=WAIT_S) for _ in range(4)]
-    for number, connection in enumerate(held):
-        try:
-            connection.request("GET", "/health")
-            status = connection.getresponse().status
-        except OSError:
-            status = 0
-        assert status == (200 if number < 3 else 0), number
-    assert session.errors == ["3 connections are open already. Close some"]
-    for connection in held:
+    strangers = [socket.create_connection(asking.getsockname(), WAIT_S) for _ in range(6)]
+    client = http.client.HTTPConnection(*asking.getsockname(), timeout=WAIT_S)
+    client.request("GET", "/v1/models", headers={"x-api-key": session.token})
+    assert b"planner" in client.getresponse().read() and session.errors == []
+    for stranger in strangers[:4]:
+        hung_up(stranger)
+    session.close()
+    for stranger in strangers[4:]:
+        hung_up(stranger)
+    for connection in (client, *strangers):
         connection.close()
 
 

@@ -1,15 +1,18 @@
 """Limits of HTTP connections, on a server that answers /open to all and other paths to clients with a token."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import http.client
 import logging
+import re
 import resource
 import socket
 import threading
 import time
 
+import h11
 import pytest
 import uvicorn
 
@@ -26,6 +29,9 @@ async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
         return
+    if scope["path"] == "/read":
+        while (await receive()).get("more_body"):
+            pass
     body = bytes(BIG) if scope["path"] == "/big" else b"fine"
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -206,6 +212,11 @@ def test_invalid_requests_are_not_logged(address, caplog):
                 stranger.sendall(request)
                 stranger.shutdown(socket.SHUT_WR)
                 assert closed(stranger)
+        with connect(address) as stranger:  # the body is invalid after the answer
+            stranger.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            assert b" 401 " in stranger.recv(4096)
+            stranger.sendall(b"x\r\n")
+            assert closed(stranger)
         upgrade = "/ HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
         with connect(address) as stranger:
             stranger.sendall(f"GET {upgrade}".encode())
@@ -235,3 +246,41 @@ def test_body_with_two_meanings_is_refused_and_the_connection_closed(address, ve
         assert (answer.status, text == b"fine") == (status, status == 200)
         if status == 400:
             assert closed(connection)
+
+
+def chunks(connection, token, num_chunks, size=1):
+    """Post a body in chunks. Returns the status of the answer."""
+    head = f"POST /read HTTP/1.1\r\nhost: x\r\nx-token: {token}\r\ntransfer-encoding: chunked\r\n\r\n"
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(head.encode() + f"{size:x}\r\n{'x' * size}\r\n".encode() * num_chunks + b"0\r\n\r\n")
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return answer.status
+
+
+def test_few_parts_of_a_body_are_read_before_a_token_is_shown(address, monkeypatch):
+    num_events, next_event = [], h11.Connection.next_event
+    monkeypatch.setattr(h11.Connection, "next_event", lambda self: [next_event(self), num_events.append(1)][0])
+    with connect(address) as stranger:
+        assert chunks(stranger, "bad", 20_000) == 401
+        assert asks(stranger) == 0 or not num_events
+    assert len(num_events) < 100
+    with connect(address) as client:
+        assert chunks(client, "good", 900) == 200
+        assert asks(client) == 200 and len(num_events) > 900
+
+
+@pytest.mark.parametrize(("num_chunks", "size", "status"), [(2000, 1, 400), (2000, 2000, 200)])
+def test_body_in_many_small_chunks_is_refused(address, num_chunks, size, status):
+    with connect(address) as client:
+        assert chunks(client, "good", num_chunks, size) == status
+    with connect(address) as client:
+        assert asks(client) == 200
+
+
+def test_head_of_many_short_lines_is_refused_also_behind_another_request(address):
+    head = b"GET / HTTP/1.1\r\nhost: x\r\nx-token: good\r\n"
+    with connect(address) as client:
+        client.sendall(head + b"\r\n" + head + b"a:\r\n" * 200 + b"\r\n")
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"400"]

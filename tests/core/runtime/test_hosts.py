@@ -52,6 +52,7 @@ TLS = {"kind": "attach", "workers": {"engines": ("tls://n:1",)}}
         ({"partition": "gpu"}, "partition of the mesh is for kind='slurm' and kind is 'local'"),
         ({"kind": "slurm", "hosts": {"engines": 1}, "namespace": "x"}, "namespace of the mesh is for kind='kubernet"),
         ({"kind": "attach", "workers": {"engines": ("node1",)}}, "'node1'. Write an address as 'tcp://node1:26600'"),
+        ({"kind": "attach", "workers": {"engines": ("ipc:///x@tcp://node1:1",)}}, "Write an address as"),
         ({"kind": "slurm", "hosts": {"engines": 1}, "address": "node0"}, "Write an address as"),
         ({"cpus": {"engines": "3-1"}}, "cpus '3-1' of the mesh"),
         ({"gpus": {"envs": 1}}, "gpus of the mesh names 'envs'. Its roles are learner"),
