@@ -255,6 +255,7 @@ def chunks(connection, token, num_chunks, size=1):
         connection.sendall(head.encode() + f"{size:x}\r\n{'x' * size}\r\n".encode() * num_chunks + b"0\r\n\r\n")
     answer = http.client.HTTPResponse(connection)
     answer.begin()
+    answer.read()
     return answer.status
 
 
@@ -263,7 +264,6 @@ def test_few_parts_of_a_body_are_read_before_a_token_is_shown(address, monkeypat
     monkeypatch.setattr(h11.Connection, "next_event", lambda self: [next_event(self), num_events.append(1)][0])
     with connect(address) as stranger:
         assert chunks(stranger, "bad", 20_000) == 401
-        assert asks(stranger) == 0 or not num_events
     assert len(num_events) < 100
     with connect(address) as client:
         assert chunks(client, "good", 900) == 200
