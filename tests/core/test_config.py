@@ -120,9 +120,6 @@ def test_endpoints_and_people_are_assigned_by_name(config):
 @pytest.mark.parametrize(
     ("changes", "words", "said"),
     [
-        ({"trainer": {"group_sise": 3}}, (), "'trainer.group_size'"),
-        ({}, ("--trainer.grop_size", "3"), "'--trainer.group_size'"),
-        ({}, ("--step", "3"), "'--steps'"),
         ({"policy_mapping": {"asker": "tem", "answerer": "rival"}}, (), "Did you mean 'team'"),
         ({"policies": {}}, (), "policies is empty"),
         ({"policy_mapping": ""}, (), "2 policies. Map all agents"),

@@ -19,28 +19,6 @@ def test_unknown_flag_suggests_a_flag_to_copy(capsys):
     assert "Did you mean '--dry-run'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("engine.max_modellen", "Did you mean '--trainer.engine.max_model_len'?"),
-        ("engine.block_size", "trainer.engine has dtype, enforce_eager,"),  # and nothing that is like it
-    ],
-)
-def test_unknown_key_suggests_keys_of_its_section(flag, message, tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: m}}\n")
-    with pytest.raises(SystemExit):
-        cli.main(["train", str(tmp_path / "run.yaml"), f"--trainer.{flag}", "16"])
-    assert message in capsys.readouterr().err
-
-
-def test_list_shows_environments_by_tag(capsys):
-    assert cli.main(["list", "--tag", "zero-sum"]) == 0
-    text = capsys.readouterr().out
-    assert "KuhnPoker" in text and "Relay" not in text
-    has = {line.split("\t")[0]: line.split("\t")[4] for line in text.splitlines() if "\t" in line}
-    assert has["forge/KuhnPoker-v0"] == "oracle" and has["forge/LeducPoker-v0"] == ""
-
-
 @pytest.mark.parametrize("words", [["list"], ["list", "forge/KuhnPoker-v0"], ["check", "--all"]])
 def test_unknown_tag_is_an_error_that_names_the_tags(words, capsys):
     assert cli.main([*words, "--tag", "zero-summ"]) == 1

@@ -139,6 +139,11 @@ def test_list_prints_one_line_per_environment_to_a_pipe(capsys):
     assert listed == registry.list_envs()
     assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3", "", "oracle"] in lines
     assert ["forge/Library-v0", "2p, cooperative, hidden-information, tool", "", "6", "oracle"] in lines
+    assert cli.main(["list", "--tag", "zero-sum"]) == 0
+    tagged = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    zero_sum = [line for line in lines if len(line) == 5 and "zero-sum" in line[1].split(", ")]
+    assert [line for line in tagged if len(line) == 5] == zero_sum
+    assert {line[0]: line[4] for line in zero_sum}["forge/LeducPoker-v0"] == ""
 
 
 @pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli.main", "--help"]])

@@ -124,6 +124,7 @@ def test_unknown_keys_suggest_the_nearest_setting(refused, text, message):
         ("--trainer.learning_rate", "Did you mean '--trainer.learner.lr'?"),
         ("--learning_rate", "Did you mean '--trainer.learner.lr'?"),
         ("--policy.team.model", "Did you mean '--policies.team.model'?"),
+        ("--trainer.engine.block_size", "trainer.engine has dtype, enforce_eager,"),  # and nothing that is like it
         ("--steps.number", "--steps holds no settings of its own"),
         ("--trainer.learner.lr.x", "--trainer.learner.lr holds no settings of its own"),
     ],
