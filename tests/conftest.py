@@ -19,12 +19,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+from process_checks import command_of
 
 from forge_agents import imports
 from forge_agents.runtime.processes import with_variable
-
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # modules that tests of several folders import
-from process_checks import command_of
 
 # The suite draws the same examples every time, however long a busy machine takes over one;
 # `pytest --hypothesis-profile=default` searches for new ones.

@@ -1,16 +1,9 @@
-"""A registry of a test's own, and an importable helper module of this folder."""
-
-import sys
-from pathlib import Path
+"""A registry of a test's own."""
 
 import pytest
 
 import forge_agents as fa
 from forge_agents.envs import registry
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
 
 
 @pytest.fixture

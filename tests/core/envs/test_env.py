@@ -46,11 +46,6 @@ def started(cls=Dice, seed=0, **kwargs):
     return env
 
 
-def test_it_passes_pettingzoos_own_tests():
-    api_test(Dice(max_turns=7), num_cycles=50)
-    seed_test(lambda: Dice(max_turns=7), num_cycles=50)
-
-
 def test_agents_take_turns_and_rewards_wait_for_their_owner():
     env = started()
     env.step("go")

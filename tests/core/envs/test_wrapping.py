@@ -154,14 +154,6 @@ def test_exception_in_a_users_function_is_not_an_illegal_move():
     raises(TypeError, "obs_to_text returned dict", env.last)
 
 
-def test_the_turn_limit_truncates():
-    env = stones(9, max_turns=2)
-    env.step("1")
-    assert not any(env.truncations.values())
-    env.step("1")
-    assert all(env.truncations.values()) and not any(env.terminations.values())
-
-
 def test_a_parallel_environment_is_played_agent_by_agent():
     env = pennies()
     env.reset(seed=0)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = str(Path(__file__).parent)
-sys.path[:0] = [HERE] if HERE not in sys.path else []
-
-from viewer_runs import Server, episode, metrics, write_lines  # noqa: E402
+from viewer_runs import Server, episode, metrics, write_lines
 
 
 @pytest.fixture(autouse=True)

@@ -229,20 +229,11 @@ def test_store_sends_bytes_between_hosts(torchstore: Any, segment: _segments.Seg
     assert buffer.value.untyped_storage().nbytes() == bytes_B.numel()  # not the memory around it
 
 
-@pytest.mark.parametrize(
-    ("rdma", "several", "description"),
-    [
-        (False, False, "through shared memory"),
-        (False, True, "through shared memory, to other hosts in messages"),
-        (True, False, "through shared memory"),
-        (True, True, "through shared memory, to other hosts by RDMA (not run by us)"),
-    ],
-)
-def test_transport_is_described(
-    torchstore: Any, monkeypatch: pytest.MonkeyPatch, rdma: bool, several: bool, description: str
-) -> None:
-    monkeypatch.setattr(torchstore, "_rdma", rdma)
-    assert torchstore.transport(several) == description
+def test_transport_is_described(torchstore: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rdma, between in ((False, "in messages"), (True, "by RDMA (not run by us)")):
+        monkeypatch.setattr(torchstore, "_rdma", rdma)
+        assert torchstore.transport(False) == "through shared memory"
+        assert torchstore.transport(True) == f"through shared memory, to other hosts {between}"
 
 
 def test_each_operation_is_one_message(torchstore: Any) -> None:
