@@ -240,9 +240,12 @@ def _share_dictionaries() -> None:
     def content(**settings: bool) -> dict[str, Any]:
         dictionary = kind.__new__(kind)
         read(dictionary, **settings)
-        return vars(dictionary)
+        return dict(vars(dictionary))
 
-    kind.__init__ = lambda self, **settings: vars(self).update(content(**settings))
+    def share(dictionary: Any, **settings: bool) -> None:
+        vars(dictionary).update(content(**settings))
+
+    kind.__init__ = share
 
 
 @cache
