@@ -561,18 +561,6 @@ def test_failure_names_the_users_code():
     assert describe_error(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
 
 
-def test_plateau_ends_the_run_with_advice(tmp_path):
-    def played(step):
-        return [group(*((0.0, 0.4) * 2 if step == 0 else (0.4,) * 4), seed=10 * step + n) for n in range(4)]
-
-    with trainer(tmp_path, played, max_empty_steps=4) as run:
-        result = run.fit(Duel, steps=200)
-    assert result.steps == 7 and result.export.is_dir()
-    assert result.reason.startswith("plateau: all 96 episodes of the last 6 steps earned the highest reward seen")
-    assert "max_reward" in result.reason and "solved" not in result.reason
-    assert ending_of(tmp_path)["ending"] == "plateau"
-
-
 def test_reason_counts_scored_episodes():
     endings = StoppingCriteria(1)
     items, samples = scored([*FULL * 3, *UNSURE[:2]])
@@ -594,7 +582,7 @@ def test_control_characters_of_an_environment_are_escaped(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("changed", [True, False])
-def test_highest_reward_is_forgotten_if_the_reward_changes(tmp_path, changed):
+def test_highest_reward_ends_a_plateau_and_is_forgotten_if_the_reward_changes(tmp_path, changed):
     def strict(trajectory):
         return 0.9 if trajectory.reward == 1.0 else 0.5 if trajectory.reward else 0.1
 
@@ -609,7 +597,10 @@ def test_highest_reward_is_forgotten_if_the_reward_changes(tmp_path, changed):
 
     with trainer(tmp_path, played, reward=lenient if changed else strict, max_empty_steps=4) as run:
         if changed:
-            assert run.fit(Duel, steps=200).reason.startswith("plateau: all 96 episodes of the last 6 steps")
+            result = run.fit(Duel, steps=200)
+            assert result.reason.startswith("plateau: all 96 episodes of the last 6 steps earned the highest reward")
+            assert "max_reward" in result.reason and "solved" not in result.reason
+            assert result.steps == 8 and result.export.is_dir() and ending_of(tmp_path)["ending"] == "plateau"
         else:
             with pytest.raises(EmptyBatchError, match=r"Best of each group: .* 0\.5, the highest seen is 0\.9"):
                 run.fit(Duel, steps=200)

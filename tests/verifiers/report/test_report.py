@@ -10,6 +10,8 @@ import pytest
 from forge_agents import Ensemble, Rule
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
+from forge_verifiers import combiners
+from forge_verifiers.report.pictures import correlation_figure, labels
 from forge_verifiers.report.reasons import direction, independent_votes, with_reasons
 from forge_verifiers.report.report import EnsembleReport, Evidence, VerifierReport, deblurred, interval, page
 
@@ -92,8 +94,6 @@ def test_hostile_names_are_shown_as_text(hostile):
 
 
 def test_figures_show_names_literally():
-    from forge_verifiers.report.pictures import correlation_figure, labels
-
     ensemble = Ensemble([weak(0, name=r"_$\frac{1}$"), weak(1, name="日本"), weak(2)])
     ensemble.score(played())
     names = [v.name for v in ensemble.report().verifiers]
@@ -104,8 +104,6 @@ def test_figures_show_names_literally():
 
 
 def test_map_of_many_verifiers_shows_the_first_forty():
-    from forge_verifiers.report.pictures import correlation_figure
-
     def picture(count):
         return correlation_figure([f"v{k}" for k in range(count)], [None] * count, np.eye(count))
 
@@ -332,8 +330,6 @@ def test_alarms_are_shown_as_text_in_table_and_page():
 
 
 def test_rates_of_a_combiner_without_standard_errors_have_intervals(monkeypatch):
-    from forge_verifiers import combiners
-
     monkeypatch.setattr(combiners, "_KINDS", dict(combiners._KINDS))
 
     @combiners.register
@@ -375,13 +371,10 @@ def test_a_report_is_not_changed_by_what_is_scored_later():
     assert report.evidence.posterior().tobytes() == before != ensemble.report().evidence.posterior().tobytes()
 
 
-def evidence(n=4000, m=8, seed=0, labels=None, copies=0):
-    rng = np.random.default_rng(seed)
+def evidence(n=4000, m=8, labels=None):
+    rng = np.random.default_rng(0)
     truth = rng.random(n) < 0.4
     scores = np.clip(rng.normal(0.35 + 0.3 * truth[:, None], 0.35, (n, m)), 0, 1).astype(np.float32)
-    scores[:, m - copies :] = scores[:, :1]
-    from forge_verifiers import combiners
-
     return Evidence(
         scores=scores,
         queried=np.ones(scores.shape, bool),
