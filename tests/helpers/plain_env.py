@@ -30,7 +30,17 @@ class Plain(fa.TurnEnv):
         return fa.Outcome(done=True)
 
 
-class PlainAEC(AECEnv):
+class Opened(AECEnv):
+    """An environment whose ``reset`` sets the attributes that PettingZoo asks of all of them."""
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.agent_selection = list(self.possible_agents), self.possible_agents[0]
+        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+
+
+class PlainAEC(Opened):
     """The same in PettingZoo's own terms, without a base class of ours."""
 
     metadata = {"name": "plain", "render_modes": []}
@@ -41,11 +51,6 @@ class PlainAEC(AECEnv):
         super().__init__()
         self.observation_spaces = {"a": TextSpace(100)}
         self.action_spaces = {"a": TextSpace(100)}
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.agent_selection = ["a"], "a"
-        self.rewards, self._cumulative_rewards = {"a": 0.0}, {"a": 0.0}
-        self.terminations, self.truncations, self.infos = {"a": False}, {"a": False}, {"a": {}}
 
     def observe(self, agent):
         return "Why?"

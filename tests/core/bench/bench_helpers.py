@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+from plain_env import Plain
+
 import forge_agents as fa
 from forge_agents.rollout.players import PolicyEngine
 
@@ -44,19 +46,13 @@ def fake_fleet(make_engine, renderer, starts=None):
     return fleet
 
 
-class WordGame(fa.TurnEnv):
+class WordGame(Plain):
     """Each agent says a word, and ``reward(words)`` pays all of them."""
 
     possible_agents = ("ann", "ben")
 
     def setup(self, rng):
         self.words = []
-
-    def instructions(self, agent):
-        return "Say left or right."
-
-    def observe_text(self, agent):
-        return "Which side?"
 
     def reward(self, words):
         return 0.0

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.bench.records import Record, forfeits_of
@@ -14,7 +15,7 @@ RACE = "bench/Race-v0"
 
 
 @fa.register(RACE, max_turns=9, tags=("2p",))
-class Race(fa.TurnEnv):
+class Race(Plain):
     """Three moves each. An illegal move is lost but does not end the game."""
 
     possible_agents = ["a", "b"]
@@ -22,9 +23,6 @@ class Race(fa.TurnEnv):
     def setup(self, rng):
         self.moved = dict.fromkeys(self.agents, 0)
         self.left = 6
-
-    def instructions(self, agent):
-        return "Say anything but bad."
 
     def observe_text(self, agent):
         return f"{self.left} left"

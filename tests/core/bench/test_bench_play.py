@@ -12,6 +12,7 @@ import sys
 import pytest
 from bench_helpers import BOLD, FIRST_FREE, KUHN, PASSIVE, TOE, fake_fleet, passive, play, run_in_loop
 from fake_models import Tokens, completion
+from plain_env import Plain
 from process_checks import holds_within
 from refusals import raises
 
@@ -397,7 +398,7 @@ def test_sides_work_in_processes_and_exclude_role_shuffle():
 
 
 @fa.register("bench/Pairs-v0", max_turns=4, tags=("4p", "mixed-motive"))
-class Pairs(fa.TurnEnv):
+class Pairs(Plain):
     """Two pairs. Each agent's good word pays its pair 1, each bad one costs it 1."""
 
     possible_agents = ["a", "b", "c", "d"]
@@ -405,12 +406,6 @@ class Pairs(fa.TurnEnv):
 
     def setup(self, rng):
         self.words = {}
-
-    def instructions(self, agent):
-        return "Speak well."
-
-    def observe_text(self, agent):
-        return "now"
 
     def act(self, agent, action):
         self.words[agent] = 1.0 if action == "good" else -1.0

@@ -6,6 +6,7 @@ import json
 import pytest
 import yaml
 from bench_helpers import KUHN, PASSIVE, play
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.bench import Report
@@ -16,16 +17,13 @@ from forge_agents.cli import main as cli
 
 
 @fa.register("bench/Signal-v0", max_turns=2, tags=("2p", "cooperative"))
-class Signal(fa.TurnEnv):
+class Signal(Plain):
     """The sender reads a digit, the receiver must name it."""
 
     possible_agents = ["sender", "receiver"]
 
     def setup(self, rng):
         self.digit, self.sent = int(rng.integers(10)), ""
-
-    def instructions(self, agent):
-        return "Pass the digit on."
 
     def observe_text(self, agent):
         return str(self.digit) if agent == "sender" else self.sent

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
-from plain_env import act
+from plain_env import Plain, act
 from refusals import raises
 
 import forge_agents as fa
@@ -226,7 +226,7 @@ def test_observations_travel_as_plain_strings():
     assert type(pickle.loads(pickle.dumps(Observation("hi")))) is str
 
 
-class Survivors(fa.TurnEnv):
+class Survivors(Plain):
     """Each action costs the named agent a life. An agent without lives is out, and the last one wins."""
 
     possible_agents = ["player_0", "player_1", "player_2"]
@@ -234,9 +234,6 @@ class Survivors(fa.TurnEnv):
 
     def setup(self, rng):
         self.lives = dict.fromkeys(self.agents, 1)
-
-    def instructions(self, agent):
-        return "Name a player."
 
     def observe_text(self, agent):
         return f"lives {self.lives}"

@@ -3,8 +3,8 @@ import copy
 import gymnasium
 import pytest
 from gymnasium.spaces import Discrete
-from pettingzoo import AECEnv, ParallelEnv
-from plain_env import act
+from pettingzoo import ParallelEnv
+from plain_env import Opened, act
 
 import forge_agents as fa
 from forge_agents.envs.foreign import turn_based
@@ -280,7 +280,7 @@ def test_a_fork_is_wrapped_like_the_original():
     assert env.last()[:2] == twin.last()[:2]
 
 
-class Falling(AECEnv):
+class Falling(Opened):
     """Three agents in turn, for ten decisions. The agent of decision `deadly` dies."""
 
     metadata = {"name": "falling_v0"}
@@ -296,10 +296,8 @@ class Falling(AECEnv):
         return Discrete(2)
 
     def reset(self, seed=None, options=None):
-        self.agents, self.decisions = list(self.possible_agents), 0
-        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
-        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
-        self.infos, self.agent_selection = {agent: {} for agent in self.agents}, "a"
+        super().reset()
+        self.decisions = 0
 
     def observe(self, agent):
         return str(self.decisions)

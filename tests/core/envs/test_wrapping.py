@@ -6,7 +6,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
-from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo import ParallelEnv
+from plain_env import Opened
 from refusals import raises
 
 import forge_agents as fa
@@ -14,7 +15,7 @@ from forge_agents.errors import ForgeError
 from forge_agents.testing import check_env
 
 
-class Nim(AECEnv):
+class Nim(Opened):
     """Nim with arrays and an action mask: two players take 1 to 3 of 5 to 9 stones, and the last stone wins."""
 
     metadata = {"name": "nim_v0", "render_modes": ["ansi"]}
@@ -29,11 +30,8 @@ class Nim(AECEnv):
         return Discrete(3)
 
     def reset(self, seed=None, options=None):
-        self.agents = list(self.possible_agents)
+        super().reset()
         self.stones = int(np.random.default_rng(seed).integers(5, 10))
-        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0), dict.fromkeys(self.agents, 0)
-        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
-        self.infos, self.agent_selection = {a: {} for a in self.agents}, "player_0"
 
     def observe(self, agent):
         mask = np.array([n <= self.stones for n in (1, 2, 3)], np.int8)

@@ -8,10 +8,10 @@ import pytest
 from gymnasium.spaces import Text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
-from plain_env import Plain
+from plain_env import Opened, Plain
 
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction, TimeLimit
@@ -193,29 +193,18 @@ def test_agents_that_left_are_paid(how):
     assert episode.error is None and episode.rewards == {"a": 3.0, "b": 6.0}
 
 
-class Ledger(AECEnv):
+class Ledger(Opened):
     """Two agents take turns, and each wins 1 or 2 from the other. Subclasses sum rewards in other ways."""
 
-    metadata = {"name": "ledger"}
-
-    def __init__(self):
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.spaces = Text(99)
-
-    def observation_space(self, agent):
-        return self.spaces
-
-    action_space = observation_space
+    metadata, possible_agents = {"name": "ledger"}, ["a", "b"]
+    observation_spaces = action_spaces = dict.fromkeys(possible_agents, Text(99))
 
     def observe(self, agent):
         return "how much?"
 
     def reset(self, seed=None, options=None):
-        self.agents, self.num_moves, self.agent_selection = ["a", "b"], 0, "a"
-        self.rewards, self._cumulative_rewards = (dict.fromkeys(self.agents, 0.0) for _ in range(2))
-        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
-        self.infos = {agent: {} for agent in self.agents}
+        super().reset()
+        self.num_moves = 0
 
     def step(self, action):
         acted = self.agent_selection
