@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
+
 import forge_agents as fa
 from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn, VersionSpan
 
@@ -59,6 +61,25 @@ def collect_with(trainer, collect):
         return made
 
     trainer._lifecycle.collector = collector
+
+
+class Counting:
+    """A reward whose state is the number of the trajectories that it has seen."""
+
+    name = "counting"
+
+    def __init__(self, seen=0):
+        self.seen = seen
+
+    def __call__(self, trajectories):
+        self.seen += len(trajectories)
+        return np.array([t.reward for t in trajectories])
+
+    def state_dict(self):
+        return {"seen": np.array(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen = int(state["seen"])
 
 
 class Learner:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_processes import TEAM, Duel, Processes, collect_with, group
+from fake_processes import TEAM, Counting, Duel, Processes, collect_with, group
+from fake_run import KillError
 
 import forge_agents as fa
 from forge_trainers.rl import session
@@ -15,10 +16,6 @@ from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import Checkpoints, RewardState
 
 STEPS, SIZE = 9, 3
-
-
-class KillError(Exception):
-    pass
 
 
 def of(step, number):
@@ -111,16 +108,7 @@ def test_resumed_run_fits_the_ensemble_with_every_row_once(tmp_path, staleness, 
 
 
 def test_scores_of_prefetched_groups_are_not_saved():
-    class Counts:
-        seen = 0
-
-        def state_dict(self):
-            return {"seen": np.array(self.seen)}
-
-        def load_state_dict(self, state):
-            self.seen = int(state["seen"])
-
-    reward = Counts()
+    reward = Counting()
     evidence = RewardState(reward)
     for step in (0, 1):
         evidence.begin_scoring(step)

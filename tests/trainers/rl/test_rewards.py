@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from fake_processes import sampled_turn
+from fake_processes import Counting, sampled_turn
 from plain_env import Plain
 
 import forge_agents as fa
@@ -572,21 +572,7 @@ def test_groups_that_are_scored_again_forget_the_earlier_reward():
 
 
 def test_multi_reward_saves_the_state_of_its_rewards():
-    class Learning:
-        def __init__(self):
-            self.seen = 0
-
-        def __call__(self, trajectories):
-            return np.zeros(len(trajectories))
-
-        def state_dict(self):
-            return {"seen": np.array(self.seen)}
-
-        def load_state_dict(self, state):
-            self.seen = int(state["seen"])
-
-    old, new = Learning(), Learning()
-    old.seen = 7
+    old, new = Counting(7), Counting()
     MultiReward({"x": new, "y": env_reward}).load_state_dict(MultiReward({"x": old, "y": env_reward}).state_dict())
     assert new.seen == 7
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_processes import TEAM, Duel, Learner, Processes, collect_with, group
+from fake_processes import TEAM, Counting, Duel, Learner, Processes, collect_with, group
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
@@ -223,29 +223,13 @@ def test_solved_run_ends_saved_and_exported(tmp_path, capsys):
     assert again.asked[0] == (8, 0)
 
 
-class Learning:
-    """A reward that counts trajectories."""
-
-    name, seen = "learning", 0
-
-    def __call__(self, trajectories):
-        self.seen += len(trajectories)
-        return np.array([t.reward for t in trajectories])
-
-    def state_dict(self):
-        return {"seen": np.array(self.seen)}
-
-    def load_state_dict(self, state):
-        self.seen = int(state["seen"])
-
-
 def test_finished_run_starts_no_processes(tmp_path, capsys):
     def again(steps, **seats):
-        reward = Learning()
+        reward = Counting()
         run = GRPOTrainer({"player_0": TEAM, "player_1": fa.Random(name="rival"), **seats}, reward, out_dir=tmp_path)
         return run, run._finished(plan_of(run, TaskSampler(Duel)), steps), reward
 
-    with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], reward=Learning(), groups_per_step=1) as run:
+    with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], reward=Counting(), groups_per_step=1) as run:
         first = run.fit(Duel, steps=2)
     (first.export / "config.json").write_text("{}")
     assert again(3)[1] is None and again(2, player_1=fa.Policy("m"))[1] is None
