@@ -114,7 +114,7 @@ def near_names(word: object, candidates: Iterable[str], *, cutoff: float = 0.5) 
     return [by_folded[name] for name in near]
 
 
-def did_you_mean(word: object, candidates: Iterable[str], *, cutoff: float = 0.5) -> str:
+def did_you_mean(word: object, candidates: Iterable[str]) -> str:
     """Return a sentence with the `near_names`, such as ``" Did you mean 'a' or 'b'?"``. Empty if there are none."""
-    near = near_names(word, candidates, cutoff=cutoff)
+    near = near_names(word, candidates)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -93,11 +93,6 @@ class SandboxResult:
         """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.limit
 
-    @property
-    def timed_out(self) -> bool:
-        """Whether it exceeded a time limit."""
-        return self.limit in ("wall_s", "cpu_s")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantees:
