@@ -9,6 +9,7 @@ it has only the standard library, and imports little of it, because imports are 
 
 from __future__ import annotations
 
+import _signal as signal
 import marshal
 import os
 import resource
@@ -229,9 +230,7 @@ class Run:
             if now >= deadline and not self.limit:
                 self.limit = "wall_s"
             if not self.strong:
-                if self.status is None:
-                    pid, status = os.waitpid(self.child, os.WNOHANG)
-                    self.status = status if pid else None
+                self._reap()
                 running = self.status is None
 
     def _listen(self, descriptor: int, event: int, poll: Any) -> None:
@@ -281,7 +280,8 @@ class Run:
         """Compare memory, processor time and processes of the whole tree with the limits."""
         usage, max_bytes = self.usage, self.limits["memory_mb"] << 20
         usage.look(self._tree, max_bytes)
-        self.cpu_s = max(self.cpu_s, usage.cpu_s)
+        orphans = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_s = max(self.cpu_s, usage.cpu_s + orphans.ru_utime + orphans.ru_stime)
         if usage.sampled_cpu_s > 2 * self.limits["cpu_s"]:  # beyond the estimate's error: no parent was charged
             self.cpu_s = max(self.cpu_s, usage.sampled_cpu_s)
         if usage.memory_bytes > max_bytes:
@@ -304,24 +304,33 @@ class Run:
         else:
             self._kill(-self.child)
             while True:
-                for process in (tree := self._tree()):
+                for process in self._tree():
                     self._kill(int(process))
-                try:
-                    pid, status = os.waitpid(-1, os.WNOHANG if tree else 0)
-                except ChildProcessError:
+                if not self._reap():
                     break
-                if pid == self.child and self.status is None:
-                    self.status = status
+                time.sleep(TICK_S / 20)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.cpu_s = max(self.cpu_s, used.ru_utime + used.ru_stime)
         for descriptor, name in outputs.items():
             while self._take(name, os.read(descriptor, _CHUNK)):
                 pass
 
+    def _reap(self, *_: object) -> bool:
+        """Collect the status of ended children, also of adopted orphans. Returns whether children are left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if not pid:
+                return True
+            if pid == self.child:
+                self.status = status
+
     @staticmethod
-    def _kill(pid: int) -> None:
+    def _kill(pid: int, number: int = _SIGKILL) -> None:
         try:
-            os.kill(pid, _SIGKILL)
+            os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
             return  # it ended by itself, or the id belongs to another user by now
 
@@ -411,9 +420,11 @@ class Command(Run):
                 self.ends[os.pidfd_open(self.child)] = ""  # only to wake up
             except OSError:  # missing on some systems that claim to be Linux
                 self.tick_s = 5 * TICK_S
+            if not self.request["container"]:  # without a tick, orphans would wait for the end of the program
+                signal.signal(signal.SIGCHLD, self._reap)
         super()._watch(stdin, outputs, float("inf"))
         if not self.strong and self.status is None:
-            os.kill(self.child, _SIGTERM)
+            self._kill(self.child, _SIGTERM)
             self._ended_within(self.child, _TERMINATION_S)
 
     def _end(self, outputs: dict[int, str]) -> None:
@@ -446,8 +457,14 @@ class Command(Run):
     def _ended_within(pid: int, within_s: float) -> bool:
         """Whether a child ended in time. The child can still be waited for."""
         last = time.monotonic() + within_s
-        while not (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and time.monotonic() < last:
-            time.sleep(TICK_S)
+        try:
+            while (
+                not (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+                and time.monotonic() < last
+            ):
+                time.sleep(TICK_S)
+        except ChildProcessError:  # its status is known already
+            return True
         return bool(ended)
 
     def _look(self) -> None:

@@ -282,3 +282,25 @@ def test_buffers_of_tcp_connections_count_as_memory():
 def test_command_has_only_tcp_and_udp():
     refused = "1 262 1\n1 132 1\n2 136 1\n3 1 1\n5 132 1\n5 0 1\n"
     assert command(PROTOCOLS).stdout == refused * 2
+
+
+ORPHANS = """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        if os.fork() == 0: time.sleep(0.01)
+        os._exit(0)
+    os.wait()
+supervisor, deadline = os.getppid(), time.monotonic() + 60
+def children():
+    with open(f'/proc/{supervisor}/task/{supervisor}/children') as file:
+        return file.read().split()
+while children() != [str(os.getpid())] and time.monotonic() < deadline: time.sleep(0.05)
+print(len(children()))
+"""
+
+
+def test_orphans_of_a_command_are_reaped_while_it_runs(tmp_path):
+    command = CommandLine([sys.executable, "-c", ORPHANS], stdin="", environment=dict(os.environ), folder=tmp_path)
+    command.begin()
+    assert command.wait().stdout == "1\n"
