@@ -77,9 +77,21 @@ class Task:
         files = {name: data for name, data in left.items() if name.split("/")[0] in places}
         tested = self.run("/tests/test.sh", files | self.tests)
         self.output = (tested.limit or tested.stderr or tested.stdout)[-200:]
-        texts = (tested.files.get(f"logs/verifier/reward.{kind}") for kind in ("json", "txt"))
-        reward = json.loads(next((text for text in texts if text is not None), "0"))
-        return float(reward["reward"] if isinstance(reward, dict) else reward)
+        files = (tested.files.get(f"logs/verifier/reward.{kind}") for kind in ("json", "txt"))
+        return reward_in([text for text in files if text is not None])
+
+
+def reward_in(texts):
+    """Reward in the one file with a reward. 0 if there are none or several, or it is no number from 0 to 1.
+
+    Tests and solution run as one user, so a solution that the tests run may write one in addition to theirs.
+    """
+    try:
+        reward = json.loads(texts[0]) if len(texts) == 1 else 0
+        reward = float(reward["reward"] if isinstance(reward, dict) else reward)
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+        return 0.0
+    return reward if 0 <= reward <= 1 else 0.0
 
 
 def folders(places):

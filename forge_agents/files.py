@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import logging
 import os
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from forge_agents.errors import RunFolderError
 
@@ -203,6 +204,23 @@ def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
         elif not entry.is_file():
             return entry
     return None
+
+
+def lock_file(path: Path) -> IO[str]:
+    """Open and lock a file that only this user can open, because whoever may read a file may lock it. Closing unlocks.
+
+    Raises:
+        BlockingIOError: Another process holds the lock.
+        OSError: The file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "r+", encoding="utf-8")
 
 
 @contextlib.contextmanager

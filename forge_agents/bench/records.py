@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -14,7 +13,7 @@ from typing import IO, Any
 
 from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
-from forge_agents.files import check_plain_files, user_path, warn_of_other_writers
+from forge_agents.files import check_plain_files, lock_file, user_path, warn_of_other_writers
 from forge_agents.types import Episode, Trajectory
 
 RECORD_FORMAT = 2
@@ -197,12 +196,12 @@ class EpisodeLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             warn_of_other_writers(self.path.parent)
-            self._file = self.path.open("a+", encoding="utf-8", errors="replace")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read(self._file)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(lock_file(self.path.with_suffix(".lock")))
+                self._file = stack.enter_context(self.path.open("a+", encoding="utf-8", errors="replace"))
+                self._read(self._file)
+                self._opened = stack.pop_all()
         except BlockingIOError:
-            if self._file is not None:
-                self._file.close()
             raise RunFolderError(
                 f"another benchmark writes to {self.path}. Wait for it, or choose another out_dir"
             ) from None
@@ -211,9 +210,8 @@ class EpisodeLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # `add` reported that its record could not be written
-                self._file.close()
+        with contextlib.suppress(OSError):  # `add` reported that its record could not be written
+            self._opened.close()
 
     def add(self, record: Record) -> None:
         """Store a record. The record is written before this returns, so a killed run loses only unfinished episodes."""

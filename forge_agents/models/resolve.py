@@ -212,6 +212,23 @@ def _check_tokenizer(folder: Path) -> None:
             check_tokens(file, settings if is_all else [settings[key] for key in settings if "token" in key])
 
 
+@contextmanager
+def opened_folder(folder: Path) -> Iterator[Path]:
+    """Yield a path that leads to a model folder also if another user puts a link in its place meanwhile.
+
+    Raises:
+        ModelNotFoundError: There is no such folder.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as cause:
+        raise ModelNotFoundError(f"model folder {folder} cannot be opened: {cause}") from cause
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
 def check_contained_files(folder: Path) -> None:
     """Refuse a model folder with links out of it, because their targets would become part of an export.
 
@@ -244,7 +261,9 @@ def copy_model_file(folder: Path, name: str, target: Path) -> None:
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as source:  # noqa: PTH123  # of a descriptor
         opened = Path(f"/proc/self/fd/{source.fileno()}").readlink()
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode) or not opened.is_relative_to(inside):
-            raise ModelNotFoundError(f"{file} is a link out of the model's folder, or no file. Put a copy there")
+            raise ModelNotFoundError(
+                f"{os.path.realpath(folder)}/{name} is a link out of the model's folder, or no file. Put a copy there"
+            )
         with target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
 

@@ -112,6 +112,8 @@ class Image:
             *("run", "--interactive", f"--name={name}"),  # no --rm: podman's docker interface then forgets the status
             "--pull=never",  # otherwise all episodes would pull a missing image at once
             f"--network={network}",
+            "--cap-drop=NET_RAW",  # raw packets could steal the calls of other containers of the same network
+            "--security-opt=no-new-privileges",
             "--log-driver=none",  # only the end of the output is kept, by us
             f"--ulimit=fsize={FREE_FILE_MB << 20}",
             f"--volume={folder}:{FOLDER}:Z",  # Z: relabel for SELinux

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import queue
-import resource
 import secrets
 import socket
 import threading
@@ -34,6 +33,7 @@ from forge_agents.programs.calls import (
 )
 from forge_agents.programs.http import BODY_TIMEOUT_S, LOOPBACK_HOSTS, MAX_BODY_BYTES, Receive, Scope, Send
 from forge_agents.programs.protocols import PROTOCOLS, Protocol
+from forge_agents.runtime.processes import raise_file_limit
 from forge_agents.runtime.stalls import waiting
 from forge_agents.runtime.threads import LoopThread
 
@@ -46,8 +46,6 @@ _MAX_PENDING_BYTES = 8 * MAX_BODY_BYTES
 """Maximum size of all requests of one episode that are being read or wait."""
 _MAX_ERRORS = 8
 """Number of error messages that an episode keeps."""
-_OPEN_FILES = 65535
-"""Limit of open files that this process requests: each function's call needs two, and the usual limit is 1,024."""
 _POLL_S = 1.0
 """Seconds between checks that the gateway is alive."""
 
@@ -306,7 +304,7 @@ class Gateway:
 
         from forge_agents.runtime.connections import http_settings
 
-        _raise_file_limit(_OPEN_FILES)
+        raise_file_limit()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._hosts = set(LOOPBACK_HOSTS) if host in ("::1", *LOOPBACK_HOSTS) else set[str]()
         try:
@@ -493,14 +491,6 @@ def _server_class() -> Callable[[Any, asyncio.Event], Server]:
             await self._ended.wait()
 
     return EventServer
-
-
-def _raise_file_limit(files: int) -> None:
-    """Raise this process's limit of open files to `files`, or as close as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = files if hard == resource.RLIM_INFINITY else min(files, hard)
-    if soft != resource.RLIM_INFINITY and soft < target:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 _lock = threading.Lock()

@@ -21,7 +21,7 @@ from pathlib import Path
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever, use_certificate
 from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.machine import gpu_bytes, memory_domain, visible_gpus
-from forge_agents.runtime.processes import kill_mesh
+from forge_agents.runtime.processes import kill_mesh, raise_file_limit
 
 ANSWER = b"."
 """The controller's answer to a secret."""
@@ -53,6 +53,7 @@ def main() -> None:
     if args.certificate:
         use_certificate(args.certificate)
     warn_of_open_ports([url])
+    raise_file_limit()
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 

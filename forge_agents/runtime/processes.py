@@ -10,6 +10,7 @@ import fcntl
 import functools
 import os
 import re
+import resource
 import secrets
 import select
 import signal
@@ -35,6 +36,8 @@ MESH_VARIABLE = "FORGE_AGENTS_MESH"
 """Environment variable of all processes of one mesh and of their children, with the name of the mesh's log folder."""
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Variables of processes whose ranks are all on one machine: gloo and NCCL listen on the loopback interface."""
+_OPEN_FILES = 65535
+"""Limit of open files of processes that strangers can connect to. The usual limit is 1,024."""
 _DONE = ".done"
 """Suffix of a file next to a process's log: its exit handlers have run and it is about to end."""
 
@@ -194,3 +197,14 @@ def openmp_variables() -> dict[str, str]:
     if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         return {}
     return {"GOMP_SPINCOUNT": "4000"}
+
+
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files to 65,535, or as close as the system allows.
+
+    A server that cannot open another file accepts no connection, and gloo ends the process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

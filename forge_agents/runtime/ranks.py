@@ -18,6 +18,7 @@ from typing import Any
 
 from forge_agents.runtime._monarch import Actor, endpoint
 from forge_agents.runtime.interfaces import address_towards, interface_of, own_address
+from forge_agents.runtime.processes import raise_file_limit
 
 RENDEZVOUS_VARIABLE = "FORGE_AGENTS_RENDEZVOUS"
 """Environment variable of ranks: the rendezvous, as ``file:///path`` or ``tcp://10.0.0.1:29500``."""
@@ -81,6 +82,7 @@ def join(backend: str, timeout_s: float) -> None:
     """
     import torch.distributed as dist
 
+    raise_file_limit()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind, _, where = os.environ[RENDEZVOUS_VARIABLE].partition("://")
     timeout = timedelta(seconds=timeout_s)

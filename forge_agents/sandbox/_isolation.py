@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 INNER_ID = 1000
 """User and group of the program inside its namespace."""
-OUTER_ID = 65534
-"""User and group of the program outside, if root runs the sandbox: ``nobody``."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PDEATHSIG, _CAPBSET_DROP, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 24, 22, 36, 38
@@ -109,10 +107,24 @@ def default_signals() -> None:
         _libc.signal(number, None)
 
 
-def enter_namespaces() -> None:
+def outer_id() -> int:
+    """Return the user and group of the program outside, if root runs the sandbox: numbers of no other process.
+
+    Processes of one user can end each other. If this namespace has no such numbers, ``nobody`` has to do.
+    """
+    number = 0x70000000 + os.getpid()
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/self/{name}") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+        if not any(first <= number < first + count for first, _, count in ranges):
+            return 65534
+    return number
+
+
+def enter_namespaces(outer: int) -> None:
     """Enter new namespaces for users, mounts, processes (from the next fork on), network, IPC and host name.
 
-    Root maps two users: itself for the setup and ``nobody`` for the program. Other users can map only themselves.
+    Root maps two users: itself for the setup and `outer` for the program. Other users can map only themselves.
     """
     user, group, parent = os.geteuid(), os.getegid(), os.getpid()
     if user != 0:
@@ -125,7 +137,7 @@ def enter_namespaces() -> None:
         status = 1
         try:
             os.read(ready, 1)
-            both = f"0 0 1\n{INNER_ID} {OUTER_ID} 1\n"
+            both = f"0 0 1\n{INNER_ID} {outer} 1\n"
             _write_maps(str(parent), both, both, deny_groups=False)
             status = 0
         finally:

@@ -28,6 +28,8 @@ from _usage import Usage  # type: ignore[import-not-found]  # noqa: E402
 TICK_S = 0.02
 """Time between two measurements of the program's usage."""
 _CHUNK = 1 << 16
+_MAX_PATH = 1024
+"""Maximum length of the path of a file that is returned, in bytes. The host allows 4,096, including its own folder."""
 _SIGKILL, _SIGTERM, _SIGXCPU = 9, 15, 24
 _TERMINATION_S = 2.0
 """Time that a command line that is not isolated gets after SIGTERM. A container client passes the signal on."""
@@ -42,7 +44,8 @@ class Run:
         self.request, self.limits = request, request["limits"]
         self.strong: bool = request["namespaces"]
         self.box = "/box" if self.strong else os.path.join(request["scratch"], "box")
-        self.user: int = isolation.INNER_ID if self.strong else isolation.OUTER_ID
+        self.outer: int = isolation.outer_id()
+        self.user: int = isolation.INNER_ID if self.strong else self.outer
         self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self.limit = ""
         self.status: int | None = None
@@ -85,7 +88,7 @@ class Run:
     def _make_box(self) -> None:
         program = self.request["code"].encode("utf-8", "surrogateescape")
         if self.strong:
-            isolation.enter_namespaces()
+            isolation.enter_namespaces(self.outer)
             if "port" in self.request:
                 isolation.lend_port(self.request["port"], self.request["channel"])
             isolation.build_root(
@@ -192,7 +195,7 @@ class Run:
         """Threads that count towards the user's limit in addition to the program's own."""
         if self.strong:
             return 0 if os.geteuid() == 0 else 2  # the supervisor and the first process, which run as the same user
-        user, num = os.geteuid() or isolation.OUTER_ID, 0
+        user, num = os.geteuid() or self.outer, 0
         for pid in os.listdir(self.proc):
             try:
                 if pid.isdigit() and os.stat(pid, dir_fd=self.proc).st_uid == user:
@@ -352,7 +355,7 @@ class Run:
         }
 
     def _collect(self) -> dict[str, bytes]:
-        """Regular files of the box, without links, pipes, and files too deep to be opened."""
+        """Regular files of the box, without links, pipes, and files too deep to be written to another folder."""
         contents: dict[str, bytes] = {}
         free, folders = self.limits["disk_mb"] << 20, [self.box]
         while folders:
@@ -361,6 +364,8 @@ class Run:
             except OSError:
                 continue
             for entry in entries:
+                if len(os.fsencode(entry.path)) - len(self.box) > _MAX_PATH:
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 data = self._content(entry.path, free) if entry.is_file(follow_symlinks=False) else None

@@ -504,7 +504,7 @@ def _guarantees(reason: str) -> Guarantees:
 
     version, root = landlock_version(), os.geteuid() == 0
     if reason:
-        reason += ". Programs run as user 65534" if root else ""
+        reason += ". Programs run as another user" if root else ""
         promises = {
             "no network": filters,
             "no files but the standard library and the system's libraries, read-only": version > 0,

@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from forge_agents.errors import ForgeError, MissingExtraError
@@ -29,6 +31,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 10.0
 """Time limit for a server to stop."""
+_PING_S = 1.0
 _MAX_TOOLS = 4096
 """Maximum number of tools of a server. Each is described in the system prompt."""
 _MAX_TOOL_BYTES = 8 << 20
@@ -87,6 +90,7 @@ async def _client(
     server: str | Sequence[str], env: Mapping[str, str] | None, headers: Mapping[str, str] | None
 ) -> AsyncIterator[Client]:
     from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -94,11 +98,50 @@ async def _client(
         if isinstance(server, str):
             http = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers or {})))
             http.event_hooks, http.headers["accept-encoding"] = {"response": [_read_answer]}, ENCODINGS
-            client = Client(streamable_http_client(server, http_client=http))
+            transport: Any = streamable_http_client(server, http_client=http)
         else:
             command, *args = server
-            client = Client(StdioServerParameters(command=command, args=args, env=dict(env or {})))
-        yield await stack.enter_async_context(client)
+            transport = stdio_client(StdioServerParameters(command=command, args=args, env=dict(env or {})))
+        yield await stack.enter_async_context(Client(_only_answers(transport)))
+
+
+@contextlib.asynccontextmanager
+async def _only_answers(transport: Any) -> AsyncIterator[tuple[Any, Any]]:
+    async with transport as (messages, to_server):
+        yield _Answers(messages), to_server
+
+
+class _Answers:
+    """A stream of a server's messages without those that tools do not need, and with at most one ping per `_PING_S`.
+
+    The library starts a task for each, which stays in memory until the server accepts the answer.
+    """
+
+    def __init__(self, messages: Any) -> None:
+        self._messages, self._last_ping = messages, -math.inf
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._messages, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        while True:
+            message = await self._messages.__anext__()
+            method = getattr(getattr(message, "message", None), "method", None)
+            if method is None:  # an answer, or an exception of the library
+                return message
+            if method == "ping" and time.monotonic() - self._last_ping >= _PING_S:
+                self._last_ping = time.monotonic()
+                return message
+
+    async def __aenter__(self) -> Self:
+        await self._messages.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._messages.__aexit__(*exc)
 
 
 async def _read_answer(response: Any) -> None:

@@ -1,5 +1,6 @@
 """Files of ours are written whole, and only as readable as the user's umask allows."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -10,7 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from forge_agents.bench.records import EpisodeLog
-from forge_agents.files import atomic_writer, cache_folder, find_damage, warn_of_other_writers, write_atomic
+from forge_agents.files import (
+    atomic_writer,
+    cache_folder,
+    find_damage,
+    lock_file,
+    warn_of_other_writers,
+    write_atomic,
+)
 from forge_agents.policy import Policy
 from forge_agents.programs.traces import import_traces
 from forge_trainers.records.run_folder import RunFolder, hashes_of_models
@@ -152,3 +160,24 @@ def test_runs_and_models_in_folders_of_others_are_reported(tmp_path, tiny_llama,
     for name in ("run", "games", "model"):
         assert f"can replace files of {tmp_path / name} while" in caplog.text
     tmp_path.chmod(0o700)
+
+
+def test_only_the_user_can_open_a_lock(tmp_path):
+    (tmp_path / "x.lock").touch(0o644)
+    for _ in range(2):
+        with lock_file(tmp_path / "x.lock"):
+            assert stat.S_IMODE((tmp_path / "x.lock").stat().st_mode) == 0o600
+            with pytest.raises(BlockingIOError):
+                lock_file(tmp_path / "x.lock")
+    (tmp_path / "link.lock").symlink_to(tmp_path / "x.lock")
+    with pytest.raises(OSError, match="Too many levels"):
+        lock_file(tmp_path / "link.lock")
+
+
+def test_a_lock_on_the_episodes_of_a_benchmark_keeps_no_one_out(tmp_path):
+    with EpisodeLog(tmp_path):
+        pass
+    with (tmp_path / "episodes.jsonl").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with EpisodeLog(tmp_path):
+            assert stat.S_IMODE((tmp_path / "episodes.lock").stat().st_mode) == 0o600

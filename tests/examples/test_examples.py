@@ -123,7 +123,7 @@ SORTS = {
     "solution/solve.sh": "cat /app/more/left && sort names.txt > /app/sorted.txt && test ! -e /tests/test.sh",
     "tests/test.sh": (
         "cd /tmp; printf 'Ada\\nBo\\nCem\\n' | cmp - /app/sorted.txt && r=1 || r=0\n"
-        "echo 7 > /logs/verifier/reward.txt; echo '{\"reward\": '$r', \"style\": 0.5}' > /logs/verifier/reward.json\n"
+        "echo '{\"reward\": '$r', \"style\": 0.5}' > /logs/verifier/reward.json\n"
     ),
 }
 
@@ -142,6 +142,10 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
             "tests/test.sh": "true",
         },
         "deeper/text": {"tests/test.sh": "test -e sorted.txt && echo 0.5 > /logs/verifier/reward.txt"},
+        "deeper/code": {
+            "solution/solve.sh": "echo 'touch /app/right' > code.sh",
+            "tests/test.sh": "cd /app; bash code.sh; test -e right && r=1 || r=0; echo $r > /logs/verifier/reward.txt",
+        },
         "unsolved": {"solution/solve.sh": "true", "tests/test.sh": "echo no pytest >&2"},
     }
     for name, changed in changes.items():
@@ -163,6 +167,12 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
         assert episode.error is None and episode.rewards == {"agent": reward}, str(episode)
         assert episode.turns[0].observation == SORTS["instruction.md"]
     assert module.Task(tmp_path / "deeper/text").paid({"app/sorted.txt": b"", "app/deep": b"8"}) == 0.5
+    code = module.Task(tmp_path / "deeper/code")
+    written = [b"touch right", b"true", b"echo 1 > /logs/verifier/reward.json"]
+    assert [code.paid({"app/code.sh": text}) for text in written] == [1.0, 0.0, 0.0]
+    for text in ("NaN", "1e300", "-1", "[]", "{", '"x"', '{"reward": "nan"}'):
+        assert module.reward_in([text]) == 0.0, text
+    assert [module.reward_in(texts) for texts in (["0.5"], ['{"reward": 1}'], [], ["1", "1"])] == [0.5, 1.0, 0.0, 0.0]
 
 
 TASKSET = """

@@ -79,7 +79,8 @@ def test_container_command_contains_variable_names_but_no_token(engines):
     most = Container(memory_mb=512, cpus=1.5, processes=99, arguments=["--gpus=all"])
     image = Image(name="my/crew:1", container=most)
     assert image.run(["python", "a.py"], "x", Path("/a/f"), ["OPENAI_API_KEY"], 1234) == [
-        "docker", "run", "--interactive", "--name=x", "--pull=never", "--network=bridge", "--log-driver=none",
+        "docker", "run", "--interactive", "--name=x", "--pull=never", "--network=bridge", "--cap-drop=NET_RAW",
+        "--security-opt=no-new-privileges", "--log-driver=none",
         "--ulimit=fsize=1073741824", "--volume=/a/f:/work:Z", "--workdir=/work", "--env=OPENAI_API_KEY",
         "--memory=512m", "--memory-swap=512m", "--cpus=1.5", "--pids-limit=99", "--gpus=all", "my/crew:1",
         "python", "a.py",

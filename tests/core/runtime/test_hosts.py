@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -585,6 +586,21 @@ runner.run(asyncio.to_thread(print, "trained"))
 def test_job_of_the_hosts_ends_at_the_exit_of_the_program() -> None:
     done = subprocess.run([sys.executable, "-c", NEVER_CLOSED], capture_output=True, text=True, timeout=110, check=True)
     assert (done.stdout, done.stderr) == ("trained\njob ended\n", "")
+
+
+def test_host_process_may_open_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle connections of strangers would otherwise fill the usual limit of 1,024."""
+    before = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits: list[int] = []
+    monkeypatch.setattr(sys, "argv", ["host", "--address", "ipc:///tmp/x"])
+    served = lambda **_: limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # noqa: E731
+    monkeypatch.setattr(host_process, "run_worker_loop_forever", served)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+        host_process.main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert limits == [65535 if hard == resource.RLIM_INFINITY else min(hard, 65535)]
 
 
 def test_sockets_and_logs_of_host_processes_are_in_the_private_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from process_checks import with_command
 from refusals import raises
 
 from forge_agents.sandbox import Guarantees, Sandbox, SandboxError, SandboxLimits, SandboxUnavailable, sandbox
+from forge_agents.sandbox._isolation import outer_id
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -147,6 +148,19 @@ def test_user_mistakes_are_named():
 
 
 @data
+def test_files_with_long_paths_are_left_out():
+    program = "import os\nfor _ in range(12): os.mkdir('d' * 200); open('f', 'w').close(); os.chdir('d' * 200)"
+    files = Sandbox(limits=LIMITS).run(program, collect=True).files
+    assert sorted(map(len, files)) == [1 + 201 * depth for depth in range(6)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the programs of an ordinary user are his own")
+def test_programs_of_root_have_user_ids_of_their_own(no_namespaces):
+    box = Sandbox(limits=LIMITS, allow_weaker=True, python=other_python() or "")
+    ids = [int(box.run("import os; print(os.getuid())").stdout) for _ in range(2)]
+    assert len(set(ids)) == 2 and min(ids) >= 0x70000000 and outer_id() == 0x70000000 + os.getpid()
+
+
 def test_files_above_the_limit_raise_sandbox_error():
     with pytest.raises(SandboxError, match="No space left"):
         Sandbox(limits=replace(LIMITS, disk_mb=1)).run("pass", files={"big": bytes(2 << 20)})

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from process_checks import holds_within
@@ -437,3 +438,21 @@ def test_response_without_end_is_refused():
         ):
             pass
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_pings_without_end_fills_no_memory(monkeypatch):
+    """Only answers pass, and one ping in a time."""
+
+    async def messages():
+        for method in ("ping", "notifications/message", "ping", "roots/list", None):
+            yield SimpleNamespace(message=SimpleNamespace(method=method))
+        yield ValueError("of the library")
+
+    async def passed():
+        read = [message async for message in mcp._Answers(messages())]
+        return [message if isinstance(message, ValueError) else message.message.method for message in read]
+
+    first, second, third = asyncio.run(passed())
+    assert (first, second) == ("ping", None) and isinstance(third, ValueError)
+    monkeypatch.setattr(mcp, "_PING_S", 0.0)
+    assert asyncio.run(passed())[:3] == ["ping", "ping", None]

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
+from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
 
 from forge_agents import LoRA, Policy
@@ -100,6 +101,27 @@ def test_a_private_file_does_not_become_part_of_an_export(tiny_llama, tmp_path):
     with pytest.raises(ModelNotFoundError, match="README.md is a link out of the model's folder"):
         checkpoint.export((), folder, tmp_path / "export", dtype=torch.float32)
     assert not (tmp_path / "export").exists()
+
+
+def test_an_export_has_no_files_of_a_folder_that_takes_the_models_place(tiny_llama, tmp_path, monkeypatch):
+    folder, private, write = (
+        shutil.copytree(tiny_llama, tmp_path / "model"),
+        tmp_path / "private",
+        save_torch_state_dict,
+    )
+    shutil.copytree(tiny_llama, private)
+    (private / "README.md").write_text("secret")
+    (folder / "notes.md").write_text("not of a model")
+
+    def slow_write(*args, **options):
+        write(*args, **options)
+        folder.rename(tmp_path / "old")
+        folder.symlink_to(private)
+
+    monkeypatch.setattr(checkpoint, "save_torch_state_dict", slow_write)
+    exported = checkpoint.export([("w", torch.ones(2))], folder, tmp_path / "export", dtype=torch.float32)
+    names = {path.name for path in exported.iterdir()}
+    assert {"config.json", "tokenizer.json"} <= names and not names & {"README.md", "notes.md"}
 
 
 def test_a_run_with_links_out_of_it_is_not_exported(run, tmp_path_factory):

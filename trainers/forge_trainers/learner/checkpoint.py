@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import stat
 import time
@@ -38,18 +39,20 @@ from torch.distributed.tensor import DTensor
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.files import Checksums
 from forge_agents.models import families
-from forge_agents.models.resolve import check_contained_files, copy_model_file
+from forge_agents.models.resolve import check_contained_files, copy_model_file, opened_folder
 from forge_trainers.learner import untrusted
 
 _log = logging.getLogger(__name__)
 _MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, MemoryError, TypeError)
 """Errors that PyTorch and the unpickler raise for malformed metadata."""
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-_WEIGHTS = (
-    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".tflite",
-    *(f".{form}.index.json" for form in ("safetensors", "bin", "h5", "msgpack")),
-)  # fmt: skip
-"""Ends of the names of weight files. An export must not take these files from the start model."""
+_COPIED = re.compile(
+    r"(added_tokens|chat_template|config|generation_config|(video_)?preprocessor_config|processor_config|tokenizer"
+    r"|special_tokens_map|tokenizer_config|vocab)\.json|chat_template\.jinja|(merges|vocab)\.txt|tokenizer\.model"
+    r"|(README|LICENSE|NOTICE|USE_POLICY)(\.\w+)?",
+    re.ASCII,
+)
+"""Names of the files that an export takes from the start model."""
 _TEMPLATES = "additional_chat_templates"
 """Folder of a tokenizer with several chat templates."""
 
@@ -270,8 +273,9 @@ def export(
     Args:
         state: Pairs of Hugging Face name and tensor (plain or DTensor). Tensors are gathered and moved to host memory
             one at a time.
-        model_folder: Folder of the model that was trained. Its config and tokenizer files are copied. If its chat
-            template ends answers with another token, the token is added to ``eos_token_id`` in generation_config.json.
+        model_folder: Folder of the model that was trained. Its config, tokenizer and license files are copied. If its
+            chat template ends answers with another token, the token is added to ``eos_token_id`` in
+            generation_config.json.
         folder: Folder to write. An existing folder is replaced when everything is written.
         dtype: Dtype recorded in config.json.
         adapter: Tensors and configuration of a PEFT adapter for the subfolder ``adapter``. None: no subfolder.
@@ -280,41 +284,38 @@ def export(
         ModelNotFoundError: A link in the model's folder leads out of the folder.
         RunFolderError: The folder cannot be written.
     """
-    check_contained_files(model_folder)
-    whole = {}
-    for name, value in state:
-        full = value.full_tensor() if isinstance(value, DTensor) else value
-        if _is_first_rank():
-            whole[name] = full.cpu()
-    failure: Exception | None = None
-    try:
-        if _is_first_rank():
-            unfinished = folder.with_name(f".unfinished-{folder.name}")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir(parents=True)
-            save_torch_state_dict(whole, str(unfinished), metadata={"format": "pt"})
-            for file in model_folder.iterdir():
-                if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHTS):
-                    copy_model_file(model_folder, file.name, unfinished / file.name)
-            if (model_folder / _TEMPLATES).is_dir():
-                (unfinished / _TEMPLATES).mkdir()
-                for file in (model_folder / _TEMPLATES).glob("*.jinja"):
-                    name = f"{_TEMPLATES}/{file.name}"
-                    copy_model_file(model_folder, name, unfinished / name)
-            config = json.loads((unfinished / "config.json").read_text())
-            config.pop("torch_dtype", None)  # the name before transformers 5
-            config["dtype"] = str(dtype).removeprefix("torch.")
-            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            _add_stop_token(unfinished, model_folder)
-            if adapter is not None:  # in the files that PEFT writes
-                weights, settings = adapter
-                (unfinished / "adapter").mkdir()
-                plain = {name: value.cpu().contiguous() for name, value in weights.items()}
-                save_file(plain, unfinished / "adapter" / "adapter_model.safetensors")
-                (unfinished / "adapter" / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-            _put_in_place(unfinished, folder)
-    except (OSError, SafetensorError) as error:  # SafetensorError: the disk is full
-        failure = error
+    with opened_folder(model_folder) as opened:
+        check_contained_files(opened)
+        whole = {}
+        for name, value in state:
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            if _is_first_rank():
+                whole[name] = full.cpu()
+        failure: Exception | None = None
+        try:
+            if _is_first_rank():
+                unfinished = folder.with_name(f".unfinished-{folder.name}")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir(parents=True)
+                save_torch_state_dict(whole, str(unfinished), metadata={"format": "pt"})
+                templates = [f"{_TEMPLATES}/{file.name}" for file in (opened / _TEMPLATES).glob("*.jinja")]
+                for name in (*filter(_COPIED.fullmatch, sorted(os.listdir(opened))), *templates):  # noqa: PTH208
+                    (unfinished / name).parent.mkdir(exist_ok=True)
+                    copy_model_file(opened, name, unfinished / name)
+                config = json.loads((unfinished / "config.json").read_text())
+                config.pop("torch_dtype", None)  # the name before transformers 5
+                config["dtype"] = str(dtype).removeprefix("torch.")
+                (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+                _add_stop_token(unfinished)
+                if adapter is not None:  # in the files that PEFT writes
+                    weights, settings = adapter
+                    (unfinished / "adapter").mkdir()
+                    plain = {name: value.cpu().contiguous() for name, value in weights.items()}
+                    save_file(plain, unfinished / "adapter" / "adapter_model.safetensors")
+                    (unfinished / "adapter" / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+                _put_in_place(unfinished, folder)
+        except (OSError, SafetensorError) as error:  # SafetensorError: the disk is full
+            failure = error
     _wait_for_ranks()
     if isinstance(failure, ModelNotFoundError):
         raise failure
@@ -325,7 +326,7 @@ def export(
     return folder
 
 
-def _add_stop_token(folder: Path, model_folder: Path) -> None:
+def _add_stop_token(folder: Path) -> None:
     """Add the token that ends an answer in the chat template to the stop tokens of an export.
 
     transformers and vLLM stop at the ids in generation_config.json. The file of a base model often holds only the
@@ -340,7 +341,7 @@ def _add_stop_token(folder: Path, model_folder: Path) -> None:
     eos = eos.get("content") if isinstance(eos, dict) else eos
     if "eos_token" in template or (eos and eos in template):
         return  # answers end with the usual token, so the tokenizer need not be loaded, which takes seconds
-    end_id = Renderer.of(model_folder).end_ids[-1]
+    end_id = Renderer.of(folder).end_ids[-1]
     file = folder / "generation_config.json"
     settings = json.loads(file.read_text()) if file.is_file() else {}
     source = settings if file.is_file() else json.loads((folder / "config.json").read_text())

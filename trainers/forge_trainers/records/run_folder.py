@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import math
@@ -12,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -23,7 +22,14 @@ from forge_agents.bench.fingerprints import provenance
 from forge_agents.display import visible
 from forge_agents.episodes.stored import EPISODES, MAX_LINE_BYTES
 from forge_agents.errors import ForgeError, RunFolderError
-from forge_agents.files import check_contained, check_dense, check_plain_files, user_path, warn_of_other_writers
+from forge_agents.files import (
+    check_contained,
+    check_dense,
+    check_plain_files,
+    lock_file,
+    user_path,
+    warn_of_other_writers,
+)
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.policy import Policy
@@ -170,17 +176,14 @@ class RunFolder:
         check_contained(self.path)  # files written and deleted below would follow links
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[str] = (self.path / ".lock").open("a")
-        except OSError as cause:
-            raise RunFolderError(f"run folder {self.path} cannot be used ({cause}). Choose another out_dir") from cause
-        warn_of_other_writers(self.path)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as cause:
-            self._lock.close()
+            self._lock = lock_file(self.path / ".lock")
+        except BlockingIOError as cause:
             raise RunFolderError(
                 f"another process is training in {self.path}. Choose another out_dir or stop it"
             ) from cause
+        except OSError as cause:
+            raise RunFolderError(f"run folder {self.path} cannot be used ({cause}). Choose another out_dir") from cause
+        warn_of_other_writers(self.path)
         self._settings, written = yaml.safe_dump(dict(config), sort_keys=False), self.path / "config.yaml"
         self.changed = ""
         """Settings that differ from the last session's, as ``key: old -> new``."""

@@ -426,6 +426,8 @@ class Checkpoints:
         try:
             for old in self._folder.glob(".draft-*"):
                 shutil.rmtree(old, ignore_errors=True)
+                if old.is_symlink() or old.is_file():  # of a stranger
+                    old.unlink()
             draft.mkdir(parents=True)
             sums: dict[str, list[int]] = {}
             for name, part in self._parts.items():
