@@ -88,6 +88,16 @@ class Writer(Actor):
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _deaths_are_noticed_soon():
+    """Processes without a heartbeat are checked every second, and not as seldom as a run checks them."""
+    from forge_agents.runtime import _monarch
+
+    _monarch.poll_processes(1)
+    yield
+    _monarch.poll_processes(10)
+
+
 @pytest.fixture(scope="module")
 def writers(import_actors):
     return import_actors("weight_writers", WRITERS)
