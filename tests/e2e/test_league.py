@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from local_processes import use_local_learners
 
 import forge_agents as fa
 
@@ -61,7 +62,8 @@ def trained(policy, folder, steps):
         return rows, trainer.evaluate(Duel, episodes=4)
 
 
-def test_opponents_have_the_weights_of_their_snapshots(tiny_llama, tmp_path):
+def test_opponents_have_the_weights_of_their_snapshots(tiny_llama, tmp_path, monkeypatch):
+    use_local_learners(monkeypatch)
     policy = fa.Policy(str(tiny_llama), name="hero", sampling=fa.Sampling(max_tokens=6))
     trained(policy, tmp_path, 2)
     saved = json.loads((tmp_path / "league.json").read_text())

@@ -59,6 +59,7 @@ def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_p
     if template == "sft":
         assert len((run / "warm-start/team/metrics.jsonl").read_text().splitlines()) == 1
         capsys.readouterr()
+        use_local_processes(monkeypatch)
         assert cli.main(["eval", *words]) == 0
         assert " episodes, 0 failed" in capsys.readouterr().out
 

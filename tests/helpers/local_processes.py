@@ -20,7 +20,7 @@ class LocalLearner:
     name = "learner"
 
     def __init__(self, config, base=None, publisher=None):
-        self.core = LearnerCore(config, base=base)
+        self.config, self.core = config, LearnerCore(config, base=base)
         self.busy_s, self.max_sample_tokens = 0.0, self.core.max_sample_tokens
         self._publisher, self._dtype = publisher, getattr(torch, config.compute_dtype)
 
