@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from local_processes import use_local_learners
 from openai import OpenAI
 from process_checks import free_port
 from safetensors.torch import load_file
@@ -102,7 +103,8 @@ def said_by(trainer):
     return {name: trainer._loop.run(ask(one)) for name, one in trainer._lifecycle.running.policy_engines.items()}
 
 
-def test_adapter_and_full_policy_learn_with_separate_settings(tiny_llama, tmp_path):
+def test_adapter_and_full_policy_learn_with_separate_settings(tiny_llama, tmp_path, monkeypatch):
+    use_local_learners(monkeypatch)
     policies = seats(tiny_llama, None)
     policies["low"] = replace(
         policies["low"], lora=fa.LoRA(rank=8, alpha=16), learner={"lr": 2e-2, "num_iterations": 2, "num_minibatches": 3}
@@ -221,7 +223,8 @@ def the_run_answers_a_program(run, model):
     assert "model  low-hero as low-hero, low" in log.read_text() and "a-token" not in log.read_text()
 
 
-def test_two_full_models_learn_separately(tiny_llama, tmp_path):
+def test_two_full_models_learn_separately(tiny_llama, tmp_path, monkeypatch):
+    use_local_learners(monkeypatch)
     with fa.GRPOTrainer(seats(tiny_llama, None), config=config(3e-3), out_dir=tmp_path) as trainer:
         before = trainer.evaluate(Cases, episodes=32)
         result = trainer.fit(Cases, steps=8)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from local_processes import use_local_learners
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -67,26 +68,29 @@ def trainer_of(team, tmp_path_factory):
     """``trainer_of(out_dir)``: a trainer of `team`. All of them share one engine and one store.
 
     They share a learner, too, which goes on where the last one left it. ``fresh=True`` starts another, and so do other
-    settings of it.
+    settings of it. It is in this process, unless ``local=False``.
     """
     with fa.GRPOTrainer(team, config=config(), out_dir=tmp_path_factory.mktemp("owner")) as owner:
         owner.evaluate(Letters, episodes=1)
         processes = owner._lifecycle.processes
 
-        def make(out_dir, *, reward=None, fresh=False, policy=team, **changes):
+        def make(out_dir, *, reward=None, fresh=False, local=True, policy=team, **changes):
             trainer = fa.GRPOTrainer(policy, reward, config(**changes), out_dir)
             trainer._loop, trainer._lifecycle.processes = owner._loop, processes
             trainer._lifecycle.weights.is_current = False  # the engine has the weights of whoever was here before
             for name in ("learner", "max_staleness"):  # the second decides the learner's correction
                 fresh = fresh or getattr(trainer.config, name) != getattr(processes.config, name)
             if fresh:
-                owner._loop.run(another_learner(trainer))
+                owner._loop.run(another_learner(trainer, local))
             processes.config = trainer.config
             return trainer
 
-        async def another_learner(trainer):
+        async def another_learner(trainer, local):
             await processes.fork(trainer.config, trainer.out_dir)
-            await processes.start_learners()
+            with pytest.MonkeyPatch.context() as patched:
+                if local:
+                    use_local_learners(patched)
+                await processes.start_learners()
 
         yield make
 
@@ -102,7 +106,7 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
         result = trainer.fit(Letters, steps=12)
         return before, result, trainer.evaluate(Letters, episodes=64)
 
-    first = trainer_of(tmp_path / "trained", fresh=True, learner=learner(3e-3))
+    first = trainer_of(tmp_path / "trained", fresh=True, local=False, learner=learner(3e-3))
     before, result, after = run(first)
     assert after.reward - after.ci > before.reward + before.ci
     assert after.reward > 1.5 * before.reward
