@@ -260,13 +260,13 @@ def start(kind: str, folder: Path) -> None:
 
 
 def _trained(folder: Path) -> Path:
-    """Return a run's folder with an export, made by the kind "train"."""
-    run = folder / "train"
-    if not (run / "export").is_dir():
-        subprocess.run(
-            [sys.executable, __file__, "--run", "train", "--folder", str(folder)], check=True, timeout=_TIMEOUT_S
-        )
-    return run
+    """Return a run's folder with an export: that of a kind before this one, or of the kind "train"."""
+    if exports := [*folder.glob("*/export")]:
+        return exports[0].parent
+    subprocess.run(
+        [sys.executable, __file__, "--run", "train", "--folder", str(folder)], check=True, timeout=_TIMEOUT_S
+    )
+    return folder / "train"
 
 
 if __name__ == "__main__":
