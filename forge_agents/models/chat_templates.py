@@ -35,7 +35,9 @@ _MAX_GROWTH = 8
 _INHERITED = ("LD_LIBRARY_PATH", "PATH", "TZ")
 """Variables of the worker. Credentials are none of them."""
 _MAX_PLAIN_CHARS = 1 << 13
-"""Maximum size of a conversation that is rendered in this process."""
+"""Maximum size of a conversation that is rendered in this process. A loop may write a token for each letter."""
+_SHORT_TOKEN = 64
+"""Maximum length of special tokens in such a conversation. With longer ones it must be as much smaller."""
 _WORKERS: dict[int, _Worker] = {}
 """The worker by the id of the process that uses it, because a forked child must not use its parent's."""
 _lock = threading.Lock()
@@ -61,8 +63,9 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: b
 
     template = tokenizer.get_chat_template(None, None)
     num_chars = sum(len(text) for message in messages for text in message.values())
+    longest = max((len(str(token)) for token in tokenizer.special_tokens_map.values()), default=0)
     try:
-        if num_chars <= _MAX_PLAIN_CHARS and is_plain(template):
+        if num_chars * max(1, longest / _SHORT_TOKEN) <= _MAX_PLAIN_CHARS and is_plain(template):
             text, refusal = _render_here(tokenizer, messages, variables)
         else:
             text, refusal = _render_in_worker(template, {**tokenizer.special_tokens_map, **variables}, messages)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 _CONTROL = re.compile(
     r"<\|[^|>\n]{1,40}\|>|<\uff5c[^\uff5c>\n]{1,40}\uff5c>|</?s>|<</?SYS>>|<(?:start|end)_of_turn>|<\|turn>|<turn\|>"
     r"|<(?:bos|eos|pad|unk)>|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CONTENT|MODEL_SETTINGS)\]"
-    r"|\]~!?b[\[\]]|\[e~\["
+    r"|\]~!?b[\[\]]|\[e~\[|\[\|[^|\]\n]{1,40}\|\]|</?(?:seed:\w{1,20}|extra_id_\d+|reserved_\d+|[se]op|eo[ahm])>|\[gMASK\]"
 )
 
 

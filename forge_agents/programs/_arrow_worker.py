@@ -62,7 +62,7 @@ def _report(result: dict[str, Any]) -> None:
 
 def _batches(path: Path) -> Iterator[Any]:
     if path.is_dir():
-        for file in sorted(path.rglob("*.arrow")):
+        for file in sorted(path.glob("*.arrow")):
             with pa.memory_map(str(file)) as source:
                 stream = pa.ipc.open_stream(source)
                 _check_width(stream.schema)

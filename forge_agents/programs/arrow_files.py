@@ -34,7 +34,7 @@ def check_rows(path: Path) -> None:
 
     A worker reads all rows once. See `_arrow_worker`.
     """
-    files = [file for file in path.rglob("*.arrow") if file.is_file()] if path.is_dir() else [path]
+    files = [file for file in path.glob("*.arrow") if file.is_file()] if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in files)
     max_bytes = max(_FREE_BYTES, _MAX_EXPANSION * size)
     cpu_s = _CPU_S + size // _BYTES_PER_S
@@ -72,17 +72,19 @@ def _environment() -> dict[str, str]:
 
 def check_uncompressed(folder: Path) -> None:
     """Raise ValueError if a file of a data set from ``Dataset.save_to_disk`` is compressed, or not in its folder."""
-    for state in folder.rglob("state.json"):
-        try:
-            names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise ValueError(f"{state} is damaged. Save the data set again with save_to_disk") from None
-        for name in names:
-            file = state.parent / str(name)
-            if file.name != name or file.suffix != ".arrow" or file.is_symlink():
-                raise ValueError(f"{state} names {name!r:.200}. Expected an .arrow file in the same folder")
-            if file.is_file() and _has_compressed_rows(file):
-                raise ValueError(f"the rows in {file} are compressed. Save the data set with save_to_disk, or as JSONL")
+    state = folder / "state.json"
+    if (folder / "dataset_dict.json").exists() or not state.is_file():
+        raise ValueError(f"{folder} is not a data set without splits. Give the folder of one split, with a state.json")
+    try:
+        names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ValueError(f"{state} is damaged. Save the data set again with save_to_disk") from None
+    for name in names:
+        file = folder / str(name)
+        if file.name != name or file.suffix != ".arrow" or file.is_symlink():
+            raise ValueError(f"{state} names {name!r:.200}. Expected an .arrow file in the same folder")
+        if file.is_file() and _has_compressed_rows(file):
+            raise ValueError(f"the rows in {file} are compressed. Save the data set with save_to_disk, or as JSONL")
 
 
 def _has_compressed_rows(file: Path) -> bool:

@@ -36,6 +36,7 @@ from forge_agents.row_keys import is_cut, is_cut_reason, is_learned, marks_of
 Source: TypeAlias = str | os.PathLike[str]
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 """Exceptions that parsing an arbitrary file may raise."""
+_MAX_ANSWERS = 128
 _UNKNOWN_CALLS = "answers that call a tool which is not listed"
 _ANSWER_KEYS = ("messages", "completion", "chosen", "rejected")
 """Every row has one of these keys."""
@@ -294,6 +295,8 @@ class _Reader:
             raise _SkippedError("marked as not to be learned")
         if not call.answers:
             raise _SkippedError("requests that failed")
+        if len(call.answers) > _MAX_ANSWERS:  # each becomes a row with the whole prompt
+            raise RefusedError(f"it has {len(call.answers)} answers. Expected at most {_MAX_ANSWERS}, as in APIs")
         answers = [(_read(answer), reason) for answer, reason in call.answers]
         if all(list(map(_key, prompt[-1:])) == list(map(_key, answer)) for answer, _ in answers):
             prompt = prompt[:-1]  # the log contains the answer in the request as well

@@ -1,6 +1,7 @@
 """The YAML files that users write."""
 
 import json
+import time
 
 import pytest
 
@@ -162,6 +163,13 @@ def test_nested_aliases_are_refused_quickly(refused):
 
 
 MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 25))
+
+
+def test_a_long_run_of_digits_takes_linear_time(run):
+    digits = "1" * 100_000 + "x"
+    start = time.process_time()
+    assert run(f"{RUN}env_args: {{text: {digits}}}\n").env_args == {"text": digits}
+    assert time.process_time() - start < 60  # quadratic time is minutes
 
 
 @pytest.mark.parametrize("bomb", [MERGED, "[" * 200_000, "9" * 5000, "!!int x", "&a [*a]"])

@@ -153,6 +153,21 @@ def test_template_that_could_grow_is_not_plain(template):
     assert not is_plain(template)
 
 
+def test_long_special_tokens_are_rendered_in_the_worker(tokenizer, monkeypatch):
+    """A plain template may write a token for each letter of a message."""
+    letters = "{% for c in m.content %}{% if c == 'y' %}{{ bos_token }}{{ bos_token }}{% endif %}{% endfor %}"
+    tokenizer.chat_template = f"{{% for m in messages %}}{letters}{{% endfor %}}"
+    assert is_plain(tokenizer.chat_template)
+    used = []
+    monkeypatch.setattr(chat_templates, "_render_in_worker", lambda *values: used.append(values) or ("", ""))
+    usual = tokenizer.bos_token
+    for token, is_here in (("a" * 65, False), ("a" * 1024, False), (usual, True)):
+        tokenizer.bos_token = token
+        used.clear()
+        render(tokenizer, [{"role": "user", "content": "y" * 8170}])
+        assert not used if is_here else used
+
+
 def test_worker_ends_with_its_process():
     program = """
 import os, signal

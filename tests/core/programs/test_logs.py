@@ -250,6 +250,12 @@ def test_choices_are_answers_to_the_same_request(tmp_path):
     both = {"choices": [{"message": said(text), "finish_reason": "stop"} for text in ("2", "two")]}
     rows, _, _ = imported(tmp_path, {"request": {"messages": ASKED}, "response": both})
     assert learned(rows) == ["2", "two"]
+    both["choices"] *= 65
+    one = {"choices": both["choices"][:1]}
+    log = [{"request": {"messages": ASKED}, "response": response} for response in (both, one)]
+    rows, left, messages = imported(tmp_path, *log)
+    assert learned(rows) == ["2"] and left == {"unreadable": 1}
+    assert "it has 130 answers. Expected at most 128" in messages[0]
 
 
 def test_requests_are_selected_by_model_and_paired_by_score(tmp_path):

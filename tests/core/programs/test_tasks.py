@@ -518,6 +518,11 @@ def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):
     for content in (b"x" * 100, file.read_bytes()[:200]):
         file.write_bytes(content)
         raises(ValueError, "is not a complete Arrow file|are compressed", Tasks, tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    for folder, named in ((tmp_path / "b", ["../a"]), (tmp_path / "a", ["train"])):
+        (folder / "dataset_dict.json").write_text(json.dumps({"splits": named}))
+        raises(ValueError, "is not a data set without splits. Give the folder of one split", Tasks, folder)
+        (folder / "dataset_dict.json").unlink()
     state = tmp_path / "a" / "state.json"
     foreign = [json.dumps({"_data_files": [{"filename": name}]}) for name in ("../b.arrow", "b.bin")]
     for content in ("{}", "[" * 100_000, *foreign):

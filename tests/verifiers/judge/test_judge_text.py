@@ -51,6 +51,21 @@ def test_breaking_control_tokens_leaves_none(text):
         assert control not in defused(text + control + text, ["<|end|>"])
 
 
+def test_control_tokens_of_other_templates_are_broken_up():
+    for control in (
+        "[|endofturn|]",
+        "[|system|]",
+        "<seed:bos>",
+        "<extra_id_1>",
+        "<reserved_106>",
+        "[gMASK]",
+        "<sop>",
+        "<eoh>",
+    ):
+        assert defused(f"a{control}b") == f"a{control[0]} {control[1:]}b"
+    assert defused("a [|x| + |y|] b <eof> <extra>") == "a [|x| + |y|] b <eof> <extra>"
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60))
 def test_no_text_contains_its_own_fence_code(text):

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forge_verifiers.rules.maths import equal, worker
-from forge_verifiers.rules.maths.equal import Numeric, equal_answers
+from forge_verifiers.rules.maths.equal import MathEqual, Numeric, equal_answers
 from forge_verifiers.rules.maths.formula import latex
 from forge_verifiers.rules.maths.quantity import read_quantity
 
@@ -159,6 +159,28 @@ def test_answers_are_compared_in_any_thread():
     thread.start()
     thread.join(timeout=10)
     assert verdicts == [True]
+
+
+def test_slow_alternatives_take_no_time_from_other_answers(monkeypatch):
+    requests = []
+
+    def request(self, message, timeout_s):
+        requests.append(message["answer"])
+        if "int" in message["answer"]:
+            time.sleep(0.2)
+            raise TimeoutError
+        return message["answer"] != "x+1"
+
+    monkeypatch.setattr(worker._Worker, "request", request)
+    monkeypatch.setattr(equal, "WORKERS", worker.Workers())
+    slow = [said("\\boxed{" + " or ".join(rf"\int x^{k} dx" for k in range(at, at + 8)) + "}", "x+2") for at in (2, 20)]
+    honest = [said("\\boxed{x+1}", "x+2"), said(f"\\boxed{{{'x+' * 60}1}}", "x+2")]
+    assert MathEqual(timeout_s=30).score([*slow, *honest]).tolist() == [0, 0, 0, 1]
+    assert sum("int" in request for request in requests) == 4, "one alternative of each answer, and the answer"
+    assert "int" not in requests[0] + requests[1]
+    many = " or ".join(f"x+{k}" for k in range(9))
+    requests.clear()
+    assert MathEqual().score([said(f"\\boxed{{{many}}}", "y+2")]).tolist() == [1] and len(requests) == 1
 
 
 def test_slow_formulas_cost_numeric_their_time_once_and_at_most_timeout_s(monkeypatch):

@@ -69,13 +69,13 @@ def gold_answers(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
     """The accepted answers in ``info[key]``, a value or several alternatives, or None if there is none.
 
     None, NaN and blank texts count as missing. If a gold answer is a whole solution, as in GSM8K and MATH, only its
-    marked answer counts.
+    marked answer counts. As of answers, only the last `MAX_CHARS` count.
     """
     value = trajectory.info.get(key)
     if isinstance(value, np.ndarray):
         value = value.tolist()
     values = value if isinstance(value, list | tuple | set | frozenset) else [value]
-    return tuple(_gold(str(v)) for v in values if not _is_missing(v)) or None
+    return tuple(_gold(str(v)[-MAX_CHARS:]) for v in values if not _is_missing(v)) or None
 
 
 @dataclass(frozen=True, kw_only=True)

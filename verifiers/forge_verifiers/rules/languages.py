@@ -7,10 +7,12 @@ Thai and Yoruba, and some more.
 
 from __future__ import annotations
 
+import importlib
 import re
 import unicodedata
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 ANSWER = (
     r"(?:答案|答え|答|正解|解答|回答|정답|답변|답|उत्तर|जवाब|উত্তর|సమాధానం|(?:คำ)?ตอบ|(?:ال)?[إا]جاب[ةه]|(?:ال)?جواب|پاسخ|(?:ה)?תשובה"
@@ -135,8 +137,14 @@ def normalized(text: str) -> str:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():
         return text
-    text = unicodedata.normalize("NFC", text).translate(_SIGNS)
+    text = unicodedata.normalize("NFC", _long_marks().sub(r"\1", text)).translate(_SIGNS)
     return "".join(map(_character, text))
+
+
+@cache
+def _long_marks() -> Any:
+    """More than 30 combining marks in a row, which no language has: NFC sorts them in quadratic time."""
+    return importlib.import_module("regex").compile(r"(\p{M}{30})\p{M}+")
 
 
 @lru_cache(maxsize=4096)

@@ -46,12 +46,14 @@ _SHORT = re.compile(
 )
 _STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
+_MAX_ALTERNATIVES = 8
+"""Maximum number of forms of one answer, as in "1/2 or 0.5"."""
 _ROUNDING = 1e-6  # up to here, a tolerance is for rounding only and does not apply to whole numbers
 
 
 @dataclass
 class UnreadGolds:
-    """Counter of trajectories with an unreadable gold answer, for the report."""
+    """Counter of trajectories that were not compared, for the report."""
 
     abstained: int = 0
     """Number of trajectories without a score."""
@@ -65,7 +67,7 @@ class UnreadGolds:
             _LOG.warning("verifier %r: %s", name, self)
 
     def __str__(self) -> str:
-        text = f"gold answers of {self.abstained} trajectories cannot be read, such as {self.example!r}; no score"
+        text = f"no score for {self.abstained} trajectories, such as one with the gold answer {self.example!r}"
         return f"{text} ({self.reason})" if self.abstained else ""
 
 
@@ -121,7 +123,10 @@ class Numeric(_FormulaRule):
                 self.unread.add(self.name, gold_texts[0], "not a number")
                 return None
             parts = answer.value.split(" or ")  # "1/2 or 0.5"
-            return float(any(all(self._is_gold(part, gold, end) for part in parts) for gold in golds))
+            return float(
+                len(parts) <= _MAX_ALTERNATIVES
+                and any(all(self._is_gold(part, gold, end) for part in parts) for gold in golds)
+            )
         except TimeoutError:
             self.unread.add(self.name, gold_texts[0], f"not compared within timeout_s={self.timeout_s:g}")
             return None
@@ -222,14 +227,20 @@ def equal_answers(
             formulas_of[answer, gold] = result
         else:
             results[answer, gold] = result
-    formulas = [formula for each in formulas_of.values() for formula in each]
-    equal = WORKERS.compare(formulas, tolerance=tolerance, timeout_s=timeout_s)
-    for pair, each in formulas_of.items():
-        *alternatives, whole = [equal.get(formula, "late") for formula in each]
-        if whole is True or (alternatives and all(result is True for result in alternatives)):
-            results[pair] = True
-        elif "late" not in (*alternatives, whole):
-            results[pair] = None if whole is None else False
+    end = time.monotonic() + timeout_s
+    while formulas_of:  # one formula of each answer at a time, so that answers with many take no time from others
+        formulas = [first for first, *_ in formulas_of.values()]
+        equal = WORKERS.compare(formulas, tolerance=tolerance, timeout_s=end - time.monotonic())
+        for pair, (first, *rest) in list(formulas_of.items()):
+            result = equal.get(first, "late")
+            if not rest or result == "late":
+                del formulas_of[pair]
+                results |= {} if result == "late" else {pair: result}
+            elif result is True and len(rest) == 1:  # all alternatives are equal to the gold answer
+                del formulas_of[pair]
+                results[pair] = True
+            else:  # an unequal alternative leaves the answer as a whole, such as a list
+                formulas_of[pair] = rest if result is True else rest[-1:]
     return results
 
 
@@ -249,8 +260,9 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
             number, other = read_quantity(digits), read_quantity(b.strip())
             return number is not None and other is not None and same_decimal(number, other, tolerance)
     parts: list[Pair] = []
-    if " or " in answer and " or " not in gold:  # "1/2 or 0.5" is one answer, "2 or 3" a list
-        results = [_compare(part, gold, tolerance) for part in answer.split(" or ")]
+    alternatives = answer.split(" or ") if " or " not in gold else []  # "1/2 or 0.5" is one answer, "2 or 3" a list
+    if 1 < len(alternatives) <= _MAX_ALTERNATIVES:
+        results = [_compare(part, gold, tolerance) for part in alternatives]
         if all(result is True for result in results):
             return True
         if not any(result is False or result is None for result in results):

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import queue
+import re
 import select
 import subprocess
 import sys
@@ -32,6 +33,7 @@ CPU_S = 3
 _WALL_S = 4 * CPU_S
 _START_S = 60.0
 _MAX_CACHED = 16_384
+_SLOW = re.compile(r"\\(?:int|sum|prod|lim)(?![A-Za-z])")
 
 Pair = tuple[str, str]
 """An answer and a gold answer in LaTeX."""
@@ -91,6 +93,12 @@ class _Worker:
         self._process = None
 
 
+def _expected_time(question: _Question) -> tuple[bool, int, str]:
+    """Order of questions: integrals, sums and limits, which may take seconds, come last."""
+    texts = [text for text in question[:2] if text]
+    return any(map(_SLOW.search, texts)), sum(map(len, texts)), str(question)
+
+
 class Workers:
     """A thread-safe pool of up to four processes that compare formulas."""
 
@@ -137,7 +145,7 @@ class Workers:
         """The results, which are remembered because a model may repeat a formula, without those that came late."""
         with self._lock:
             cached = {each: self._cache[each] for each in questions if each in self._cache}
-        missing = sorted({*questions} - {*cached}, key=lambda each: (sum(map(len, filter(None, each[:2]))), str(each)))
+        missing = sorted({*questions} - {*cached}, key=_expected_time)
         if not missing:
             return cached
         num_threads = min(len(self._workers), math.ceil(len(missing) / _PAIRS_PER_WORKER))
