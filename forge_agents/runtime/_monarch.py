@@ -158,12 +158,14 @@ class ReplyPort:
     """Receives the answers of one actor, for one call at a time.
 
     Monarch 0.7 opens a port for each call, and the answering process keeps 350 bytes for every port. Endpoints that are
-    called at every step therefore answer to one port. A call does not fail when the actor's process ends, so the caller
+    called often therefore answer to one port. A call does not fail when the actor's process ends, so the caller
     must watch the process. The answer to an abandoned call may arrive later, so its port must not be used again.
     """
 
     def __init__(self) -> None:
         self._port, self._receiver = Channel.open()
+        # Else Monarch returns an answer that comes too late, and ends this process if its sender has ended meanwhile.
+        self._port.return_undeliverable = False
 
     def call(self, endpoint: Any, *args: Any) -> Any:
         """Call an endpoint of an actor mesh of size 1. Returns a Monarch future of its answer."""

@@ -6,6 +6,7 @@ Monarch runs in a thread of its own.
 
 from __future__ import annotations
 
+import pickle
 import queue
 import sys
 import threading
@@ -53,7 +54,8 @@ def main() -> None:
     while (call := _calls.get()) is not None:
         environments, what, args, answer = call
         try:
-            answer.set_result(environments.answer(what, *args))
-        except BaseException as error:  # noqa: BLE001  # the actor raises it; Monarch reports a sys.exit
-            answer.set_exception(error)
+            packed = environments.answer(what, *args)
+        except BaseException as error:  # noqa: BLE001  # such as SystemExit. The caller ends this process
+            packed = pickle.dumps((None, f"{type(error).__name__}: {error}"))
+        answer.set_result(packed)
     sys.exit(status)

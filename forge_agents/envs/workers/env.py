@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pettingzoo import AECEnv
 
@@ -35,6 +35,9 @@ from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.deaths import describe_exit
 from forge_agents.runtime.hosts import ENVS
 from forge_agents.runtime.threads import call_from_destructor, in_thread, start_destructor_thread
+
+if TYPE_CHECKING:
+    from forge_agents.runtime._monarch import ReplyPort
 
 T = TypeVar("T")
 
@@ -51,7 +54,7 @@ _POLL_S, _START_POLL_S = 0.5, 0.05
 _numbers = itertools.count()
 _MAX_CALLS = 20_000
 """Number of calls after which a worker process is replaced at the end of its episode. Monarch 0.7 keeps 350 bytes of
-each call in the process that answers it, and an environment may keep more."""
+each call in the process that answers it, unless the answer goes to a `ReplyPort`, and an environment may keep more."""
 
 
 class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
@@ -284,6 +287,9 @@ class Worker:
         self.name = f"env-worker-{next(_numbers)}"
         self._procs: Any = None
         self._actor: Any = None
+        self._port: ReplyPort | None = None
+        """Port of the next answer. None before the first, and on launched hosts, where only a failed call reports an
+        end."""
         self._lock = threading.Lock()
         self._ended = False
         self.used_at = time.monotonic()
@@ -352,10 +358,15 @@ class Worker:
                 if self._ended:
                     raise ActorDiedError(f"{self.name} died before {what}: it was ended", self.name)
                 self._calls += 1
-                packed = self._wait(self._actor.do.choose(what, args), what, timeout_s)
+                port, self._port = self._port, None  # not used again if this call is interrupted and answered later
+                answer = port.call(self._actor.do, what, args) if port else self._actor.do.choose(what, args)
+                packed = self._wait(answer, what, timeout_s)
                 if self._calls == 1:
                     self._watch()  # the worker may have answered before the first check
-                ok, answer = pickle.loads(packed)  # noqa: S301  # written by our own process
+                self._port = port or self._new_port()
+                ok, result = pickle.loads(packed)  # noqa: S301  # written by our own process
+                if ok is None:
+                    raise ActorDiedError(f"{self.name} died during {what}: {result}", self.name)
             except ActorDiedError as error:
                 self.end()
                 raise WorkerDiedError(str(error)) from None
@@ -367,10 +378,10 @@ class Worker:
                 self.closes_dropped = False
         if not ok:
             try:
-                raise answer
+                raise result
             finally:
-                del answer  # its traceback refers to this frame, which would keep the environment alive
-        return answer
+                del result  # its traceback refers to this frame, which would keep the environment alive
+        return result
 
     def _start(self) -> None:
         from forge_agents.envs.workers.actor import PROGRAM, EnvActor
@@ -379,6 +390,11 @@ class Worker:
         self._actor, self._procs = procs.spawn("environments", EnvActor), procs
         if self._ended:  # the episode was cancelled during the start
             mesh.kill(procs)
+
+    def _new_port(self) -> ReplyPort | None:
+        from forge_agents.runtime._monarch import ReplyPort
+
+        return None if mesh.has_remote_hosts() else ReplyPort()
 
     def _watch(self) -> None:
         """Have the kernel report how the process ends, from its start on."""

@@ -209,6 +209,32 @@ def test_its_oracle_lives_here():
     assert all(turn.action == f"I read {turn.observation}" for turn in episode.turns)
 
 
+def test_calls_of_a_worker_answer_to_one_port(monkeypatch):
+    env = started()  # the call that starts the process opens another port
+    sender = SimpleNamespace(_send=env._worker._actor.do._send)  # without `choose` and others, which open a port each
+    monkeypatch.setattr(env._worker, "_actor", SimpleNamespace(do=sender))
+    env.step("x")
+    with pytest.raises(LookupError, match="the environment's own"):
+        env.step("raise")
+    env.reset(seed=2)
+    assert env.turn == 0 and env.observe("a").startswith("0: ")
+    env.close()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'PortReceiver._recv' was never awaited")
+def test_answer_to_an_interrupted_call_is_not_taken_for_the_next(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    env = started()
+    with monkeypatch.context() as patch:
+        patch.setattr(env._worker, "_wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            env.step("x")
+    assert (env.turn, env.number) == (1, int(env.observe("a").split()[1]))
+    env.close()
+
+
 def test_environment_exception_is_raised_and_the_worker_survives():
     env = started()
     pid = pid_of(env)
@@ -444,6 +470,7 @@ def test_busy_worker_is_waited_for_without_limit(monkeypatch):
     held = pool.borrow("one that plays for hours")
     held._procs = "stub"
     held._actor = SimpleNamespace(do=SimpleNamespace(choose=lambda *_: Answer()))
+    monkeypatch.setattr(held, "_new_port", lambda: None)
 
     async def main():
         waiting = asyncio.ensure_future(pool.borrow_async("another"))

@@ -27,6 +27,10 @@ class Probe(Actor):
         return os.environ.get(name)
 
     @concurrent_endpoint
+    async def answer_and_end(self):
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), 9)
+
+    @concurrent_endpoint
     async def crash(self, sign):
         print("about to crash", flush=True)
         getattr(ctypes.PyDLL(None), "raise")(sign)  # keeps the other threads still, as raise_signal would not

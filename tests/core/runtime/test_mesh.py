@@ -164,6 +164,33 @@ async def test_reply_port_serves_the_next_call_after_an_error(pair: Any) -> None
     assert await mesh.with_deadline(port.call(first.nap, 0), 60, who="pair", what="nap") == "rested"
 
 
+LATE = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from probe_actors import Probe
+from forge_agents.runtime import _monarch, mesh
+
+async def main():
+    procs = mesh.spawn_procs("victim", threads=1)
+    probe = procs.spawn("probe", Probe)
+    pid = await mesh.with_deadline(probe.pid.choose(), 60, who="victim", what="pid")
+    _monarch.configure(message_delivery_timeout="3s")  # Monarch's own is 30 s
+    _monarch.ReplyPort().call(probe.answer_and_end)  # nobody waits for the answer
+    while mesh.pids(procs) == [pid]:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(8)
+    print("alive")
+
+asyncio.run(main())
+"""
+
+
+def test_late_answer_of_an_ended_process_does_not_end_the_controller(probe_actors: ModuleType) -> None:
+    words = [sys.executable, "-c", LATE, Path(str(probe_actors.__file__)).parent]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=180, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
 async def test_log_messages_of_users_have_no_prefix_while_monarch_runs(pair: Any, caplog: Any) -> None:
     await mesh.call_all(pair, 2, "pid", timeout_s=60, who="pair")
     logging.getLogger("my_program").warning("ready")
