@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def _merged(named: Mapping[str, Report]) -> Report:
         names = set(lineup.values())
         return env_id not in competitive or not different or len(names) == 1 or bool(names & common)
 
-    records = _merged_records(named, counts)
+    records = _merged_records(named, counts, common if different and len(common) > 1 else ())
     planned = {(record.env, *sorted(record.lineup.items())) for record in records} | {
         (env.id, *sorted(lineup.items()))
         for report in reports
@@ -214,9 +214,13 @@ def _first_facts(named: Mapping[str, Report]) -> dict[str, tuple[Mapping[str, An
 
 
 def _merged_records(
-    named: Mapping[str, Report], counts: Callable[[str, Mapping[str, str]], bool]
+    named: Mapping[str, Report], counts: Callable[[str, Mapping[str, str]], bool], shared: Collection[str]
 ) -> tuple[Record, ...]:
-    """Return the episodes of all reports. Warns if an episode has another result in a later report."""
+    """Return the episodes of all reports.
+
+    Warns if an episode has another result in a later report, or if only a later report has an episode of a player in
+    `shared`: its author may have invented it.
+    """
     records: dict[Any, tuple[str, Record]] = {}
     differing: Counter[tuple[str, str]] = Counter()
     for label, report in named.items():
@@ -232,6 +236,20 @@ def _merged_records(
         warnings.warn(
             f"{count(number, 'episode')} of the same players and seeds have other results in {label} than in {source}, "
             "whose results count. If both are your own, the players' answers differ between runs. Otherwise trust one",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    first = next(iter(named))
+    later = Counter(
+        (label, player)
+        for label, record in records.values()
+        for player in {*record.lineup.values()}.intersection(shared)
+        if label != first
+    )
+    for (label, player), number in sorted(later.items()):
+        warnings.warn(
+            f"{count(number, 'episode')} of player {player!r} are in {label} and not in {first}. If they are not your "
+            "own, trust the author, or merge reports that share one player only",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -243,11 +243,11 @@ def _check_lineups(report: Report, environments: Mapping[str, SuiteEnv]) -> None
 
 
 def _is_result(result: Any) -> bool:
-    """Return whether the values of an `AgentRecord` have their types: a finite reward, and counts of at least 0."""
+    """Return whether the values of an `AgentRecord` have their types: a finite reward, and counts from 0 to 2^53."""
     counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
     is_number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
     flags = isinstance(result.success, bool | None) and isinstance(result.forfeit, bool)
-    return is_number and flags and all(isinstance(number, int) and number >= 0 for number in counts)
+    return is_number and flags and all(isinstance(number, int) and 0 <= number < 2**53 for number in counts)
 
 
 def _strict(value: Any) -> Any:

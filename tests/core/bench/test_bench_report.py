@@ -98,6 +98,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("episodes", 0, "seats", "player_0", "reward"), float("inf"), "a result of another type"),
         (("episodes", 0, "seats", "player_0", "success"), "yes", "a result of another type"),
         (("episodes", 0, "seats", "player_0", "decisions"), "3", "a result of another type"),
+        (("episodes", 0, "seats", "player_0", "tokens"), 10**300, "a result of another type"),
         (("episodes", 0, "seed"), "3", "a seed or a result of another type"),
         (("episodes", 0, "env"), "forge/Other-v0", "forge/Other-v0, which is not in its suite"),
         (("settings", "episodes"), {}, "settings.episodes must be a int, got a dict"),
@@ -388,6 +389,18 @@ def test_report_of_episodes_that_no_benchmark_plans_is_damaged(report, tmp_path,
     (tmp_path / "board.json").write_text(json.dumps(facts))
     with pytest.raises(ReportError, match=f"damaged report: .*{says}"):
         Report.load(tmp_path / "board.json")
+
+
+def test_games_of_a_shared_player_that_only_a_later_report_has_are_named(tmp_path):
+    mine = play(tmp_path, {"random": fa.Random(), "passive": PASSIVE}, suite=[KUHN])
+    players = {"random": fa.Random(), "passive": PASSIVE, "other": fa.Random(seed=7)}
+    theirs = play(tmp_path, players, suite=[KUHN]).save(tmp_path / "theirs.json")
+    with pytest.warns(RuntimeWarning) as warned:
+        leaderboard(mine, theirs)
+    texts = sorted(str(warning.message) for warning in warned)
+    assert [text.partition(". If")[0] for text in texts] == [
+        f"8 episodes of player {name!r} are in theirs.json and not in report 1" for name in ("passive", "random")
+    ]
 
 
 @pytest.mark.parametrize("swap_agents", [True, False])
