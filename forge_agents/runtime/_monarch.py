@@ -35,6 +35,9 @@ for _part, _file in (("CA", _CERTIFICATE), ("CERT", _CERTIFICATE), ("KEY", _KEY)
 # The defaults of PyTorch and vLLM lie in a folder that other users can write to.
 os.environ[CODE_VARIABLE] = str(code_folder())
 os.environ[SOCKET_VARIABLE] = str(socket_folder())
+# Monarch ends actors that their controller has not asked for a minute, as after a pause of the machine. The processes
+# of a run end with the controller without that.
+os.environ.setdefault("HYPERACTOR_MESH_ORPHAN_TIMEOUT", "360d")
 # Messages with weights exceed Monarch's default limit of about 10 MB.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 
@@ -185,13 +188,15 @@ def poll_processes(every_s: int) -> None:
     """Have Monarch look for ended processes every `every_s` seconds, unless the user has set its variable.
 
     Monarch 0.7 keeps about 2.5 KB in this process each time, for every actor of every mesh, and each mesh has two
-    actors of Monarch's own.
+    actors of Monarch's own. Two minutes without a look end calls, so this limit is raised, also for later processes.
     """
-    variable = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
-    if variable not in os.environ:
-        os.environ[variable] = f"{every_s}s"
-        reload_config_from_env()
-        del os.environ[variable]  # it is not for other programs that this process starts
+    settings = {"SUPERVISION_POLL_FREQUENCY": every_s, "SUPERVISION_WATCHDOG_TIMEOUT": 120 + 2 * every_s}
+    variables = {f"HYPERACTOR_MESH_{name}": f"{seconds}s" for name, seconds in settings.items()}
+    added = variables.keys() - os.environ.keys()
+    os.environ.update({name: variables[name] for name in added})
+    reload_config_from_env()
+    for name in added:  # they are not for other programs that this process starts
+        del os.environ[name]
 
 
 def end_calls(actors: Iterable[Any]) -> None:

@@ -127,9 +127,8 @@ class Heartbeat:
         message = f"{self._name} died: process {pid} {end}. Look at {mesh.log_hint(self._name)}"
         if end.last_lines:
             message += f". Last lines of its log:\n{end.last_lines}"
-        # A remote process's host may have ended as well, and then nothing must be started there. If the signal is not
-        # known, Monarch has reaped the process first and is about to report it.
-        delay_s = _HOST_S if self._is_remote else 0 if end.known else mesh.REPORT_S
+        # A remote process's host may have ended as well, and then nothing must be started there.
+        delay_s = _HOST_S if self._is_remote else 0
         asyncio.get_running_loop().call_later(delay_s, self._tell, ActorDiedError(message, self._name, end.place))
 
     def _tell(self, error: ActorDiedError | StallError) -> None:

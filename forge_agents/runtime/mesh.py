@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENDED = "its process ended"
-"""Reason for the loss of a process. Monarch may report later how it ended."""
-REPORT_S = 11.0
-"""Monarch reports how a local process ended within this time."""
-_POLL_S, _REMOTE_POLL_S = 10, 1
-"""Seconds between Monarch's checks for ended processes. The kernel reports the end of a local process at once."""
+"""Reason for the loss of a process. The kernel may report later how it ended."""
+REPORT_S = 2.0
+"""The kernel reports how a local process ended within this time, or does not know it."""
+_POLL_S, _REMOTE_POLL_S, _IDLE_POLL_S = 600, 1, 10
+"""Seconds between Monarch's checks for ended processes, in a run on this host, in one with other hosts, and without a
+run. The kernel reports the end of a local process at once."""
 _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -191,6 +192,9 @@ async def end_hosts(config: Hosts) -> None:
             if entry.role == ENVS and entry.cluster is cluster:
                 kill(entry.mesh)
         await cluster.end()
+        from forge_agents.runtime import _monarch
+
+        _monarch.poll_processes(_IDLE_POLL_S)
 
 
 async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> None:

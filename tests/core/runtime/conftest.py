@@ -11,6 +11,7 @@ import pytest
 
 ACTORS = """
 import asyncio, ctypes, os
+from monarch._rust_bindings.monarch_hyperactor.config import get_global_config
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, current_rank
 
 class Probe(Actor):
@@ -25,6 +26,10 @@ class Probe(Actor):
     @concurrent_endpoint
     async def variable(self, name):
         return os.environ.get(name)
+
+    @concurrent_endpoint
+    async def settings(self, *names):
+        return [get_global_config()[name] for name in names]
 
     @concurrent_endpoint
     async def answer_and_end(self):

@@ -236,6 +236,18 @@ async def test_calls_of_another_process_end_when_a_dead_mesh_is_stopped(pair: An
         _monarch.poll_processes(10)
 
 
+async def test_monarch_ends_nothing_between_its_looks_for_ended_processes(probe_actors: ModuleType) -> None:
+    _monarch.poll_processes(600)
+    try:
+        async with spawned("quiet") as procs:
+            probe = procs.spawn("probe", probe_actors.Probe)
+            asked = probe.settings.choose("mesh_orphan_timeout", "supervision_watchdog_timeout")
+            ends_actors, ends_calls = await mesh.with_deadline(asked, 60, who="quiet", what="settings")
+        assert ends_actors.startswith("11months") and ends_calls == "22m"
+    finally:
+        _monarch.poll_processes(10)
+
+
 async def test_crash_error_names_signal_place_and_last_lines(probe_actors: ModuleType) -> None:
     async with spawned("crasher") as procs:
         probe = procs.spawn("probe", probe_actors.Probe)
