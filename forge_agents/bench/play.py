@@ -218,6 +218,7 @@ class _Run:
 
     async def play(self) -> None:
         """Play the missing episodes until all are done or a limit is reached, then measure exploitability."""
+        self.log.drop_others(self.plan)
         queue = deque((key, match) for key, match in self.plan.items() if key not in self.log.done)
         self.bar.start_at(len(self.plan) - len(queue), unreadable=self.log.unreadable)
         needed = {name for _, match in queue for name in match.lineup.values()} | self.search.due

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, lock_file, user_path, warn_of_other_writers
 from forge_agents.types import Episode, Trajectory
+
+if TYPE_CHECKING:
+    from forge_agents.bench.plan import Match
 
 RECORD_FORMAT = 2
 """Version of stored records. Raised when the meaning of a field changes, so that older episodes are played again."""
@@ -89,7 +93,13 @@ class Record:
     def from_json(cls, row: Mapping[str, Any]) -> Record:
         """Return the record that `as_json` wrote. Raises TypeError, KeyError or ValueError for other data."""
         results = {str(agent): AgentRecord(**result) for agent, result in row["seats"].items()}
-        return cls(**{**row, "seats": results})
+        record = cls(**{**row, "seats": results})
+        numbers: tuple[Any, ...] = (record.seed, record.sample)  # the types of a damaged file are not those of `Record`
+        texts: tuple[Any, ...] = (record.key, record.env, record.end, record.error, *record.lineup.values())
+        are_valid = [isinstance(value, kind) for values, kind in ((numbers, int), (texts, str)) for value in values]
+        if not all(are_valid) or not all(map(_is_result, results.values())):
+            raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
+        return record
 
     @property
     def played(self) -> tuple[str, int, int, tuple[tuple[str, str], ...]]:
@@ -171,6 +181,14 @@ def _result(trajectory: Trajectory, player: str, success: bool | None, forfeit: 
     )
 
 
+def _is_result(result: Any) -> bool:
+    """Return whether the values of an `AgentRecord` have their types: a finite reward, and counts from 0 to 2^53."""
+    counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
+    is_number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
+    flags = isinstance(result.success, bool | None) and isinstance(result.forfeit, bool)
+    return is_number and flags and all(isinstance(number, int) and 0 <= number < 2**53 for number in counts)
+
+
 class EpisodeLog:
     """``episodes.jsonl`` in a folder. One process at a time writes to it.
 
@@ -223,6 +241,16 @@ class EpisodeLog:
         except OSError as cause:
             raise not_written(self.path, cause) from cause
         self._keep(record)
+
+    def drop_others(self, plan: Mapping[str, Match]) -> None:
+        """Drop the records of planned keys that are not of the planned environment, seed, sample and players."""
+        for records in (self.done, self.failed):
+            for key, record in [(key, records[key]) for key in plan if key in records]:
+                match = plan[key]
+                of_match = (match.environment.id, match.seed, match.sample, tuple(sorted(match.lineup.items())))
+                if record.played != of_match or any(r.player != match.lineup.get(a) for a, r in record.seats.items()):
+                    del records[key]
+                    self.unreadable += 1
 
     def _keep(self, record: Record) -> None:
         (self.failed if record.error else self.done)[record.key] = record

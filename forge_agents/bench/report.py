@@ -191,10 +191,6 @@ def _check(report: Report) -> None:
     for name, value, kind in values:
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
-    for record in report.records:
-        seed: Any = record.seed  # the types of a damaged file are not those of `Record`
-        if not isinstance(seed, int) or not all(map(_is_result, record.seats.values())):
-            raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
     played = {record.played for record in report.records}
     if len({record.key for record in report.records}) < len(report.records) or len(played) < len(report.records):
         raise ValueError("it holds an episode more than once")
@@ -240,14 +236,6 @@ def _check_lineups(report: Report, environments: Mapping[str, SuiteEnv]) -> None
         raise ValueError(f"it has episodes of more than the {episodes} seeds that its settings plan")
     if report.planned < (least := len(seeds) * episodes * report.settings["samples"]):
         raise ValueError(f"planned must be at least {least}, the episodes of its line-ups, got {report.planned}")
-
-
-def _is_result(result: Any) -> bool:
-    """Return whether the values of an `AgentRecord` have their types: a finite reward, and counts from 0 to 2^53."""
-    counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
-    is_number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
-    flags = isinstance(result.success, bool | None) and isinstance(result.forfeit, bool)
-    return is_number and flags and all(isinstance(number, int) and 0 <= number < 2**53 for number in counts)
 
 
 def _strict(value: Any) -> Any:

@@ -9,7 +9,7 @@ it has only the standard library, and imports little of it, because imports are 
 
 from __future__ import annotations
 
-import _signal as signal
+import _signal as signal  # type: ignore[import-not-found]  # the module signal imports much more
 import marshal
 import os
 import resource

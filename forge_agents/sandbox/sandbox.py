@@ -401,16 +401,22 @@ def validate_path(name: str) -> str:
 
 @contextlib.contextmanager
 def _scratch(weaker: bool) -> Iterator[str | None]:
-    """Yield a temporary folder on disk for a run without namespaces, None for one with namespaces."""
-    if not weaker:
-        yield None
-        return
-    folder = Path(tempfile.mkdtemp(prefix="forge-sandbox-"))
+    """Yield a temporary folder on disk for a run without namespaces, None for one with namespaces.
+
+    Raises:
+        SandboxError: The system has no more files, processes or memory to start the run.
+    """
+    folder = None
     try:
-        folder.chmod(0o711)
-        yield str(folder)
+        if weaker:
+            folder = Path(tempfile.mkdtemp(prefix="forge-sandbox-"))
+            folder.chmod(0o711)
+        yield folder and str(folder)
+    except OSError as cause:
+        raise SandboxError(f"the supervisor could not be started: {cause}") from cause
     finally:
-        remove_folder(folder)
+        if folder is not None:
+            remove_folder(folder)
 
 
 def remove_folder(folder: Path) -> None:

@@ -251,6 +251,29 @@ def test_seeds_are_no_training_seeds_and_are_nested():
     assert not levels[0] & levels[1] and not levels[0] & set(seeds), "the same deal at two levels is one deal"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": TOE}, {"seed": 1}, {"sample": "0"}, {"lineup": {"player_0": "bold", "player_1": "bold"}},
+        {"error": ["x"]},
+        {"reward": "5"}, {"reward": float("inf")}, {"tokens": -5}, {"player": "stranger"}, {"success": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_records_of_a_stranger_are_played_again(tmp_path, capsys, change):
+    report = play(tmp_path)
+    rows = list(map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines()))
+    changed = [row for row in rows if row["lineup"] == {"player_0": "passive", "player_1": "bold"}]
+    for row in changed:
+        for part in [row] if change.keys() <= row.keys() else row["seats"].values():
+            part.update(change)
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = play(tmp_path, progress=True)
+    assert without_timing(again) == without_timing(report)
+    assert f"{len(changed)} lines of the log could not be read" in " ".join(capsys.readouterr().err.split())
+    Report.load(tmp_path / "board.json")
+
+
 def test_two_benchmarks_do_not_share_a_folder(tmp_path):
     def nested(observation):
         raises(RunFolderError, "another benchmark writes", play, tmp_path, {"x": fa.Random()})

@@ -148,6 +148,18 @@ def test_user_mistakes_are_named():
 
 
 @data
+def test_missing_files_or_processes_of_the_system_are_errors_of_the_sandbox(monkeypatch):
+    def fails(*_args, **_options):
+        raise OSError(24, "Too many open files")
+
+    Sandbox(limits=LIMITS).run("pass")  # what is found out once
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    with pytest.raises(SandboxError, match="could not be started: .*Too many open files"):
+        Sandbox(limits=LIMITS).run("pass")
+    with pytest.raises(SandboxError, match="could not be started: .*Too many open files"):
+        asyncio.run(Sandbox(limits=LIMITS).arun("pass"))
+
+
 def test_files_with_long_paths_are_left_out():
     program = "import os\nfor _ in range(12): os.mkdir('d' * 200); open('f', 'w').close(); os.chdir('d' * 200)"
     files = Sandbox(limits=LIMITS).run(program, collect=True).files
