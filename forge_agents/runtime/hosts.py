@@ -28,7 +28,7 @@ MAX_PROCESSES = 10_000
 
 _FIELDS_BY_KIND: Mapping[str, Mapping[str, Any]] = {
     "slurm": {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()},
-    "kubernetes": {"namespace": "default"},
+    "kubernetes": {"namespace": ""},
     "attach": {"workers": {}, "certificate": ""},
 }
 """Fields that only one kind uses, with their defaults."""
@@ -85,8 +85,9 @@ class Hosts:
     """Slurm time limit, HH:MM:SS."""
     slurm_args: tuple[str, ...] = ()
     """Additional options of sbatch, each as "--constraint=h100"."""
-    namespace: str = "default"
-    """Kubernetes namespace of the pods."""
+    namespace: str = ""
+    """Kubernetes namespace of the pods. Each pod there with a role's labels becomes a host, and hosts can run code in
+    the controller, so use a namespace for each run."""
     start_timeout_s: float = 600.0
     """Maximum seconds until all hosts answer, including the time in a queue."""
     heartbeat_timeout_s: float = 30.0
@@ -138,6 +139,10 @@ class Hosts:
             if self.hosts or self.address:
                 raise ValueError("kind='local' of the mesh is this host alone. Remove hosts and address, or set a kind")
             return
+        if self.kind == "kubernetes" and not self.namespace:
+            raise ValueError(
+                "kind='kubernetes' of the mesh needs a namespace. Set one that has the pods of this run only"
+            )
         if self.kind == "attach":
             for role, count in self.hosts.items():
                 if count > (addresses := len(self.workers.get(role, ()))):

@@ -51,6 +51,10 @@ TLS = {"kind": "attach", "workers": {"engines": ("tls://n:1",)}}
         ({"cpus": {"engines": "0-3000000000"}}, "cpus '0-3000000000' of the mesh"),
         ({"hosts": {"engines": 2}}, "kind='local' of the mesh is this host alone"),
         ({"partition": "gpu"}, "partition of the mesh is for kind='slurm' and kind is 'local'"),
+        (
+            {"kind": "kubernetes", "hosts": {"engines": 1}},
+            "needs a namespace. Set one that has the pods of this run only",
+        ),
         ({"kind": "slurm", "hosts": {"engines": 1}, "namespace": "x"}, "namespace of the mesh is for kind='kubernet"),
         ({"kind": "attach", "workers": {"engines": ("node1",)}}, "'node1'. Write an address as 'tcp://node1:26600'"),
         ({"kind": "attach", "workers": {"engines": ("ipc:///x@tcp://node1:1",)}}, "Write an address as"),
@@ -905,7 +909,7 @@ def test_missing_kubernetes_client_error_names_the_extra(monkeypatch: pytest.Mon
     with pytest.raises(
         HostError, match=r"kind='kubernetes' of the mesh: .*pip install 'forge-agents-rl\[kubernetes\]'"
     ):
-        asyncio.run(mesh.launch_hosts(fa.Hosts(kind="kubernetes", hosts={"engines": 1})))
+        asyncio.run(mesh.launch_hosts(fa.Hosts(kind="kubernetes", namespace="x", hosts={"engines": 1})))
 
 
 def test_gpu_neighbors_of_the_next_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
