@@ -38,22 +38,6 @@ import time
 import forge_agents as fa
 
 
-class Meet(fa.ParallelTurnEnv):
-    possible_agents = ["left", "right"]
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return f"You are {agent}."
-
-    def observe_text(self, agent):
-        return "Where do you go?"
-
-    def act_all(self, actions):
-        return fa.Outcome(rewards=dict.fromkeys(actions, float(len(set(actions.values())) == 1)), done=True)
-
-
 class Moody(fa.TurnEnv):
     """One agent and three turns. Some actions fail. The seeds in `deadly` kill the process in the second turn."""
 
@@ -188,12 +172,9 @@ def test_it_keeps_the_contract():
 
 
 def test_a_simultaneous_game_takes_turns_there():
-    fa.register("t/Meet-v0", entry_point="moody_game:Meet", isolation="process")
-    env = fa.make("t/Meet-v0")
-    episode = asyncio.run(play(env, dict.fromkeys(env.possible_agents, fa.Scripted(lambda *_: "bridge")), seed=0))
-    env.close()
-    assert episode.error is None and [t.reward for t in episode.trajectories.values()] == [1.0, 1.0]
-    assert episode.trajectories["right"].instructions == "You are right."
+    episode = fa.play("forge/Commons-v0", fa.Oracle(), seed=0, env_args={"isolation": "process"})
+    assert episode.error is None and episode.rewards == fa.play("forge/Commons-v0", fa.Oracle(), seed=0).rewards
+    assert episode.trajectories["player_1"].instructions.startswith("You are ben")
 
 
 def test_its_oracle_lives_here():
