@@ -411,7 +411,7 @@ def _scratch(weaker: bool) -> Iterator[str | None]:
         if weaker:
             folder = Path(tempfile.mkdtemp(prefix="forge-sandbox-"))
             folder.chmod(0o711)
-        yield folder and str(folder)
+        yield None if folder is None else str(folder)
     except OSError as cause:
         raise SandboxError(f"the supervisor could not be started: {cause}") from cause
     finally:
