@@ -74,6 +74,10 @@ def test_the_table_of_pairs_is_large_and_has_enough_unequal_ones():
         \sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}} ≡ 0 ¦ \sin^2 x+\cos^2 x-1 ≡ 0 ¦ e^{i\pi}+1 ≡ 0
         \sqrt{2}\cdot 10^{-30} ≡ \frac{2}{\sqrt{2}}\cdot 10^{-30}
         \frac{\pi}{3}\cdot 10^{-20} ≡ 1.0471976 \times 10^{-20}
+        Sin(x) ≡ sin(x) ¦ Paris ≡ paris ¦ UK ≡ uk ¦ Apollo 11 ≡ apollo 11 ¦ A, C ≡ a, c ¦ 5 KG ≡ 5 kg ¦ 'x' ≡ x
+        x^\prime ≡ x' ¦ y″ ≡ y'' ¦ x_1'+1 ≡ 1+x_{1}^{\prime} ¦ f'(x) = 2x ≡ 2x ¦ f'(2) = \sqrt{3} ≡ \sqrt{3}
+        f^{-1}(x) = x/2 ≡ x/2 ¦ (1+r)^T ≡ (r+1)^{T} ¦ E_k = \frac{1}{2}mv^2 ≡ E_{k} = mv^2/2 ¦ I_1+I_2 ≡ I_2+I_{1}
+        \begin{pmatrix}1&2\end{pmatrix}^T ≡ \begin{pmatrix}1\\2\end{pmatrix} ¦ V = I R ≡ V = R I
     """),
 )
 def test_equal_answers_are_equal(one, other):
@@ -100,6 +104,9 @@ def test_equal_answers_are_equal(one, other):
         twenty-third ≢ 20/3 ¦ one of them is left ≢ 1 ¦ nineteen eighty-four ≢ 103 ¦ seven or eight ≢ 7 ¦ US$5 ≢ €5
         2 \text{ or } 3 ≢ 2 ¦ 1, 2, 3, 4, 5 ≢ 5 ¦ 1/0 ≢ 0
         0 ≢ e^{-50} ¦ 0 ≢ \frac{\pi}{10^{16}} ¦ 0 ≢ x \cdot 10^{-18} ¦ 0 ≢ 1.38 \times 10^{-23} T ¦ 0 ≢ e^{-40x^2}
+        m ≢ M ¦ 2m+1 ≢ 2M+1 ¦ F = ma ≢ F = Ma ¦ W = mgh ≢ W = MGh ¦ \sin X ≢ \sin x ¦ x = 3 ≢ X = 3
+        \Delta x ≢ \delta x ¦ Δ ≢ δ ¦ m_1 ≢ M_1 ¦ x' ≢ x ¦ x'+1 ≢ x+1 ¦ y''+y ≢ y'+y ¦ A' ≢ A ¦ \theta' ≢ \theta ¦ f'(x) = 2x ≢ f(x) = 2x
+        f'(2) ≢ f(2) ¦ f^{-1}(x) = x ≢ f(x) = x ¦ (1+r)^T ≢ 1+r ¦ e^T ≢ e ¦ I_1 ≢ I_2 ¦ I_1 ≢ i ¦ E_k ≢ E_p
         10^{-15} ≢ \pi \cdot 10^{-16} ¦ \sqrt{2} \cdot 10^{-20} ≢ \sqrt{3} \cdot 10^{-20} ¦ i \cdot 10^{-20} ≢ 0
     """)],
 )  # fmt: skip

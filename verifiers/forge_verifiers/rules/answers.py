@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -131,8 +131,13 @@ def fold(text: str) -> str:
     return " ".join(normalized(text).split()).casefold().removesuffix(".").removesuffix("\u3002")
 
 
-def same_text(answer: ParsedAnswer, gold: str) -> bool:
-    """True if an answer equals the gold answer after `fold`. For a gold option, whether this option is chosen."""
+def same_text(answer: ParsedAnswer, gold: str, *, differ: Callable[[str, str], bool] | None = None) -> bool:
+    """True if an answer equals the gold answer after `fold`. For a gold option, whether this option is chosen.
+
+    Args:
+        differ: Whether texts that are equal after `fold` differ in meaning. By default `units_differ`.
+    """
+    differ = differ or units_differ
     if letter := choice_letter(gold):
         return chosen_letter(answer.text) == letter
     target = fold(gold)
@@ -143,7 +148,7 @@ def same_text(answer: ParsedAnswer, gold: str) -> bool:
         if polar:
             return polar[1].lower() == target
     texts = (answer.raw, answer.value) if answer.source != "fallback" else (answer.raw,)
-    return any(fold(text) == target and not units_differ(text, gold) for text in texts)
+    return any(fold(text) == target and not differ(text, gold) for text in texts)
 
 
 def units_differ(answer: str, gold: str) -> bool:

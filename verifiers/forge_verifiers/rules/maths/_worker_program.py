@@ -16,12 +16,12 @@ import random
 import resource
 import signal
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
+from math_verify import LatexExtractionConfig, parse, parser, verify
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
@@ -30,6 +30,9 @@ _MAX_BITS = 1000
 _POINTS, _MIN_POINTS = 5, 3
 _MAYBE_ZERO = 1e-14
 _EXACT = 1e-12  # relative difference of equal values in 30 digits, after cancellation
+
+
+parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
 
 
 def main() -> None:

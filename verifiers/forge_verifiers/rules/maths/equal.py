@@ -44,6 +44,8 @@ _SHORT = re.compile(
     r"([A-Za-z][a-z]+(?:\s[A-Za-z]+){0,5})\s+\((?!No\)|Or\))([A-Z][a-z]|[A-Z]{1,6})\)"  # gold (Au)
     r"|((?:[A-Z][a-z]?\d*){1,12})\s+\((?!(?:wrong|incorrect|false|not?|maybe|perhaps|or)\b)([a-z]+(?:\s[a-z]+){0,3})\)"
 )
+_LETTERS = re.compile(r"\\?[^\W\d_]+")
+_OPTIONS = re.compile(r"[A-Ea-e](?:,?[A-Ea-e])*")
 _STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _MAX_ALTERNATIVES = 8
@@ -163,8 +165,8 @@ class MathEqual(_FormulaRule):
     math-verify (https://github.com/huggingface/Math-Verify) and compared in sympy: sets, intervals and their unions,
     tuples, matrices, equations and inequalities, and expressions at fixed points, where unequal expressions agree with
     probability near 0 (Schwartz 1980). A list without brackets is a set of answers. A unit or percent sign may be
-    missing on one side, but must not differ. ``log`` is the natural logarithm, ``lg`` the decimal one. Words are
-    compared as text, and multiple-choice answers by letter.
+    missing on one side, but must not differ. ``log`` is the natural logarithm, ``lg`` the decimal one. The case and the
+    primes of symbols count, so that m is not M. Words are compared as text, and multiple-choice answers by letter.
 
     Formulas are compared in up to four processes, which start with the first formula and use about 100 MB each. An
     answer that needs more than three seconds of processor time or 3 GB is wrong. If math-verify cannot read the gold
@@ -193,7 +195,7 @@ class MathEqual(_FormulaRule):
             if (answer_and_golds := self.read(trajectory)) is None:
                 continue
             answer, golds = answer_and_golds
-            if any(same_text(answer, gold) for gold in golds):
+            if any(same_text(answer, gold, differ=_symbols_differ) for gold in golds):
                 scores[row] = 1.0
             else:
                 pairs_of[row] = [(answer.value, gold) for gold in golds if not choice_letter(gold)]
@@ -232,15 +234,15 @@ def equal_answers(
         formulas = [first for first, *_ in formulas_of.values()]
         equal = WORKERS.compare(formulas, tolerance=tolerance, timeout_s=end - time.monotonic())
         for pair, (first, *rest) in list(formulas_of.items()):
-            result = equal.get(first, "late")
-            if not rest or result == "late":
+            is_equal = equal.get(first)
+            if first not in equal or not rest:
                 del formulas_of[pair]
-                results |= {} if result == "late" else {pair: result}
-            elif result is True and len(rest) == 1:  # all alternatives are equal to the gold answer
+                results |= {pair: is_equal} if first in equal else {}
+            elif is_equal and len(rest) == 1:  # all alternatives are equal to the gold answer
                 del formulas_of[pair]
                 results[pair] = True
             else:  # an unequal alternative leaves the answer as a whole, such as a list
-                formulas_of[pair] = rest if result is True else rest[-1:]
+                formulas_of[pair] = rest if is_equal else rest[-1:]
     return results
 
 
@@ -248,8 +250,8 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
     """The result if text or plain numbers decide, else formulas to compare: alternatives, then the whole answer."""
     if not answer.strip():
         return False
-    if any(fold(part) == fold(gold) or (plain_text(part) or "-") == plain_text(gold) for part in _names(answer)):
-        return not units_differ(answer, gold)
+    if (is_equal := _compare_texts(answer, gold)) is not None:
+        return is_equal
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
     gold_fields, answer_fields = fields(gold), fields(answer)
@@ -274,6 +276,31 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
         same_name = not name or not gold_name or name == gold_name
         return same_name and same_decimal(value, gold_value, tolerance)
     return _formulas(answer, gold, parts)
+
+
+def _compare_texts(answer: str, gold: str) -> bool | None:
+    """The result if the texts are equal up to their notation, else None."""
+    if not any(fold(part) == fold(gold) or (plain_text(part) or "-") == plain_text(gold) for part in _names(answer)):
+        return None
+    return False if units_differ(answer, gold) else None if _symbols_differ(answer, gold) else True
+
+
+def _symbols_differ(answer: str, gold: str) -> bool:
+    """True for texts that differ in the case of a symbol, as m and M, or in units. Case of words does not count."""
+    if units_differ(answer, gold):
+        return True
+    texts = [plain_text(text, casefold=False) for text in (answer, gold)]
+    if texts[0] == texts[1] or is_words(gold) or (read_quantity(answer) and read_quantity(gold)):
+        return False
+    is_word = all(_OPTIONS.fullmatch(text) or (text.isalpha() and len(text) > 1) for text in texts)
+    runs = zip(*(_LETTERS.findall(text) for text in texts), strict=False)
+    return not is_word and any(a != b and not _is_word(a, b) for a, b in runs)
+
+
+def _is_word(a: str, b: str) -> bool:
+    """True if letters in formulas are a word, such as Sin and sin, and not a product of symbols, such as mgh."""
+    forms = {a.lower(), a.upper(), a.capitalize()}
+    return "\\" not in a and (len(a) > 3 or (len(a) == 3 and {a, b} <= forms))
 
 
 def _names(answer: str) -> Sequence[str]:
@@ -312,5 +339,6 @@ def plain_text(text: str, *, casefold: bool = True) -> str:
     text = re.sub(r"(?<=[A-Za-z]),?\s+and\s+(?=[A-Za-z])", ",", _ARROW.sub("->", text))
     text = _ARTICLE.sub("", text) if is_words(text) else text
     text = "".join(ion.groups()) if (ion := _ION.fullmatch(text)) else text
-    text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text).strip("\"'").rstrip(".")
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text).strip('"')
+    text = (text[1:-1] if text[:1] == text[-1:] == "'" else text).rstrip(".")  # a prime is no quotation mark
     return text.casefold() if casefold else text

@@ -46,7 +46,7 @@ _COMMANDS = (
     r"\mathbb{R}|\mathbb{Z}|\mathbb{N}|\mathbb{Q}|\le |\ge |\neq |\cup |\cap |\in |\pi |\pm |\infty |\emptyset |/"
 )
 _LATEX_OF = str.maketrans(dict(zip("ℝℤℕℚ≤≥≠∪∩∈π±∞∅÷", _COMMANDS.split("|"), strict=True)))
-_LATEX_OF |= str.maketrans({"λ": r"\lambda ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta "})
+_LATEX_OF |= str.maketrans({"′": "'", "″": "''", "λ": r"\lambda ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta "})
 _RELATION = re.compile(r"[<>\u2264\u2265\u2248]|!=|\\(?:le|ge|lt|gt|ne|neq|leq|geq|approx|in)(?![A-Za-z])")
 _Spelling = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[str, _Spelling], ...] = (
@@ -95,7 +95,8 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"(?<=\S)\s*(?:≈|\\approx(?![A-Za-z]))", "="),
     (r"^\s*(?:≈|\\approx(?![A-Za-z]))", ""),
     (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])", ""),
-    (r"^\s*([A-Za-z])(?:'+|\^\s*\{\s*-1\s*\})?\s*\(\s*[A-Za-z]\s*\)\s*=", r"\1="),  # f(x) = ...
+    (r"^\s*([A-Za-z])\^\s*(?:-1|\{\s*-1\s*\})\s*\(\s*[A-Za-z]\s*\)\s*=", r"\1_{inv}="),
+    (r"^\s*([A-Za-z]'*)\s*\(\s*[A-Za-z]\s*\)\s*=", r"\1="),  # f(x) = ...
     (r"=\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*$", r"=\1"),
     (r"(?<=\\mathbb\{[RZNQC]\})\s*-\s*(?=\\\{)", r"\\setminus "),
     (r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", ","),
@@ -113,12 +114,17 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"(?<!\\)%", r"\\%"),
 )
 _SPELLED = tuple((re.compile(pattern), spelling) for pattern, spelling in _RULES)
+_PRIMED = re.compile(
+    r"(\\[A-Za-z]+|[A-Za-z])(?:_\s*(?:(\w)|\{([^{}]*)\}))?(?:('+)|\^\s*(?:\{\s*((?:\\prime\s*|')+)\}|(\\prime(?![A-Za-z]))))"
+)
+_INDEXED = re.compile(r"(?<![A-Za-z\\])([EIe])_\s*(?:(\w)|\{([^{}]*)\})")  # math-verify reads no such index of these
+_POWER_T = re.compile(r"\^\s*(?:T(?![A-Za-z])|\{\s*T\s*\})")  # which math-verify reads as a transposed matrix
 _MAX_DEPTH = 30
 _LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)")
 _CALL = re.compile(r"(\\sqrt|\^|(?<![A-Za-z\\])(?:abs|exp))\s*\(")
 _BRACES = {"abs": (r"\left|", r"\right|"), "exp": ("e^{", "}")}
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5,}")
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\}|\\(?:mathbb|overline|operatorname)\{\w+\}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\}|\\(?:mathbb|overline|operatorname|variable)\{\w+\}")
 _NOT_READ = re.compile(r"\d\s+[\d.]|\d\s*_|(?<![\w.])0[xXbo]\w")
 """Two numbers without an operator, and numbers with an index or a prefix, which math-verify would misread."""
 _EXPENSIVE = re.compile(
@@ -144,6 +150,8 @@ def latex(text: str) -> str | None:
     text = _NAME.sub(r"\\\1 ", text)
     text = _LOG.sub(r"\\ln ", re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10} ", text))
     text = re.sub(r"\\log\s*_\s*(\d+)", r"\\log_{\1}", text)
+    text = _INDEXED.sub(_variable, _PRIMED.sub(_with_primes, text))
+    text = text if r"\begin" in text else _POWER_T.sub(r"^{\\variable{T}}", text)
     text = _braced(text)
     if text.startswith("{") and text.endswith("}"):
         text = f"\\{{{text[1:-1]}\\}}"
@@ -152,6 +160,18 @@ def latex(text: str) -> str | None:
     if "$" in text or is_large or _WORD.search(plain) or _NOT_READ.search(text):
         return None
     return text.strip() or None
+
+
+def _with_primes(match: re.Match[str]) -> str:
+    r"""``x''`` as ``x_{\prime\prime}``, because math-verify ignores primes."""
+    primes = match[4] or match[5] or match[6]
+    number = primes.count("'") + primes.count("prime")
+    return f"{match[1]}_{{{match[2] or match[3] or ''}" + number * r"\prime" + "}"
+
+
+def _variable(match: re.Match[str]) -> str:
+    index = re.sub(r"\W", "", match[2] or match[3])
+    return rf"\variable{{{match[1]}_{index}}}" if index else match[0]
 
 
 def _depth(text: str) -> int:
