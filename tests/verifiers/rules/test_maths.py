@@ -105,8 +105,9 @@ def test_equal_answers_are_equal(one, other):
         2 \text{ or } 3 ≢ 2 ¦ 1, 2, 3, 4, 5 ≢ 5 ¦ 1/0 ≢ 0
         0 ≢ e^{-50} ¦ 0 ≢ \frac{\pi}{10^{16}} ¦ 0 ≢ x \cdot 10^{-18} ¦ 0 ≢ 1.38 \times 10^{-23} T ¦ 0 ≢ e^{-40x^2}
         m ≢ M ¦ 2m+1 ≢ 2M+1 ¦ F = ma ≢ F = Ma ¦ W = mgh ≢ W = MGh ¦ \sin X ≢ \sin x ¦ x = 3 ≢ X = 3
-        \Delta x ≢ \delta x ¦ Δ ≢ δ ¦ m_1 ≢ M_1 ¦ x' ≢ x ¦ x'+1 ≢ x+1 ¦ y''+y ≢ y'+y ¦ A' ≢ A ¦ \theta' ≢ \theta ¦ f'(x) = 2x ≢ f(x) = 2x
-        f'(2) ≢ f(2) ¦ f^{-1}(x) = x ≢ f(x) = x ¦ (1+r)^T ≢ 1+r ¦ e^T ≢ e ¦ I_1 ≢ I_2 ¦ I_1 ≢ i ¦ E_k ≢ E_p
+        \Delta x ≢ \delta x ¦ Δ ≢ δ ¦ m_1 ≢ M_1 ¦ x' ≢ x ¦ x'+1 ≢ x+1 ¦ y''+y ≢ y'+y ¦ A' ≢ A ¦ \theta' ≢ \theta
+        f'(x) = 2x ≢ f(x) = 2x ¦ f'(2) ≢ f(2) ¦ f^{-1}(x) = x ≢ f(x) = x ¦ (1+r)^T ≢ 1+r ¦ e^T ≢ e
+        I_1 ≢ I_2 ¦ I_1 ≢ i ¦ E_k ≢ E_p
         10^{-15} ≢ \pi \cdot 10^{-16} ¦ \sqrt{2} \cdot 10^{-20} ≢ \sqrt{3} \cdot 10^{-20} ¦ i \cdot 10^{-20} ≢ 0
     """)],
 )  # fmt: skip

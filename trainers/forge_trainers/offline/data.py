@@ -457,6 +457,10 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     text = renderer.text(turn.response_ids)
     if (turn.action or turn.reasoning) not in text and not (named and all(name in text for name in named)):
         return False
+    try:
+        renderer.answer(text, cut=True)  # reward and reader see the action only, so the rest opens no role
+    except ControlTokenError:
+        return False
     messages = turn.new_messages.messages if turn.new_messages is not None else ()
     return renderer.reads(turn.prompt_ids, messages[-1][1] if messages else turn.observation)
 
