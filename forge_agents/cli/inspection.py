@@ -63,9 +63,10 @@ def _report_verifiers(run: str, out: str) -> int:
     "forge-agents list --models",
     "forge-agents list --models Qwen/Qwen3-0.6B ./models/mine",
     "forge-agents list --models Qwen/Qwen3-0.6B --download",
+    "forge-agents list --models openai/gpt-oss-20b --bfloat16 models/gpt-oss-20b",
 )
 def list_(argv: Sequence[str]) -> int:
-    """List environments, suites and models. Download a model."""
+    """List environments, suites and models. Download or convert a model."""
     parser = make_parser("list")
     parser.add_argument("names", nargs="*", default=[], help=_NAMES)
     parser.add_argument("--tag", type=str, help="List only environments with this tag.")
@@ -78,6 +79,11 @@ def list_(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--download", action="store_true", help="Download the weights of --models and print folders.")
     parser.add_argument("--ignore", type=str, nargs="*", default=[], help="File patterns that --download leaves out.")
+    parser.add_argument(
+        "--bfloat16",
+        type=str,
+        help="Write a copy of --models, a gpt-oss with experts in 4 bits, to this folder. The copy can be trained.",
+    )
     options = parser.parse_args(list(argv))
     if options.models is not None and (options.names or options.tag):
         parser.error("--models cannot be combined with environments or --tag")
@@ -85,7 +91,14 @@ def list_(argv: Sequence[str]) -> int:
         parser.error("--download needs --models with at least one Hugging Face id")
     if options.ignore and not options.download:
         parser.error("--ignore needs --download")
-    if options.download:
+    if options.bfloat16 is not None:
+        if len(options.models or ()) != 1 or options.download:
+            parser.error("--bfloat16 needs --models with one model, and no --download")
+        from forge_agents.models.resolve import resolve
+        from forge_trainers.learner.mxfp4 import write_bfloat16
+
+        print(write_bfloat16(resolve(options.models[0]), user_path(options.bfloat16)))
+    elif options.download:
         from forge_agents.models.resolve import download
 
         for name in options.models:

@@ -84,11 +84,7 @@ FAMILIES = (
     Family(name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",)),
     Family(name="gemma3", models="Gemma 3 for text", architectures=("Gemma3ForCausalLM",)),
     Family(name="phi3", models="Phi-3, Phi-3.5 and Phi-4", architectures=("Phi3ForCausalLM",)),
-    Family(
-        name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",),
-        untrainable_reason="its weights are stored in four bits, which the learner does not read, and packed attention "
-        "on CPU has no sinks",
-    ),
+    Family(name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",)),
     Family(
         name="qwen3_5", models="Qwen3.5, for text",
         architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
@@ -174,6 +170,13 @@ _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
         **dict.fromkeys(("factor", "attention_factor", "short_mscale", "long_mscale"), (None,)),
     },
     "Qwen3_5ForCausalLM": {"partial_rotary_factor": None, "rope_type": ("default",), "attn_output_gate": (True,)},
+    "GptOssForCausalLM": {  # the only values that vLLM computes
+        "attention_bias": (True,),
+        "rope_type": ("yarn",),
+        "swiglu_alpha": (1.702,),
+        "swiglu_limit": (7.0,),
+        "tie_word_embeddings": (False,),
+    },
 }
 """Values that differ by architecture. None: any value."""
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -248,11 +251,26 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         )
     config = decoder_config(config)
     architecture = architecture_of(config)
-    required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
+    required = _REQUIRED
+    if num_experts(config):
+        required += ("num_experts_per_tok",) if has_sinks(config) else _REQUIRED_OF_EXPERTS
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
+    quantization = config.get("quantization_config") or {}
+    if quantization.get("quant_method") == "mxfp4" and has_sinks(config):
+        raise ValueError(
+            "its experts are stored in 4 bits (MXFP4), which are not trained. Write a copy in bfloat16 with "
+            "`forge-agents list --models MODEL --bfloat16 FOLDER`, and train FOLDER"
+        )
+    kinds_of_layers = config.get("layer_types") or ()
+    if has_sinks(config) and any(
+        kind != ("sliding_attention", "full_attention")[i % 2] for i, kind in enumerate(kinds_of_layers)
+    ):
+        raise ValueError("layer_types is not supported by the learner: only sliding and full attention in turn")
     rope = rope_of(config)
-    kinds = [{**config, **rope}, rope_of(config, "sliding_attention")]
+    kinds = [{**config, **rope}]
+    if architecture == "Gemma3ForCausalLM":
+        kinds.append(rope_of(config, "sliding_attention"))
     only_values = {**_ONLY_VALUES, **_VALUES_OF.get(architecture, {})}
     for settings, (key, allowed) in itertools.product(kinds, only_values.items()):
         if allowed is not None and key in settings and settings[key] not in allowed:
@@ -304,6 +322,16 @@ def is_recurrent(config: Mapping[str, Any], layer: int | None = None) -> bool:
     return bool(kinds[layer] == "linear_attention" if kinds else (layer + 1) % config.get("full_attention_interval", 4))
 
 
+def has_sinks(config: Mapping[str, Any]) -> bool:
+    """Return whether the model is gpt-oss, with attention sinks, and biases in attention, router and experts."""
+    return architecture_of(config) == "GptOssForCausalLM"
+
+
+def expert_size(config: Mapping[str, Any]) -> int:
+    """Return the intermediate size of an expert."""
+    return int(config["intermediate_size"] if has_sinks(config) else config["moe_intermediate_size"])
+
+
 def recurrent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
     """Return the numbers of key and value heads, the sizes of a key and a value, and the width of the convolution."""
     config = decoder_config(config)
@@ -315,7 +343,7 @@ def recurrent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int, int]
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
     """Return the size of an attention head."""
-    default = 256 if architecture_of(config) == "Qwen3_5ForCausalLM" else None
+    default = {"Qwen3_5ForCausalLM": 256, "GptOssForCausalLM": 64}.get(architecture_of(config))
     return int(config.get("head_dim") or default or config["hidden_size"] // config["num_attention_heads"])
 
 

@@ -93,6 +93,8 @@ class ModelSize:
     """Number of norms of a layer's hidden states."""
     fused: bool
     """Whether queries, keys and values are one weight, and gate and up projection another."""
+    sinks: bool
+    """Whether attention has sinks, as in gpt-oss."""
     num_experts: int
     """Number of experts per layer, or 0 for a dense model."""
     experts: int
@@ -165,6 +167,7 @@ class ModelSize:
             qk_norm=model_type.startswith(("qwen3", "gemma3")),
             norms=norms,
             fused=families.is_fused(config),
+            sinks=families.has_sinks(config),
             num_experts=count,
             experts=3 * hidden * between * count,
             dense=attention + norms * hidden + (hidden * count if count else 3 * hidden * between),

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5"]
+Family: TypeAlias = Literal[
+    "llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5", "gpt_oss"
+]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 HIDDEN = 128
@@ -42,6 +44,7 @@ _ARCHITECTURES = {
     "phi3": "Phi3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "qwen3_5": "Qwen3_5ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
@@ -72,7 +75,8 @@ def tiny_model(
         family: ``"llama"``, ``"qwen3"`` (normalized queries and keys), ``"qwen3_moe"`` (four experts per layer, two
             per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
             in the first layer only), ``"mistral"``, ``"phi3"`` (fused weights), ``"gemma3"`` (a sliding window of 64
-            positions in the first layer) or ``"qwen3_5"`` (a recurrent state in the first layer).
+            positions in the first layer), ``"qwen3_5"`` (a recurrent state in the first layer) or ``"gpt_oss"`` (sinks,
+            biases, four experts per layer, and a window as Gemma's; `tied` is not supported).
         seed: Seed of the weights. Equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Whether the output head shares the embedding. Otherwise ``lm_head.weight`` is stored as well.
@@ -89,6 +93,7 @@ def tiny_model(
 
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    tied = tied and family != "gpt_oss"
     config = _config(family, dtype, tied) | dict(settings or {})
     write_json(folder / "config.json", config)
     write_json(
@@ -163,6 +168,18 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
         }  # fmt: skip
     elif family.startswith("qwen"):
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
+    if family == "gpt_oss":
+        config |= {
+            "attention_bias": True,
+            "intermediate_size": EXPERT_INTERMEDIATE,
+            "num_local_experts": EXPERTS,
+            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "swiglu_limit": 7.0,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+                                "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128},
+        }  # fmt: skip
     if family == "qwen3_moe":
         config |= {
             "num_experts": EXPERTS,
@@ -198,6 +215,9 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         }
         recurrent = family == "qwen3_5" and layer == 0
         weights |= _recurrent(prefix, matrix, norm) if recurrent else _attention(prefix, family, matrix, head_dim)
+        if family == "gpt_oss":
+            weights |= _biased(prefix, matrix, head_dim)
+            continue
         hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
         experts = [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]
         for expert in experts:
@@ -248,6 +268,23 @@ def _recurrent(prefix: str, matrix: Any, norm: Any) -> dict[str, torch.Tensor]:
         prefix + "dt_bias": 10 * matrix(RECURRENT_HEADS[1]),
         prefix + "norm.weight": 1 + norm(RECURRENT_HEAD_DIM),  # the model does not add 1 to this norm
         prefix + "out_proj.weight": matrix(HIDDEN, values),
+    }
+
+
+def _biased(prefix: str, matrix: Any, head_dim: int) -> dict[str, torch.Tensor]:
+    """Sinks, biases and experts of a layer of gpt-oss."""
+    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
+    hidden = EXPERT_INTERMEDIATE
+    return {
+        **{f"{prefix}self_attn.{name}_proj.bias": matrix(number * head_dim) for name, number in heads.items()},
+        prefix + "self_attn.o_proj.bias": matrix(HIDDEN),
+        prefix + "self_attn.sinks": 10 * matrix(HEADS),
+        prefix + "mlp.router.weight": matrix(EXPERTS, HIDDEN),
+        prefix + "mlp.router.bias": matrix(EXPERTS),
+        prefix + "mlp.experts.gate_up_proj": matrix(EXPERTS, HIDDEN, 2 * hidden),
+        prefix + "mlp.experts.gate_up_proj_bias": matrix(EXPERTS, 2 * hidden),
+        prefix + "mlp.experts.down_proj": matrix(EXPERTS, hidden, HIDDEN),
+        prefix + "mlp.experts.down_proj_bias": matrix(EXPERTS, HIDDEN),
     }
 
 

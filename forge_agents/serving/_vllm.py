@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -249,6 +249,8 @@ def _patch(config: EnginePlan) -> None:
 
     if _is_recurrent(config.model):
         _register_recurrent()
+    if families.has_sinks(models.read_json(Path(config.model, "config.json"))):
+        _reload_experts_and_sinks()
     if current_platform.is_cpu():
         _permit_tiles(_dtype(config))
         _use_gloo_between_ranks()
@@ -277,6 +279,46 @@ def _register_recurrent() -> None:
             del sys.modules[name]
     Qwen3_5ForCausalLM.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={"model.visual.": None})
     ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5ForCausalLM)
+
+
+_STACKS = {"gate_up_proj": "w13_weight", "gate_up_proj_bias": "w13_bias", "down_proj": "w2_weight",
+           "down_proj_bias": "w2_bias"}  # fmt: skip
+"""Weights of the experts of gpt-oss, and vLLM's names for the weights of one of them."""
+
+
+def _reload_experts_and_sinks() -> None:
+    """Make vLLM's reload see the experts and the sinks of gpt-oss.
+
+    It waits for calls of the weights' loaders, and vLLM copies sinks and stacks of experts without them: the update
+    would be lost.
+    """
+    from vllm.distributed import get_tensor_model_parallel_rank
+    from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
+
+    original = GptOssForCausalLM.load_weights
+    if original.__module__ == __name__:  # a second engine in this process
+        return
+
+    def load_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> set[str]:
+        sinks = {name: weight for name, weight in model.named_parameters() if name.endswith(".attn.sinks")}
+
+        def others() -> Iterator[tuple[str, Any]]:
+            for name, tensor in weights:
+                layer, _, part = name.partition(".mlp.experts.")
+                if part in _STACKS:
+                    yield from ((f"{layer}.mlp.experts.{i}.{_STACKS[part]}", one) for i, one in enumerate(tensor))
+                elif name.endswith(".sinks"):
+                    weight = sinks[name.replace(".self_attn.", ".attn.")]
+                    heads = slice(get_tensor_model_parallel_rank() * len(weight), None)
+                    load = getattr(weight, "weight_loader", default_weight_loader)
+                    load(weight, tensor[heads][: len(weight)])
+                else:
+                    yield name, tensor
+
+        return set(original(model, others())) | sinks.keys()
+
+    GptOssForCausalLM.load_weights = load_weights
 
 
 def _permit_tiles(dtype: str) -> None:

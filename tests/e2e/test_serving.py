@@ -491,6 +491,7 @@ def test_request_in_flight_continues_with_new_weights(run, store, engine, tiny_m
         ("gemma3", True, "bfloat16"),
         ("qwen3_5", True, "bfloat16"),
         ("qwen3_5", False, "bfloat16"),
+        ("gpt_oss", False, "bfloat16"),
     ],
 )
 def test_updated_engine_equals_a_new_one(run, bench, tiny_models, *, family, tied, dtype):

@@ -47,6 +47,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("qwen3_5", {}),
     ("qwen3_5", {"head_dim": 64, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}}),
+    ("gpt_oss", {}),
+    ("gpt_oss", {"head_dim": 64, "sliding_window": 9, "layer_types": None, "num_experts_per_tok": 1}),
     ("phi3", {}),
     ("phi3", {"sliding_window": 9}),
     ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
@@ -101,7 +103,7 @@ def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Te
     return result
 
 
-@pytest.mark.parametrize("family", ["gemma3", "phi3", "qwen2", "qwen3_5"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "phi3", "qwen2", "qwen3_5"])
 def test_gradients_equal_transformers(tiny_models, family):
     model = tiny_models(family=family)
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
@@ -136,6 +138,8 @@ def test_gradients_equal_transformers(tiny_models, family):
             ("gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5", "smollm3"), (None, LoRA(rank=4))
         ),
         ("qwen3_moe", None),
+        ("gpt_oss", None),
+        ("gpt_oss", LoRA(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj"))),  # experts have none
     ],
 )
 def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
@@ -153,7 +157,7 @@ def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch
         assert (ours - export(ids).logits).abs().max() < 2e-5
         assert (ours - before(ids).logits).abs().max() > 1e-2
     moved = [name for name, x in export.state_dict().items() if not torch.equal(x, before.state_dict()[name])]
-    assert any(".bias" in name for name in moved) == (family == "qwen2" and lora is None)
+    assert any(".bias" in name for name in moved) == (family in {"qwen2", "gpt_oss"} and lora is None)
     assert AutoTokenizer.from_pretrained(tmp_path / "export").encode("hi") == [*b"hi"]
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 

@@ -42,6 +42,7 @@ from forge_trainers.losses.policy_loss import PolicyLoss
         {"family": "phi3", "tied": False},
         {"family": "gemma3"},
         {"family": "qwen3_5"},
+        {"family": "gpt_oss"},
     ],
     ids=str,
 )
@@ -574,6 +575,7 @@ def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards
         ("qwen3_moe", {"ep": 3}, "ep=3 does not divide the model's num_experts=4"),
         ("qwen3_moe", {"tp": 2}, "Set learner.ep"),
         ("phi3", {"tp": 2}, "tp=2 is not supported for Phi"),
+        ("gpt_oss", {"tp": 2, "ep": 2}, "tp=2 is not supported for gpt-oss"),
         ("qwen3_5", {"tp": 2}, "tp=2 is not supported for Qwen3.5"),
         ("qwen3_5", {"compile": True}, "compile=True is not supported for Qwen3.5"),
     ],

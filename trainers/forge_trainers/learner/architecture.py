@@ -1,7 +1,8 @@
 """TorchTitan model specs from the config.json of a Hugging Face model.
 
 Llama uses TorchTitan's Llama blocks. All other families are its Qwen3 blocks with other options: biases, norms of
-queries and keys, RoPE frequencies, sliding windows, experts. `fused` has the layers of Phi, `gemma` those of Gemma.
+queries and keys, RoPE frequencies, sliding windows, experts. `fused` has the layers of Phi, `gemma` those of Gemma,
+`gpt_oss` those of gpt-oss.
 
 Axes: R tokens routed to the experts of this rank, D hidden size, E experts, F hidden size of an expert.
 """
@@ -20,19 +21,19 @@ from torch.distributed.tensor import DTensor
 
 from forge_agents.models import families
 from forge_agents.models import resolve as models
-from forge_trainers.learner import gemma, qwen3_5, titan
+from forge_trainers.learner import gemma, gpt_oss, qwen3_5, titan
 from forge_trainers.learner.fused import FusedFeedForward, FusedQKV
 from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 
 _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
-_BIASED = ("Qwen2ForCausalLM",)
+_BIASED = ("Qwen2ForCausalLM", "GptOssForCausalLM")
 """Architectures with biases of queries, keys and values, which their config.json does not mention."""
 _NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", "Qwen3_5ForCausalLM")
 """Architectures that normalize queries and keys per head."""
 _SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM")
 """Architectures with the window of their config.json in all layers."""
-_THETA = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6}
+_THETA = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6, "GptOssForCausalLM": 1.5e5}
 """Default of RoPE's base where it is not 10,000."""
 _OFFSET_NORMED = ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM")
 """Architectures whose norms have the factor ``1 + weight``."""
@@ -71,14 +72,16 @@ def spec_from_config(
     config = families.decoder_config(config)
     name = config["architectures"][0]
     is_llama, is_gemma = name == "LlamaForCausalLM", name == "Gemma3ForCausalLM"
+    has_sinks = families.has_sinks(config)
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
     head_dim = families.head_dim_of(config)
     tied = families.is_tied(config)
+    epsilon = 1e-5 if has_sinks else 1e-6
     ropes = _ropes(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
 
     def norm(size: int, *, offset: bool = name in _OFFSET_NORMED) -> Any:
         kind = ((gemma.RMSNorm, gemma.LeanRMSNorm) if offset else (titan.RMSNorm, RMSNorm))[lean]
-        return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
+        return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", epsilon), param_init=_ONES)
 
     def attention(layer: int) -> Any:
         if families.is_recurrent(config, layer):
@@ -93,6 +96,8 @@ def spec_from_config(
             scale = config.get("query_pre_attn_scalar", 256) ** -0.5
             post_norms = {"attention_post_norm": norm(dim), "ffn_post_norm": norm(dim)}
             return gemma.TransformerBlock.Config(**parts, **post_norms, scale=scale)
+        if has_sinks:
+            return titan.GptOssTransformerBlock.Config(**parts)
         return (titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock).Config(**parts)
 
     layers = [
@@ -106,6 +111,9 @@ def spec_from_config(
     ]
     embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
     kind = titan.Llama3Model if is_llama else gemma.Model if is_gemma else titan.Qwen3Model
+    parallelize = titan.parallelize_llama if is_llama else titan.parallelize_qwen3
+    if has_sinks:
+        kind, parallelize = titan.GptOssModel, titan.parallelize_gptoss
     model = (qwen3_5.Model if families.is_recurrent(config) else kind).Config(
         dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
         tok_embeddings=(Embedding if lean else titan.Embedding).Config(
@@ -117,7 +125,7 @@ def spec_from_config(
         name="llama3" if is_llama else "qwen3",
         flavor="hf",
         model=model,
-        parallelize_fn=titan.parallelize_llama if is_llama else titan.parallelize_qwen3,
+        parallelize_fn=parallelize,
         pipelining_fn=titan.pipeline_llm,
         post_optimizer_build_fn=None,
         state_dict_adapter=adapter,
@@ -165,6 +173,12 @@ def _attention(
     if name in _BIASED:
         for part in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
             setattr(gqa.qkv_linear, part, replace(getattr(gqa.qkv_linear, part), bias=True))
+    if families.has_sinks(config):
+        return gpt_oss.Attention.Config(
+            n_heads=num_heads, n_kv_heads=gqa.n_kv_heads, head_dim=head_dim, dim=dim, qkv_linear=gqa.qkv_linear,
+            wo=replace(gqa.wo, bias=True), inner_attention=inner, rope=rope,
+            param_init={"sinks": torch.nn.init.zeros_},
+        )  # fmt: skip
     return gqa
 
 
@@ -209,15 +223,17 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
     """Size of a layer's sliding window in positions, including the query's own. None: no window."""
     name = config["architectures"][0]
     default = None if name in {"SmolLM3ForCausalLM", "Phi3ForCausalLM"} else 4096  # as in transformers
-    window = config.get("sliding_window", default)
+    window = config.get("sliding_window", 128 if families.has_sinks(config) else default)
     if not window or name == "LlamaForCausalLM":
         return None
-    if name not in {*_SLIDING, "Gemma3ForCausalLM"} and not config.get("use_sliding_window"):
+    if name not in {*_SLIDING, "Gemma3ForCausalLM", "GptOssForCausalLM"} and not config.get("use_sliding_window"):
         return None
     if name in {*_SLIDING, "Qwen3MoeForCausalLM"}:
         slides = True
     elif name == "Gemma3ForCausalLM":
         slides = _is_local(config, layer)
+    elif families.has_sinks(config):
+        slides = layer % 2 == 0
     elif kinds := config.get("layer_types"):
         slides = kinds[layer] == "sliding_attention"
     elif name == "SmolLM3ForCausalLM":
@@ -392,7 +408,7 @@ class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc] 
 
 
 _ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter,
-             "Qwen3_5ForCausalLM": RecurrentStateDictAdapter,
+             "GptOssForCausalLM": gpt_oss.StateDictAdapter, "Qwen3_5ForCausalLM": RecurrentStateDictAdapter,
              "Qwen3_5ForConditionalGeneration": TextPartStateDictAdapter}  # fmt: skip
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
@@ -416,30 +432,35 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
 
 
 def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
-    """Mixture of experts of a Qwen3 layer: the top experts, weighted by a softmax over all experts.
+    """Mixture of experts of a layer: the top experts, weighted by a softmax over all experts.
 
     There is no load balancing: the model does not have the bias that TorchTitan uses, and the auxiliary loss of
     pre-training is left out.
     """
     dim, count, top_k = config["hidden_size"], families.num_experts(config), config["num_experts_per_tok"]
+    has_sinks = families.has_sinks(config)
+    experts = {"dim": dim, "hidden_dim": families.expert_size(config), "num_experts": count}
+    if has_sinks:
+        names = ("mlp1_weight_EGD", "mlp1_bias_EG", "mlp2_weight_EDF", "mlp2_bias_ED")
+        inner = gpt_oss.Experts.Config(**experts, param_init=dict.fromkeys(names, param_init))
+    else:
+        names = ("w1_EFD", "w2_EDF", "w3_EFD")
+        inner = Experts.Config(**experts, param_init=dict.fromkeys(names, param_init))
     return titan.make_moe_config(
         num_experts=count,
         load_balance_coeff=None,
         router=titan.make_router_config(
             dim=dim,
             num_experts=count,
-            gate_param_init={"weight": param_init},
+            gate_param_init={"weight": param_init, "bias": torch.nn.init.zeros_},
             top_k=top_k,
             score_func="softmax",
-            route_norm=bool(config.get("norm_topk_prob", False)),
+            # gpt-oss has a softmax over the chosen experts, which is the same
+            route_norm=has_sinks or bool(config.get("norm_topk_prob", False)),
+            bias=has_sinks,
         ),
         routed_experts=titan.RoutedExperts.Config(
-            inner_experts=Experts.Config(
-                dim=dim,
-                hidden_dim=config["moe_intermediate_size"],
-                num_experts=count,
-                param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), param_init),
-            ),
+            inner_experts=inner,
             token_dispatcher=titan.make_token_dispatcher_config(
                 num_experts=count, top_k=top_k, comm_backend="standard"
             ),

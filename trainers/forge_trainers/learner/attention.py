@@ -64,7 +64,7 @@ class AttentionPlan:
     window: int | None = None
     """Size of the sliding window in positions, including the query's own. None: no window."""
     _within: dict[int, AttentionPlan] = field(default_factory=dict, compare=False)
-    _masks: dict[tuple[Span, torch.dtype], torch.Tensor] = field(default_factory=dict, compare=False)
+    _masks: dict[tuple[Span, torch.dtype, bool], torch.Tensor] = field(default_factory=dict, compare=False)
 
     def within(self, window: int | None) -> AttentionPlan:
         """The plan for layers with a sliding window, created on first use. None: this plan."""
@@ -75,19 +75,22 @@ class AttentionPlan:
             self._within[window] = replace(self, buckets=buckets, window=window, _within={}, _masks={})
         return self._within[window]
 
-    def mask(self, span: Span, dtype: torch.dtype) -> torch.Tensor | None:
+    def mask(self, span: Span, dtype: torch.dtype, *, sink: bool) -> torch.Tensor | None:
         """Mask of a long span's scores, [length, before + length]: 0 for visible keys, else -inf. None: causal.
 
-        All layers share the mask, because each keeps a reference to it until the backward pass.
+        With a `sink`, a key is in front of the others that all queries see. All layers share the mask, because each
+        keeps a reference to it until the backward pass.
         """
-        if not span.before and self.window is None:
+        if not span.before and self.window is None and not sink:
             return None
-        if (span, dtype) not in self._masks:
+        if (span, dtype, sink) not in self._masks:
             visible = torch.ones(span.length, span.length + span.before, dtype=torch.bool).tril_(span.before)
             if self.window is not None:
                 visible.triu_(span.before - self.window + 1)
-            self._masks[span, dtype] = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
-        return self._masks[span, dtype]
+            visible = F.pad(visible, (int(sink), 0), value=True)
+            mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+            self._masks[span, dtype, sink] = mask
+        return self._masks[span, dtype, sink]
 
 
 def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
@@ -182,43 +185,65 @@ class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
         *,
         attention_masks: AttentionPlan,
         scale: float | None = None,
+        sinks_N: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
         """`attend` on one row (B = 1). TorchTitan passes the row's plan as `attention_masks`."""
-        return attend(q_BLNH[0], k_BLNH[0], v_BLNH[0], attention_masks.within(self._window), scale=scale)[None]
+        plan = attention_masks.within(self._window)
+        return attend(q_BLNH[0], k_BLNH[0], v_BLNH[0], plan, scale=scale, sinks_N=sinks_N)[None]
 
 
 def attend(
-    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, *, scale: float | None = None
+    q_TNH: torch.Tensor,
+    k_TKH: torch.Tensor,
+    v_TKH: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention within each span and to its prefix, limited by the plan's window: [T, N, H].
 
     Scores and softmax are computed in float32, the product of probabilities and values in the inputs' dtype. Query head
-    n reads key head ``n // R``. The default `scale` of the scores is ``H ** -0.5``.
+    n reads key head ``n // R``. The default `scale` of the scores is ``H ** -0.5``. `sinks_N` are the scores of one
+    more key per query head, which has no value (arXiv 2309.17453).
     """
     scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
-    out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, plan, scale)  # type: ignore[no-untyped-call]
+    out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, sinks_N, plan, scale)  # type: ignore[no-untyped-call]
     for span in plan.long_spans:
         queries = slice(span.start, span.start + span.length)
-        out_TNH[queries] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale, plan.mask(span, q_TNH.dtype))
+        mask = plan.mask(span, q_TNH.dtype, sink=sinks_N is not None)
+        out_TNH[queries] = _attend_long(q_TNH[queries], *_seen(k_TKH, v_TKH, span), scale, mask, sinks_N)
     return out_TNH
 
 
+def _seen(k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values that the positions of a span attend to."""
+    parts = [*span.seen, (span.start, span.length)]
+    keys, values = (torch.cat([x[start : start + length] for start, length in parts]) for x in (k_TKH, v_TKH))
+    return keys, values
+
+
 def _attend_long(  # noqa: PLR0917  (the tensors of attention in their usual order)
-    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span, scale: float, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor | None,
+    sinks_N: torch.Tensor | None,
 ) -> torch.Tensor:
-    end = span.start + span.length
-    keys, values = k_TKH[span.start : end], v_TKH[span.start : end]
-    if span.before:
-        keys, values = (
-            torch.cat([*(x[start : start + length] for start, length in span.seen), tail])
-            for x, tail in ((k_TKH, keys), (v_TKH, values))
-        )
+    size, groups = query.shape[-1], query.shape[1] != key.shape[1]
+    if sinks_N is not None:
+        # a channel that only the sink's key has, so that its score is the sink of the query's head
+        channel = (sinks_N / scale)[:, None].expand(len(query), -1, 1).to(query.dtype)
+        query, key, value = torch.cat([query, channel], dim=-1), F.pad(key, (0, 1)), F.pad(value, (0, 1))
+        sink = F.pad(torch.zeros_like(key[:1, :, :-1]), (0, 1), value=1.0)
+        key, value = torch.cat([sink, key]), torch.cat([torch.zeros_like(value[:1]), value])
     out = F.scaled_dot_product_attention(
-        q_TNH[span.start : end].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
-        attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
+        query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None],
+        attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=groups,
     )  # fmt: skip
-    return out[0].transpose(0, 1)
+    return out[0].transpose(0, 1)[..., :size]
 
 
 class _BucketAttention(torch.autograd.Function):
@@ -230,23 +255,33 @@ class _BucketAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917  (autograd passes them by position)
-        ctx: Any, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, scale: float
+        ctx: Any,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        sinks_N: torch.Tensor | None,
+        plan: AttentionPlan,
+        scale: float,
     ) -> torch.Tensor:
         num_keys = k_TKH.shape[1]
         probs_of, slots = [], [q_TNH.new_zeros(1, *q_TNH.shape[1:])] if plan.long_spans else []
         for at, bucket in enumerate(plan.buckets):
             q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKH, bucket)
-            probs = _probabilities(q, k, bucket, scale).to(v.dtype)
+            probs, sink_probs = _probabilities(q, k, bucket, scale, sinks_N)
+            probs = probs.to(v.dtype)
             slots.insert(at, _unfold(torch.bmm(probs, v), bucket, q_TNH.shape[1]))
-            probs_of.append(probs)
-        ctx.save_for_backward(q_TNH, k_TKH, v_TKH, *probs_of)
+            probs_of += [probs] if sink_probs is None else [probs, sink_probs]
+        ctx.save_for_backward(q_TNH, k_TKH, v_TKH, sinks_N, *probs_of)
         ctx.plan, ctx.scale = plan, scale
         return torch.cat(slots).index_select(0, plan.slot_T)
 
     @staticmethod
     def backward(ctx: Any, grad_TNH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q_TNH, k_TKH, v_TKH, *probs_of = ctx.saved_tensors
+        q_TNH, k_TKH, v_TKH, sinks_N, *probs_of = ctx.saved_tensors
         plan, num_keys = ctx.plan, k_TKH.shape[1]
+        dsinks_N, sink_probs_of = None, []
+        if sinks_N is not None:
+            dsinks_N, sink_probs_of, probs_of = torch.zeros(len(sinks_N)), probs_of[1::2], probs_of[::2]
         dk_TKH, dv_TKH = (torch.zeros(x.shape, dtype=torch.float32) for x in (k_TKH, v_TKH))
         dq_slots = [q_TNH.new_zeros(1, *q_TNH.shape[1:])] if plan.long_spans else []
         for at, (bucket, probs) in enumerate(zip(plan.buckets, probs_of, strict=True)):
@@ -256,15 +291,19 @@ class _BucketAttention(torch.autograd.Function):
             probs_32 = probs.float()
             dv = torch.bmm(probs.transpose(1, 2), grad)
             dscores = torch.bmm(grad, v.transpose(1, 2)).float()
-            # Gradient of softmax: p * (dp - sum over keys of p * dp)
-            dscores.sub_((dscores * probs_32).sum(-1, keepdim=True)).mul_(probs_32).mul_(ctx.scale)
+            # Gradient of softmax: p * (dp - sum over keys of p * dp). A sink has no value, so its dp is 0.
+            mean = (dscores * probs_32).sum(-1, keepdim=True)
+            if dsinks_N is not None:
+                dsinks_N -= (sink_probs_of[at] * mean).view(bucket.num_spans, len(dsinks_N), -1).sum((0, 2))
+            dscores.sub_(mean).mul_(probs_32).mul_(ctx.scale)
             dq_slots.insert(at, _unfold(torch.bmm(dscores, k.float()).to(q.dtype), bucket, q_TNH.shape[1]))
             dk = torch.bmm(dscores.transpose(1, 2), q.float())
             # Keys of a prefix belong to several spans, so their gradients are summed, in float32.
             for into, part in ((dk_TKH, dk), (dv_TKH, dv)):
                 into.index_add_(0, bucket.key_bs, _unfold(part.float(), bucket, num_keys))
         dq_TNH = torch.cat(dq_slots).index_select(0, plan.slot_T)
-        return dq_TNH, dk_TKH.to(k_TKH.dtype), dv_TKH.to(v_TKH.dtype), None, None
+        dsinks_N = None if dsinks_N is None else dsinks_N.to(sinks_N.dtype)
+        return dq_TNH, dk_TKH.to(k_TKH.dtype), dv_TKH.to(v_TKH.dtype), dsinks_N, None, None
 
 
 def _fold(x_TNH: torch.Tensor, slot: torch.Tensor, bucket: Bucket, num_keys: int) -> torch.Tensor:
@@ -285,12 +324,20 @@ def _unfold(x: torch.Tensor, bucket: Bucket, num_heads: int) -> torch.Tensor:
     return x.permute(0, 3, 1, 2, 4).reshape(-1, num_heads, x.shape[-1])
 
 
-def _probabilities(q: torch.Tensor, k: torch.Tensor, bucket: Bucket, scale: float) -> torch.Tensor:
-    """Attention probabilities, float32 [b * K, R * m, s]. Rows of padded queries are 0."""
+def _probabilities(
+    q: torch.Tensor, k: torch.Tensor, bucket: Bucket, scale: float, sinks_N: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention probabilities, float32 [b * K, R * m, s], and those of the sinks, [b * K, R * m, 1].
+
+    Rows of padded queries are 0.
+    """
     b, m, s = bucket.bias_bms.shape
     # no in-place operation, because selective activation checkpointing keeps results of matrix products
     scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2)).view(b, -1, m, s) + bucket.bias_bms[:, None]
+    if sinks_N is not None:
+        scores = torch.cat([scores, sinks_N.float()[:, None, None].expand(b, -1, m, 1)], dim=-1)
     probs = torch.softmax(scores, dim=-1)
     if bucket.valid_bm1 is not None:
         probs = probs * bucket.valid_bm1[:, None]
-    return probs.view(q.shape[0], -1, s)
+    probs = probs.reshape(q.shape[0], -1, probs.shape[-1])
+    return (probs, None) if sinks_N is None else (probs[..., :-1], probs[..., -1:])

@@ -303,7 +303,8 @@ def export(
                     (unfinished / name).parent.mkdir(exist_ok=True)
                     copy_model_file(opened, name, unfinished / name)
                 config = json.loads((unfinished / "config.json").read_text())
-                config.pop("torch_dtype", None)  # the name before transformers 5
+                for name in ("torch_dtype", "quantization_config"):  # the former is dtype's name before transformers 5
+                    config.pop(name, None)
                 config["dtype"] = str(dtype).removeprefix("torch.")
                 (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
                 _add_stop_token(unfinished)

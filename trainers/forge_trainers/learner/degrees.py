@@ -46,6 +46,11 @@ def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
             f"learner.tp={config.tp} is not supported for Phi: a part of a fused weight is no part of each of its "
             "layers. Leave it at 1; weights are sharded over learner_procs"
         )
+    if config.tp > 1 and size.sinks:
+        raise ValueError(
+            f"learner.tp={config.tp} is not supported for gpt-oss: attention on a part of the heads was not tested. "
+            "Leave it at 1; weights are sharded over learner_procs"
+        )
     if config.tp > 1 and size.recurrence is not None:
         raise ValueError(
             f"learner.tp={config.tp} is not supported for Qwen3.5: a part of a recurrent layer's weight is no part of "

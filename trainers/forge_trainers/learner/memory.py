@@ -147,10 +147,13 @@ def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: boo
     """
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
     norms = 8 * (size.norms * size.hidden + (attention + kv if size.qk_norm else 0))
-    routed = 2 * size.experts_per_token * size.hidden if size.experts else 0
-    products = item * (2 * size.hidden + 3 * attention + 2 * kv + 4 * size.feed_forward + routed)
+    # inputs of the experts, and their outputs in float32 for the weighted sum
+    routed = (item + 4) * size.experts_per_token * size.hidden if size.experts else 0
+    products = item * (2 * size.hidden + 3 * attention + 2 * kv + 4 * size.feed_forward) + routed
     longest = min(KEPT_SCORES, config.max_sample_tokens or size.context)
     scores = int(item * size.heads * longest * MAX_PADDING) if on_cpu else 0
+    if on_cpu and size.sinks:  # queries, keys and values of long samples with a channel for the sink
+        scores += item * (attention + 2 * kv)
     layer = norms + products + scores + 4 * size.head_dim
     recurrent = 0
     if (recurrence := size.recurrence) is not None:
@@ -186,4 +189,5 @@ def _kept_selectively(size: ModelSize, item: int, *, adapter: bool) -> int:
         gated = attention + (2 if adapter else 1) * (2 * attention + wide)  # of queries and gates
         gated = size.attention_layers * (size.hidden + 2 * kv + gated)
         return item * (others + gated) // size.layers
-    return item * (size.hidden + attention + 2 * kv + (2 if adapter else 1) * (attention + wide))
+    others = size.hidden if size.sinks else 0  # of the output projection, whose bias makes it another operation
+    return item * (size.hidden + attention + 2 * kv + others + (2 if adapter else 1) * (attention + wide))

@@ -97,11 +97,16 @@ with without_garbage_collection():
     from torchtitan.models.common.feed_forward import FeedForward
     from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
     from torchtitan.models.common.param_init import skip_param_init
+    from torchtitan.models.gpt_oss import GptOssModel, parallelize_gptoss
+    from torchtitan.models.gpt_oss.model import Attention as GptOssAttention
+    from torchtitan.models.gpt_oss.model import GptOssTransformerBlock
+    from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
     from torchtitan.models.llama3 import Llama3Model, Llama3StateDictAdapter, Llama3TransformerBlock, parallelize_llama
     from torchtitan.models.qwen3 import Qwen3Model, Qwen3StateDictAdapter, Qwen3TransformerBlock, parallelize_qwen3
     from torchtitan.models.utils import get_moe_model_nparams_and_flops
     from torchtitan.protocols.model_spec import ModelSpec
     from torchtitan.protocols.module import Module
+    from torchtitan.protocols.state_dict_adapter import StateDictAdapter
     from torchtitan.tools import utils as device_utils
 
 
