@@ -85,7 +85,6 @@ class LoopRunner:
         """
         if self._runner is None:
             self._runner, self._others, self._canceled = asyncio.Runner(), mesh.spawned(), False
-            atexit.register(self._close_at_exit)
         runner = self._runner
         self._ensure_thread()
         try:
@@ -98,6 +97,11 @@ class LoopRunner:
                 self.close()
             mesh.kill_all(except_for=self._others)
             raise interrupted(str(error) or self._status()) from None
+        finally:
+            # the last function that is registered is called first, and `work` may have started Monarch
+            atexit.unregister(self._close_at_exit)
+            if self._runner is not None:
+                atexit.register(self._close_at_exit)
 
     def hand_over(self, on_close: Callable[[], Coroutine[Any, Any, None]], status: Callable[[], str]) -> None:
         """Transfer the loop to a new owner."""

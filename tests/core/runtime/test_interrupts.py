@@ -54,6 +54,30 @@ print(asyncio.run(cell()) if {notebook} else LoopRunner(on_close).run(work()))
     assert (ran.stdout, ran.stderr) == ("3\nclosed\n", "")
 
 
+@pytest.mark.slow
+def test_open_runner_closes_at_exit_before_monarch_ends(probe_actors):
+    code = f"FOLDER = {str(Path(probe_actors.__file__).parent)!r}" + """
+import sys
+sys.path.insert(0, FOLDER)
+from probe_actors import Probe
+from forge_agents.runtime import mesh
+from forge_agents.runtime.interrupts import LoopRunner
+probes = []
+async def ask():
+    print(len(await mesh.call_all(probes[0], 1, "pid", timeout_s=60, who="probe")))
+async def on_close():
+    await ask()
+    await mesh.shutdown_all()
+async def work():
+    probes.append(mesh.spawn_procs("probe", threads=1).spawn("probe", Probe))
+    await ask()
+if __name__ == "__main__":
+    LoopRunner(on_close).run(work())
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (ran.stdout, ran.stderr) == ("1\n1\n", "")
+
+
 def test_inside_a_running_loop_the_work_moves_to_a_thread():
     async def on_close():
         pass
