@@ -266,7 +266,10 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
     if has_sinks(config) and any(
         kind != ("sliding_attention", "full_attention")[i % 2] for i, kind in enumerate(kinds_of_layers)
     ):
-        raise ValueError("layer_types is not supported by the learner: only sliding and full attention in turn")
+        raise ValueError(
+            f"layer_types={kinds_of_layers} is not supported by the learner. In gpt-oss, layers with sliding and full "
+            "attention take turns"
+        )
     rope = rope_of(config)
     kinds = [{**config, **rope}]
     if architecture == "Gemma3ForCausalLM":

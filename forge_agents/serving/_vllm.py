@@ -229,6 +229,7 @@ def _adapter_options(config: EnginePlan) -> dict[str, Any]:
     if current_platform.is_cpu():
         wrapper = "forge_agents.serving._grouped_lora.GroupedLoRA"
         type(current_platform).get_punica_wrapper = classmethod(lambda cls: wrapper)
+        _keep_experts_of_cpu()
     return {
         "enable_lora": True,
         "max_loras": len(config.adapters),
@@ -241,6 +242,19 @@ def _adapter_options(config: EnginePlan) -> dict[str, Any]:
 
 
 # ---- patches of vLLM
+
+
+def _keep_experts_of_cpu() -> None:
+    """Let experts compute as without adapters, which adapt attention only. For adapters, vLLM has a kernel for GPUs."""
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+    original = FusedMoEConfig.__post_init__
+
+    def __post_init__(config: Any) -> None:  # noqa: N807  (a method of that class)
+        config.is_lora_enabled = False
+        original(config)
+
+    FusedMoEConfig.__post_init__ = __post_init__
 
 
 def _patch(config: EnginePlan) -> None:

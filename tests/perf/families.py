@@ -18,6 +18,7 @@ from pathlib import Path
 import forge_agents as fa
 from forge_agents.models.families import FAMILIES
 from forge_agents.models.tiny import tiny_model
+from forge_agents.policy import LORA_TARGETS
 from forge_trainers.learner.plan import LearnerPlan
 
 STEPS = 3
@@ -55,7 +56,9 @@ def main() -> int:
     logging.disable(logging.WARNING)
     sys.stdout.write(HEAD)
     for name in arguments.only:
-        row = measure(name, lora=fa.LoRA(rank=8) if arguments.lora else None)
+        mixture = name in {"gpt_oss", "qwen3_moe"}  # whose experts cannot be adapted
+        lora = fa.LoRA(rank=8, targets=LORA_TARGETS[:4] if mixture else LORA_TARGETS)
+        row = measure(name, lora=lora if arguments.lora else None)
         sys.stdout.write("| " + " | ".join(row) + " |\n")
         sys.stdout.flush()
     return 0
