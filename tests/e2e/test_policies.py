@@ -103,11 +103,12 @@ def said_by(trainer):
     return {name: trainer._loop.run(ask(one)) for name, one in trainer._lifecycle.running.policy_engines.items()}
 
 
-def test_adapter_and_full_policy_learn_with_separate_settings(tiny_llama, tmp_path, monkeypatch):
+def test_adapter_and_full_policy_learn_with_separate_settings(tiny_models, tmp_path, monkeypatch):
     use_local_learners(monkeypatch)
-    policies = seats(tiny_llama, None)
+    policies = seats(tiny_models(family="gpt_oss"), None)
+    lora = fa.LoRA(rank=8, alpha=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
     policies["low"] = replace(
-        policies["low"], lora=fa.LoRA(rank=8, alpha=16), learner={"lr": 2e-2, "num_iterations": 2, "num_minibatches": 3}
+        policies["low"], lora=lora, learner={"lr": 2e-2, "num_iterations": 2, "num_minibatches": 3}
     )
     policies["high"] = replace(policies["high"], learner=fa.LearnerConfig(lr=1e-2))
     with fa.GRPOTrainer(policies, config=config(0.0), out_dir=tmp_path) as trainer:  # the trainer's rate learns nothing
