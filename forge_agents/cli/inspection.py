@@ -95,8 +95,8 @@ def list_(argv: Sequence[str]) -> int:
         if len(options.models or ()) != 1 or options.download:
             parser.error("--bfloat16 needs --models with one model, and no --download")
         from forge_agents.models.resolve import resolve
-        from forge_trainers.learner.mxfp4 import write_bfloat16
 
+        write_bfloat16 = plugin_object("forge_trainers.learner.mxfp4:write_bfloat16")
         print(write_bfloat16(resolve(options.models[0]), user_path(options.bfloat16)))
     elif options.download:
         from forge_agents.models.resolve import download

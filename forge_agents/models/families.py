@@ -251,7 +251,7 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         )
     config = decoder_config(config)
     architecture = architecture_of(config)
-    required = _REQUIRED
+    required: tuple[str, ...] = _REQUIRED
     if num_experts(config):
         required += ("num_experts_per_tok",) if has_sinks(config) else _REQUIRED_OF_EXPERTS
     if missing := [key for key in required if not isinstance(config.get(key), int)]:

@@ -215,19 +215,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         }
         recurrent = family == "qwen3_5" and layer == 0
         weights |= _recurrent(prefix, matrix, norm) if recurrent else _attention(prefix, family, matrix, head_dim)
-        if family == "gpt_oss":
-            weights |= _biased(prefix, matrix, head_dim)
-            continue
-        hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
-        experts = [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]
-        for expert in experts:
-            weights |= {
-                f"{prefix}mlp.{expert}gate_proj.weight": matrix(hidden, HIDDEN),
-                f"{prefix}mlp.{expert}up_proj.weight": matrix(hidden, HIDDEN),
-                f"{prefix}mlp.{expert}down_proj.weight": matrix(HIDDEN, hidden),
-            }
-        if family == "qwen3_moe":
-            weights[prefix + "mlp.gate.weight"] = matrix(EXPERTS, HIDDEN)
+        weights |= _biased(prefix, matrix, head_dim) if family == "gpt_oss" else _feed_forward(prefix, family, matrix)
         if family == "gemma3":
             weights[prefix + "pre_feedforward_layernorm.weight"] = norm(HIDDEN)
             weights[prefix + "post_feedforward_layernorm.weight"] = norm(HIDDEN)
@@ -252,6 +240,21 @@ def _attention(prefix: str, family: Family, matrix: Any, head_dim: int) -> dict[
         prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
         prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head_dim),
     }
+
+
+def _feed_forward(prefix: str, family: Family, matrix: Any) -> dict[str, torch.Tensor]:
+    """A layer's feed-forward, or its experts and their router."""
+    weights = {}
+    hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
+    for expert in [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]:
+        weights |= {
+            f"{prefix}mlp.{expert}gate_proj.weight": matrix(hidden, HIDDEN),
+            f"{prefix}mlp.{expert}up_proj.weight": matrix(hidden, HIDDEN),
+            f"{prefix}mlp.{expert}down_proj.weight": matrix(HIDDEN, hidden),
+        }
+    if family == "qwen3_moe":
+        weights[prefix + "mlp.gate.weight"] = matrix(EXPERTS, HIDDEN)
+    return weights
 
 
 def _recurrent(prefix: str, matrix: Any, norm: Any) -> dict[str, torch.Tensor]:

@@ -56,7 +56,9 @@ print(asyncio.run(cell()) if {notebook} else LoopRunner(on_close).run(work()))
 
 @pytest.mark.slow
 def test_open_runner_closes_at_exit_before_monarch_ends(probe_actors):
-    code = f"FOLDER = {str(Path(probe_actors.__file__).parent)!r}" + """
+    code = (
+        f"FOLDER = {str(Path(probe_actors.__file__).parent)!r}"
+        + """
 import sys
 sys.path.insert(0, FOLDER)
 from probe_actors import Probe
@@ -74,6 +76,7 @@ async def work():
 if __name__ == "__main__":
     LoopRunner(on_close).run(work())
 """
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert (ran.stdout, ran.stderr) == ("1\n1\n", "")
 

@@ -61,7 +61,11 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
 def without_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention without sinks, which take a mask and copies on CPU only."""
     attend = attention.attend
-    monkeypatch.setattr(attention, "attend", lambda *args, sinks_N, **options: attend(*args, **options))
+
+    def without(*args: Any, sinks_N: torch.Tensor | None, **options: Any) -> torch.Tensor:
+        return attend(*args, **options)
+
+    monkeypatch.setattr(attention, "attend", without)
 
 
 @pytest.mark.slow

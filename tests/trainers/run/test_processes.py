@@ -222,8 +222,10 @@ def test_untrainable_model_starts_nothing(tiny_models, tmp_path, monkeypatch):
         pytest.fail("something was started")
 
     monkeypatch.setattr("forge_trainers.run.processes.mesh.launch_hosts", launched)
-    model = tiny_models(settings={"architectures": ["GptOssForCausalLM"]})
-    with pytest.raises(ValueError, match=r"'GptOssForCausalLM' cannot be trained \(gpt-oss\): its weights"):
+    model = tiny_models(settings={"architectures": ["MixtralForCausalLM"]})
+    with pytest.raises(
+        ValueError, match=r"'MixtralForCausalLM' cannot be trained \(Mixtral\): TorchTitan has no adapter"
+    ):
         asyncio.run(Processes.start({"hero": Policy(str(model))}, ProcessConfig(), folder=tmp_path))
 
 

@@ -440,12 +440,8 @@ def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
     dim, count, top_k = config["hidden_size"], families.num_experts(config), config["num_experts_per_tok"]
     has_sinks = families.has_sinks(config)
     experts = {"dim": dim, "hidden_dim": families.expert_size(config), "num_experts": count}
-    if has_sinks:
-        names = ("mlp1_weight_EGD", "mlp1_bias_EG", "mlp2_weight_EDF", "mlp2_bias_ED")
-        inner = gpt_oss.Experts.Config(**experts, param_init=dict.fromkeys(names, param_init))
-    else:
-        names = ("w1_EFD", "w2_EDF", "w3_EFD")
-        inner = Experts.Config(**experts, param_init=dict.fromkeys(names, param_init))
+    kind = gpt_oss.Experts if has_sinks else Experts
+    names = gpt_oss.EXPERT_WEIGHTS if has_sinks else ("w1_EFD", "w2_EDF", "w3_EFD")
     return titan.make_moe_config(
         num_experts=count,
         load_balance_coeff=None,
@@ -460,7 +456,7 @@ def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
             bias=has_sinks,
         ),
         routed_experts=titan.RoutedExperts.Config(
-            inner_experts=inner,
+            inner_experts=kind.Config(**experts, param_init=dict.fromkeys(names, param_init)),
             token_dispatcher=titan.make_token_dispatcher_config(
                 num_experts=count, top_k=top_k, comm_backend="standard"
             ),

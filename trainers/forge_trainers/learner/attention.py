@@ -75,7 +75,7 @@ class AttentionPlan:
             self._within[window] = replace(self, buckets=buckets, window=window, _within={}, _masks={})
         return self._within[window]
 
-    def mask(self, span: Span, dtype: torch.dtype, *, sink: bool) -> torch.Tensor | None:
+    def mask(self, span: Span, dtype: torch.dtype, *, sink: bool = False) -> torch.Tensor | None:
         """Mask of a long span's scores, [length, before + length]: 0 for visible keys, else -inf. None: causal.
 
         With a `sink`, a key is in front of the others that all queries see. All layers share the mask, because each

@@ -308,8 +308,9 @@ class LearnerCore:
             if isinstance(copy, DTensor) and copy.ndim == 3:  # TorchTitan would name only the experts of this rank
                 copy = copy.full_tensor()
             for hf_name, part in self._built.adapter.to_hf({name: copy}).items():
-                # parts of stacked experts are views of one storage
-                yield hf_name, part.clone(memory_format=torch.contiguous_format) if ".experts." in hf_name else part.contiguous()
+                # parts of stacked experts are views of one storage, and those of gpt-oss are transposed
+                is_view = ".experts." in hf_name
+                yield hf_name, part.clone(memory_format=torch.contiguous_format) if is_view else part.contiguous()
 
     def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
         """Weights for an engine: all weights, as in `hf_state_dict`, or only the adapter, in PEFT's layout.

@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor
 from forge_trainers.learner import titan
 from forge_trainers.learner.lora import is_adapter
 
+EXPERT_WEIGHTS = ("mlp1_weight_EGD", "mlp1_bias_EG", "mlp2_weight_EDF", "mlp2_bias_ED")
+"""Weights of the experts."""
 _SWIGLU_ALPHA = 1.702
 """Factor in the sigmoid of a gate, with which it is close to GELU."""
 
@@ -52,8 +54,8 @@ class Experts(titan.GptOssGroupedExperts):  # type: ignore[misc]  # torchtitan i
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """Apply each expert to its tokens. `x_RD` is sorted by expert. Returns [R, D] of the same dtype."""
-        weights = self.mlp1_weight_EGD, self.mlp2_weight_EDF, self.mlp1_bias_EG, self.mlp2_bias_ED
-        in_EGD, out_EDF, in_EG, out_ED = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
+        weights = (getattr(self, name) for name in EXPERT_WEIGHTS)
+        in_EGD, in_EG, out_EDF, out_ED = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
         ends_E = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
         rows_R = torch.arange(len(x_RD), dtype=torch.int32, device=x_RD.device)
         expert_R = torch.searchsorted(ends_E, rows_R, right=True).clamp_(max=len(ends_E) - 1)  # rows at the end pad
