@@ -244,7 +244,7 @@ def _attention(prefix: str, family: Family, matrix: Any, head_dim: int) -> dict[
 
 def _feed_forward(prefix: str, family: Family, matrix: Any) -> dict[str, torch.Tensor]:
     """A layer's feed-forward, or its experts and their router."""
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
     for expert in [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]:
         weights |= {

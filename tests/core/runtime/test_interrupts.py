@@ -58,7 +58,7 @@ print(asyncio.run(cell()) if {notebook} else LoopRunner(on_close).run(work()))
 def test_open_runner_closes_at_exit_before_monarch_ends(probe_actors):
     code = (
         f"FOLDER = {str(Path(probe_actors.__file__).parent)!r}"
-        + """
+        """
 import sys
 sys.path.insert(0, FOLDER)
 from probe_actors import Probe
