@@ -169,6 +169,14 @@ def test_answers_are_compared_in_any_thread():
     assert verdicts == [True]
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [("x = 3", "y = 3", 0), ("3 = x", "y = 3", 0), ("x = 3", "x = 3.0", 1), ("3", "y = 3", 1), ("y = 3", "3", 1)],
+)
+def test_numeric_compares_the_names_of_variables(answer, gold, score):
+    assert Numeric().score([said(f"\\boxed{{{answer}}}", gold)]).tolist() == [score]
+
+
 def test_slow_alternatives_take_no_time_from_other_answers(monkeypatch):
     requests = []
 

@@ -90,7 +90,8 @@ class Numeric(_FormulaRule):
     r"""The final answer equals the gold number in any notation: ``1,234.5``, ``1e3``, ``\frac{1}{2}``, ``\sqrt{4}``.
 
     A unit, currency or percent sign may be missing on one side, as in `MathEqual`. An answer that is not a single
-    number, such as "3-5" for 5 or "41 or 42", is wrong. The rule abstains if the gold answer is not a number.
+    number, such as "3-5" for 5 or "41 or 42", is wrong, and so is x = 3 for y = 3. The rule abstains if the gold answer
+    is not a number.
 
     A formula that needs more than three seconds of processor time or 3 GB is wrong. A formula for which `timeout_s`
     leaves no time has no score.
@@ -120,20 +121,22 @@ class Numeric(_FormulaRule):
             return None
         answer, gold_texts = pair
         try:
-            golds = [number for gold in gold_texts if not fields(gold) and (number := _number(gold, end))]
+            golds = [(gold, number) for gold in gold_texts if not fields(gold) and (number := _number(gold, end))]
             if not golds:
                 self.unread.add(self.name, gold_texts[0], "not a number")
                 return None
             parts = answer.value.split(" or ")  # "1/2 or 0.5"
             return float(
                 len(parts) <= _MAX_ALTERNATIVES
-                and any(all(self._is_gold(part, gold, end) for part in parts) for gold in golds)
+                and any(all(self._is_gold(part, *gold, end) for part in parts) for gold in golds)
             )
         except TimeoutError:
             self.unread.add(self.name, gold_texts[0], f"not compared within timeout_s={self.timeout_s:g}")
             return None
 
-    def _is_gold(self, text: str, gold: Quantity, end: float) -> bool:
+    def _is_gold(self, text: str, gold_text: str, gold: Quantity, end: float) -> bool:
+        if not _same_name(assigned(text)[0], assigned(gold_text)[0]):
+            return False
         number = _number(text, end)
         if number is None and _STATED.fullmatch(text):  # \lim_{x \to 0} x = 0
             number = _number(text.rpartition("=")[2], end)
@@ -273,9 +276,13 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
         return _formulas(answer, gold, parts)
     (name, value), (gold_name, gold_value) = assigned(answer), assigned(gold)
     if value is not None and gold_value is not None:
-        same_name = not name or not gold_name or name == gold_name
-        return same_name and same_decimal(value, gold_value, tolerance)
+        return _same_name(name, gold_name) and same_decimal(value, gold_value, tolerance)
     return _formulas(answer, gold, parts)
+
+
+def _same_name(name: str, gold_name: str) -> bool:
+    """True if ``x = 5`` and ``5 = x`` name one variable, or if a name is left out."""
+    return not name or not gold_name or name == gold_name
 
 
 def _compare_texts(answer: str, gold: str) -> bool | None:
