@@ -215,7 +215,7 @@ class EpisodeLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             warn_of_other_writers(self.path.parent)
             with contextlib.ExitStack() as stack:
-                stack.enter_context(lock_file(self.path.with_suffix(".lock")))
+                stack.enter_context(lock_file(self.path.with_name(f".{self.path.stem}.lock")))
                 self._file = stack.enter_context(self.path.open("a+", encoding="utf-8", errors="replace"))
                 self._read(self._file)
                 self._opened = stack.pop_all()

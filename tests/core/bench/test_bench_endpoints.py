@@ -59,7 +59,7 @@ def test_endpoint_with_a_key_plays_from_the_shell(serve_chat, tmp_path, monkeypa
     assert {seen["authorization"] for seen in server.headers_seen} == {"Bearer sesame"}
     assert {request["max_tokens"] for request in server.requests} == {7}
     written = [path.read_text() for path in tmp_path.iterdir()] + [capsys.readouterr().out]
-    assert len(written) == 3 and not any("sesame" in text for text in written)
+    assert len(written) == 4 and not any("sesame" in text for text in written)
     assert list(Report.load(tmp_path / "board.json").players) == ["random", "rival"]
 
 

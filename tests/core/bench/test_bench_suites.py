@@ -105,7 +105,7 @@ def test_python_saves_the_same_report_as_the_command(short, tmp_path):
     words = ["bench", "--suite", short, "--players.random", "random", "--out_dir", str(tmp_path / "command")]
     assert cli.main([*words, "--json", str(tmp_path / "other.json")]) == 0
     result = {name: {file.name for file in (tmp_path / name).iterdir()} for name in ("python", "command")}
-    assert result["python"] == result["command"] == {"episodes.jsonl", "board.json"}
+    assert result["python"] == result["command"] == {"episodes.jsonl", "board.json", ".episodes.lock"}
     assert Report.load(tmp_path / "other.json").settings == report.settings
 
 
