@@ -17,7 +17,7 @@ from forge_agents.errors import EmptyBatchError, ForgeError, MismatchError, Unkn
 from forge_agents.rollout.players import ModelPlayer
 from forge_trainers.records.run_folder import load_batch
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 class Letters(fa.TurnEnv):
