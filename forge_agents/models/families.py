@@ -259,7 +259,7 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
     quantization = config.get("quantization_config") or {}
     if quantization.get("quant_method") == "mxfp4" and has_sinks(config):
         raise ValueError(
-            "its experts are stored in 4 bits (MXFP4), which are not trained. Write a copy in bfloat16 with "
+            "the experts are stored in 4 bits (MXFP4), which are not trained. Write a copy in bfloat16 with "
             "`forge-agents list --models MODEL --bfloat16 FOLDER`, and train FOLDER"
         )
     kinds_of_layers = config.get("layer_types") or ()

@@ -46,6 +46,18 @@ _ARCHITECTURES = {
     "qwen3_5": "Qwen3_5ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
 }
+_GPT_OSS = {
+    "attention_bias": True,
+    "intermediate_size": EXPERT_INTERMEDIATE,
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": EXPERTS_PER_TOKEN,
+    "swiglu_limit": 7.0,
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+                        "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128},
+}  # fmt: skip
+"""Settings of gpt-oss that differ from those of Llama."""
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
 CHAT_TEMPLATE = (
@@ -169,17 +181,7 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
     elif family.startswith("qwen"):
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
     if family == "gpt_oss":
-        config |= {
-            "attention_bias": True,
-            "intermediate_size": EXPERT_INTERMEDIATE,
-            "num_local_experts": EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
-            "swiglu_limit": 7.0,
-            "sliding_window": 64,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
-                                "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128},
-        }  # fmt: skip
+        config |= _GPT_OSS
     if family == "qwen3_moe":
         config |= {
             "num_experts": EXPERTS,

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
-from forge_agents.serving import _vllm
+from forge_agents.serving import _shapes, _vllm
 from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request
 
@@ -119,7 +119,7 @@ class EngineActor(Actor):
     async def _apply(self, weights: LoadedWeights, adapter: str, number: int) -> None:
         thread, model, lora = self._running(), self._config.model, self._config.adapters.get(adapter)
         tensors = weights.tensors
-        _vllm.check_tensors(tensors, _vllm.adapter_shapes(model, lora) if lora else _vllm.expected_shapes(model))
+        _shapes.check_tensors(tensors, _shapes.adapter_shapes(model, lora) if lora else _shapes.expected_shapes(model))
         if lora:
             # A copy, because a message to the other ranks would contain the whole buffer with each view of it. It is
             # checked before it is used, so an overwritten version leaves the engine as it was.

@@ -29,6 +29,7 @@ from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.policy import LoRA, Sampling
 from forge_agents.runtime.machine import available_bytes
 from forge_agents.serving import memory
+from forge_agents.serving._shapes import adapted_layers, adapter_shapes, check_tensors, expected_shapes
 from forge_agents.serving._wire import Request
 from forge_agents.types import Completion, FinishReason, VersionSpan
 
@@ -236,7 +237,7 @@ def _adapter_options(config: EnginePlan) -> dict[str, Any]:
         "max_lora_rank": memory.adapter_rank(config.adapters.values()),
         # vLLM would wrap the head too, whose product costs more than all others
         "lora_target_modules": sorted(
-            {layer for lora in config.adapters.values() for layer in _adapted_layers(config.model, lora)}
+            {layer for lora in config.adapters.values() for layer in adapted_layers(config.model, lora)}
         ),
     }
 
@@ -249,6 +250,8 @@ def _keep_experts_of_cpu() -> None:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 
     original = FusedMoEConfig.__post_init__
+    if original.__module__ == __name__:  # a second engine in this process
+        return
 
     def __post_init__(config: Any) -> None:  # noqa: N807  (a method of that class)
         config.is_lora_enabled = False
@@ -456,7 +459,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
     """Filter vLLM's warnings about layers without weights of their own, such as rotary tables and tied heads.
 
     The warnings come with every version and would be the last lines of an engine that died, as if they were the reason.
-    `check_tensors` finds weights that are really missing.
+    `_shapes.check_tensors` finds weights that are really missing.
     """
     return record.msg != "%s: Failed to load weights"
 
@@ -617,73 +620,8 @@ def check_ranks(config: EnginePlan) -> None:
         memory.check_tp(ModelSize.of(Path(config.model)), config.tp, config.model)
 
 
-def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes that an update's tensors must have, from the folder's safetensors files. None without files.
-
-    A tied ``lm_head.weight`` is optional and left out.
-
-    Raises:
-        ModelNotFoundError: A file is incomplete or no safetensors file.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(Path(model).glob("*.safetensors")):
-        header = models.safetensors_header(path)
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if not families.is_unused(name)}
-    if families.is_tied(models.read_json(Path(model, "config.json"))):
-        shapes.pop("lm_head.weight", None)
-    return shapes or None
-
-
-def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of an adapter's tensors in PEFT's layout, from the model folder's safetensors files.
-
-    Raises:
-        ValueError: The folder has no such files, or a target is no layer of the model.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    targets = _adapted_layers(model, lora)
-    missing = set(targets)
-    for name, shape in (expected_shapes(model) or {}).items():
-        layer = name.removesuffix(".weight")
-        target = layer.rpartition(".")[2]
-        if target in targets and len(shape) == 2:
-            shapes[f"base_model.model.{layer}.lora_A.weight"] = (lora.rank, shape[1])
-            shapes[f"base_model.model.{layer}.lora_B.weight"] = (shape[0], lora.rank)
-            missing.discard(target)
-    if missing:
-        raise ValueError(f"{model} has no layers {sorted(missing)} for a LoRA adapter. Leave them out of its targets")
-    return shapes
-
-
 def _is_recurrent(model: str) -> bool:
     return families.is_recurrent(models.read_json(Path(model, "config.json")))
-
-
-def _adapted_layers(model: str, lora: LoRA) -> tuple[str, ...]:
-    config = models.read_json(Path(model, "config.json"))
-    return families.adapted_layers(
-        lora.targets, fused=families.is_fused(config), recurrent=families.is_recurrent(config)
-    )
-
-
-def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]] | None) -> None:
-    """Refuse an update that does not fit, before it changes the engine.
-
-    Raises:
-        ValueError: A tensor is missing, unknown, or of another shape.
-    """
-    if expected is None:
-        return
-    missing = sorted(expected.keys() - tensors.keys())
-    unknown = sorted(tensors.keys() - expected.keys() - {"lm_head.weight"})
-    if missing or unknown:
-        raise ValueError(
-            f"the update does not fit the served model: {len(missing)} tensors are missing ({missing[:3]}), "
-            f"{len(unknown)} are unknown ({unknown[:3]}). Publish under Hugging Face names"
-        )
-    for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"tensor {name!r} has shape {tuple(tensors[name].shape)}. The served model has {shape}")
 
 
 def load_tensors(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:

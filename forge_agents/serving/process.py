@@ -18,7 +18,7 @@ from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh, startup
 from forge_agents.runtime import stalls as _stalls
 from forge_agents.runtime.threads import BusyTime
-from forge_agents.serving import _vllm
+from forge_agents.serving import _shapes, _vllm
 from forge_agents.serving._wire import Answer, EngineInfo, Request
 from forge_agents.serving.memory import check_kernels
 from forge_agents.types import Completion
@@ -107,9 +107,9 @@ class EngineProcess:
         from forge_agents.runtime.heartbeat import Heartbeat
         from forge_agents.serving._actor import EngineActor
 
-        _vllm.expected_shapes(config.model)  # an incomplete model is cheaper to find here
+        _shapes.expected_shapes(config.model)  # an incomplete model is cheaper to find here
         for lora in config.adapters.values():  # and so is an adapter that does not fit
-            _vllm.adapter_shapes(config.model, lora)
+            _shapes.adapter_shapes(config.model, lora)
         _vllm.check_ranks(config)
         if not any(slot.gpu for slot in mesh.preview_placement([(name, role, config.tp)])):
             check_kernels(Path(config.model), display_name(Path(config.model)), config, config.adapters)

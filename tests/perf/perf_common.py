@@ -151,9 +151,9 @@ def peak_rss(pid: int) -> int:
 
 def num_parameters(model: str) -> int:
     """Parameters of a model folder, tied ones once."""
-    from forge_agents.serving import _vllm
+    from forge_agents.serving import _shapes
 
-    shapes = _vllm.expected_shapes(model) or {}
+    shapes = _shapes.expected_shapes(model) or {}
     return sum(int(np.prod(shape)) for shape in shapes.values())
 
 

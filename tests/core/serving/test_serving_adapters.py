@@ -14,7 +14,7 @@ from refusals import raises
 from forge_agents.errors import StallError
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
-from forge_agents.serving import _vllm
+from forge_agents.serving import _shapes, _vllm
 from forge_agents.serving.config import EnginePlan
 from forge_agents.serving.memory import adapter_weights
 from forge_agents.types import VersionSpan
@@ -49,36 +49,37 @@ def test_completion_has_the_versions_of_its_adapter():
 
 
 def test_adapter_shapes_follow_model_and_targets(tiny_llama, tiny_models):
-    shapes = _vllm.adapter_shapes(str(tiny_llama), LoRA(rank=3, targets=("q_proj", "down_proj")))
+    shapes = _shapes.adapter_shapes(str(tiny_llama), LoRA(rank=3, targets=("q_proj", "down_proj")))
     layer = "base_model.model.model.layers.0."
     assert shapes[layer + "self_attn.q_proj.lora_A.weight"] == (3, 128)
     assert shapes[layer + "mlp.down_proj.lora_B.weight"] == (128, 3)
     assert {name.split(".")[-3] for name in shapes} == {"q_proj", "down_proj"}
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    _vllm.check_tensors(tensors, shapes)
-    raises(ValueError, "shape", _vllm.check_tensors, {name: value.T for name, value in tensors.items()}, shapes)
+    _shapes.check_tensors(tensors, shapes)
+    raises(ValueError, "shape", _shapes.check_tensors, {name: value.T for name, value in tensors.items()}, shapes)
 
 
 def test_adapter_of_fused_layers_adapts_all_of_their_parts(tiny_models):
     model = str(tiny_models(family="phi3"))
-    shapes = _vllm.adapter_shapes(model, LoRA(rank=3))
+    shapes = _shapes.adapter_shapes(model, LoRA(rank=3))
     assert {name.split(".")[-3] for name in shapes} == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
     assert shapes["base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight"] == (256, 3)
     with pytest.raises(ValueError, match="qkv_proj is one layer of this model. Name all or none of q_proj, k_proj"):
-        _vllm.adapter_shapes(model, LoRA(targets=("q_proj", "o_proj")))
+        _shapes.adapter_shapes(model, LoRA(targets=("q_proj", "o_proj")))
 
 
 def test_adapter_of_attention_adapts_recurrent_layers(tiny_models):
     model = str(tiny_models(family="qwen3_5"))
     lora = LoRA(rank=3, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
-    shapes = _vllm.adapter_shapes(model, lora)
+    shapes = _shapes.adapter_shapes(model, lora)
     recurrent = {name.split(".")[-3] for name in shapes if ".linear_attn." in name}
     assert recurrent == {"in_proj_qkv", "in_proj_z", "out_proj"}
     assert shapes["base_model.model.model.layers.0.linear_attn.in_proj_qkv.lora_B.weight"] == (512, 3)
     assert adapter_weights(ModelSize.of(Path(model)), lora) == sum(math.prod(shape) for shape in shapes.values())
-    assert {name.split(".")[-3] for name in _vllm.adapter_shapes(model, LoRA(targets=("down_proj",)))} == {"down_proj"}
+    only_down = _shapes.adapter_shapes(model, LoRA(targets=("down_proj",)))
+    assert {name.split(".")[-3] for name in only_down} == {"down_proj"}
     with pytest.raises(ValueError, match="in_proj_qkv is one layer of this model. Name all or none of q_proj, k_proj"):
-        _vllm.adapter_shapes(model, LoRA(targets=("q_proj", "o_proj")))
+        _shapes.adapter_shapes(model, LoRA(targets=("q_proj", "o_proj")))
 
 
 def test_adapter_without_matching_layer_is_refused(tmp_path, tiny_llama):
@@ -86,7 +87,7 @@ def test_adapter_without_matching_layer_is_refused(tmp_path, tiny_llama):
 
     save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    raises(ValueError, r"no layers \['down_proj', 'gate_proj'", _vllm.adapter_shapes, str(tmp_path), LoRA())
+    raises(ValueError, r"no layers \['down_proj', 'gate_proj'", _shapes.adapter_shapes, str(tmp_path), LoRA())
 
 
 @pytest.mark.parametrize("tokens", [(1, 1, 1, 1, 1), (1, 0, 2, 2, 1), (0, 0, 0, 0, 0)], ids=str)
@@ -116,7 +117,7 @@ def test_ranks_receive_an_adapter_without_the_buffer_around_it(tiny_llama, intac
     from forge_agents.serving._actor import EngineActor
 
     lora = LoRA(rank=2, targets=("q_proj",))
-    shapes = _vllm.adapter_shapes(str(tiny_llama), lora)
+    shapes = _shapes.adapter_shapes(str(tiny_llama), lora)
     buffer, start, views = torch.arange(1e6), 0, {}
     for name, shape in shapes.items():
         views[name] = buffer[start : start + shape[0] * shape[1]].view(shape)

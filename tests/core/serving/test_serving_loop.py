@@ -16,7 +16,7 @@ from refusals import raises
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Sampling
 from forge_agents.runtime.heartbeat import Heartbeat
-from forge_agents.serving import EngineProcess, _vllm
+from forge_agents.serving import EngineProcess, _shapes, _vllm
 from forge_agents.serving import process as engine_module
 from forge_agents.serving._loop import EngineThread
 from forge_agents.serving._wire import Answer, Request
@@ -373,9 +373,9 @@ def test_update_must_have_all_tensors_in_their_shapes(tmp_path):
     torch = pytest.importorskip("torch")
     expected = {"a": (2, 3), "b": (4,)}
     whole = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
-    _vllm.check_tensors(whole, expected)
-    _vllm.check_tensors({**whole, "lm_head.weight": torch.zeros(1)}, expected)  # tied: may come or not
+    _shapes.check_tensors(whole, expected)
+    _shapes.check_tensors({**whole, "lm_head.weight": torch.zeros(1)}, expected)  # tied: may come or not
     with pytest.raises(ValueError, match=r"1 tensors are missing \(\['b'\]\), 1 are unknown \(\['c'\]\)"):
-        _vllm.check_tensors({"a": whole["a"], "c": whole["b"]}, expected)
+        _shapes.check_tensors({"a": whole["a"], "c": whole["b"]}, expected)
     with pytest.raises(ValueError, match=r"tensor 'a' has shape \(3, 2\)"):
-        _vllm.check_tensors({**whole, "a": torch.zeros(3, 2)}, expected)
+        _shapes.check_tensors({**whole, "a": torch.zeros(3, 2)}, expected)

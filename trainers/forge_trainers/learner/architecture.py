@@ -72,11 +72,11 @@ def spec_from_config(
     config = families.decoder_config(config)
     name = config["architectures"][0]
     is_llama, is_gemma = name == "LlamaForCausalLM", name == "Gemma3ForCausalLM"
-    has_sinks = families.has_sinks(config)
+    model_kind, block_kind, parallelize = _classes(config)
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
     head_dim = families.head_dim_of(config)
     tied = families.is_tied(config)
-    epsilon = 1e-5 if has_sinks else 1e-6
+    epsilon = 1e-5 if families.has_sinks(config) else 1e-6
     ropes = _ropes(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
 
     def norm(size: int, *, offset: bool = name in _OFFSET_NORMED) -> Any:
@@ -93,12 +93,9 @@ def spec_from_config(
 
     def block(**parts: Any) -> Any:
         if is_gemma:
-            scale = config.get("query_pre_attn_scalar", 256) ** -0.5
-            post_norms = {"attention_post_norm": norm(dim), "ffn_post_norm": norm(dim)}
-            return gemma.TransformerBlock.Config(**parts, **post_norms, scale=scale)
-        if has_sinks:
-            return titan.GptOssTransformerBlock.Config(**parts)
-        return (titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock).Config(**parts)
+            parts |= {"attention_post_norm": norm(dim), "ffn_post_norm": norm(dim)}
+            parts["scale"] = config.get("query_pre_attn_scalar", 256) ** -0.5
+        return block_kind.Config(**parts)
 
     layers = [
         block(
@@ -110,11 +107,7 @@ def spec_from_config(
         for layer in range(config["num_hidden_layers"])
     ]
     embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
-    kind = titan.Llama3Model if is_llama else gemma.Model if is_gemma else titan.Qwen3Model
-    parallelize = titan.parallelize_llama if is_llama else titan.parallelize_qwen3
-    if has_sinks:
-        kind, parallelize = titan.GptOssModel, titan.parallelize_gptoss
-    model = (qwen3_5.Model if families.is_recurrent(config) else kind).Config(
+    model = model_kind.Config(
         dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
         tok_embeddings=(Embedding if lean else titan.Embedding).Config(
             num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
@@ -130,6 +123,18 @@ def spec_from_config(
         post_optimizer_build_fn=None,
         state_dict_adapter=adapter,
     )
+
+
+def _classes(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Classes of the model and its layers, and TorchTitan's function that distributes the model over ranks."""
+    if config["architectures"][0] == "LlamaForCausalLM":
+        return titan.Llama3Model, titan.Llama3TransformerBlock, titan.parallelize_llama
+    if families.has_sinks(config):
+        return titan.GptOssModel, titan.GptOssTransformerBlock, titan.parallelize_gptoss
+    if config["architectures"][0] == "Gemma3ForCausalLM":
+        return gemma.Model, gemma.TransformerBlock, titan.parallelize_qwen3
+    model = qwen3_5.Model if families.is_recurrent(config) else titan.Qwen3Model
+    return model, titan.Qwen3TransformerBlock, titan.parallelize_qwen3
 
 
 def _feed_forward(config: Mapping[str, Any], layer: int, *, lean: bool) -> dict[str, Any]:
