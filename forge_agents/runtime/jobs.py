@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import HostError
-from forge_agents.runtime import _monarch
+from forge_agents.runtime import _monarch, schedulers
 from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.hosts import ON_GPUS, Hosts
 from forge_agents.runtime.machine import gpu_variables, visible_gpus
@@ -152,14 +152,15 @@ def _attached(config: Hosts) -> Job:
 
 
 def _slurm(config: Hosts, gpus_per_node: int | None) -> Job:
-    if shutil.which("sbatch") is None or shutil.which("squeue") is None:
+    if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
         raise HostError(
-            "kind='slurm' of the mesh needs sbatch and squeue on the path, and they are not. Start the run where jobs "
-            "are submitted, or use kind='attach' inside a job"
+            f"kind='slurm' of the mesh needs {' and '.join(missing)} on the path. Start the run where jobs are "
+            "submitted, or use kind='attach' inside a job"
         )
     _listen(config)
     from monarch.job import SlurmJob  # type: ignore[import-untyped,unused-ignore]
 
+    schedulers.limit_slurm_commands()
     job = SlurmJob(
         config.counts,
         python_exe=f"{sys.executable} -P",
@@ -172,7 +173,7 @@ def _slurm(config: Hosts, gpus_per_node: int | None) -> Job:
         gpus_per_node=gpus_per_node,
         job_start_timeout=math.ceil(config.start_timeout_s),
     )
-    return _of_scheduler(job, config)
+    return _of_scheduler(job, config, job.kill)
 
 
 def _kubernetes(config: Hosts) -> Job:
@@ -186,24 +187,31 @@ def _kubernetes(config: Hosts) -> Job:
     job = KubernetesJob(config.namespace, timeout=math.ceil(config.start_timeout_s))
     for role, count in config.counts.items():
         job.add_mesh(role, count)
-    return _of_scheduler(job, config)
+    hosts = _of_scheduler(job, config, lambda: schedulers.end_kubernetes_job(job))
+    try:
+        schedulers.check_ranks_of_pods(config.namespace, tuple(config.counts))
+    except HostError:
+        hosts.end()
+        raise
+    return hosts
 
 
-def _of_scheduler(job: Any, config: Hosts) -> Job:
+def _of_scheduler(job: Any, config: Hosts, end: Callable[[], None]) -> Job:
     """Wait for the job of a scheduler to run. This blocks, because nothing else can be done meanwhile."""
+    _listen(config)  # again, because the constructor of Monarch's job resets the address
     warn_of_open_ports([f"the TCP ports of {config.kind} hosts"])  # Monarch's jobs have no other transport
     try:
         state = job.state(cached_path=None)
     except (RuntimeError, OSError, ValueError) as cause:
-        job.kill()
+        end()
         raise HostError(
             f"kind={config.kind!r} of the mesh: {cause}; requested hosts: {config.counts}, "
             f"start_timeout_s={config.start_timeout_s:g}"
         ) from cause
     except BaseException:  # Ctrl-C in the queue
-        job.kill()
+        end()
         raise
-    return Job(meshes={role: getattr(state, role) for role in config.counts}, end=job.kill)
+    return Job(meshes={role: getattr(state, role) for role in config.counts}, end=end)
 
 
 def _listen(config: Hosts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from process_checks import ended_within
 from refusals import raises
 
 import forge_agents as fa
@@ -638,7 +640,7 @@ def test_missing_gpus_fail_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_slurm_needs_its_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HostError, match="needs sbatch and squeue on the path"):
+    with pytest.raises(HostError, match="needs sbatch and squeue and scancel on the path"):
         asyncio.run(mesh.launch_hosts(fa.Hosts(kind="slurm", hosts={"engines": 1})))
 
 
@@ -669,17 +671,37 @@ except HostError as error:
 """
 
 
-def test_slurm_job_has_the_requested_options(tmp_path: Path) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "scancel": SCANCEL}.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_SLURM": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SUBMIT], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110,
+def submit(folder: Path, script: str = SUBMIT, **programs: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with stand-ins for Slurm's programs."""
+    (folder / "bin").mkdir()
+    for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "scancel": SCANCEL, **programs}.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKE_SLURM": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True, timeout=110,
         check=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("sbatch", r"mesh: sbatch did not answer within 2 s\. If squeue shows a job forge-agents_\d+, cancel it"),
+        ("squeue", r"mesh: squeue --job 77 --json did not answer within 2 s"),
+        ("scancel", r"Failed to cancel SLURM job 77: scancel 77 did not answer within 2 s\. The job may still run"),
+    ],
+)
+def test_slurm_command_that_hangs_is_named_and_ended(tmp_path: Path, program: str, error: str) -> None:
+    hung = '#!/bin/sh\nsleep 600 &\necho $! > "$FAKE_SLURM/pid"\nwait\n'  # sleep keeps the output open
+    limit = "from forge_agents.runtime import schedulers\nschedulers._COMMAND_TIMEOUT_S = 2.0\n"
+    done = submit(tmp_path, limit + SUBMIT, **{program: hung})
+    assert re.search(error, done.stdout + done.stderr), done.stdout + done.stderr
+    assert ended_within([int((tmp_path / "pid").read_text())], 10)
+
+
+def test_slurm_job_has_the_requested_options(tmp_path: Path) -> None:
+    done = submit(tmp_path)
     assert "kind='slurm' of the mesh: SLURM job is no longer active" in done.stdout, done.stderr
     assert "requested hosts: {'learner': 1, 'engines': 4}" in done.stdout
     script = (tmp_path / "script").read_text()
@@ -902,6 +924,54 @@ def test_kubernetes_manifest_matches_the_run() -> None:
     assert command[:3] == ["forge-agents", "train", "/config/train.yaml"]
     address = command[-1].replace("$(POD_IP)", "10.0.0.7")
     assert read_run(str(EXAMPLES / "kubernetes" / "train.yaml"), command[-2], address).mesh.address == address
+
+
+PODS = """
+import sys, types
+from unittest.mock import MagicMock
+from types import SimpleNamespace as Record
+
+def pod(name, rank, phase="Running"):
+    labels = {"apps.kubernetes.io/pod-index": rank}
+    status = Record(phase=phase, pod_ip="127.0.0.1", conditions=[Record(type="Ready", status="True")])
+    return Record(metadata=Record(name=name, labels=labels), status=status, spec=Record(containers=[Record(env=None)]))
+
+pods = [pod("engines-0", "0"), pod("engines-1", "1"), pod("old-1", "1", "Failed")]
+if OTHER:
+    pods.insert(1, pod("other-0", "0"))
+kubernetes = MagicMock()
+events = [{"type": "ADDED", "object": pod} for pod in pods]
+kubernetes.watch.Watch.return_value.stream.return_value = events
+kubernetes.client.CoreV1Api.return_value.list_namespaced_pod.return_value = Record(items=pods)
+kubernetes.client.rest.ApiException = type("ApiException", (Exception,), {})
+parts = (".client.rest", ".config.config_exception", ".config.exec_provider", ".config.kube_config")
+for name in ("", ".client", ".config", ".watch", *parts):
+    sys.modules["kubernetes" + name] = eval("kubernetes" + name)
+
+import forge_agents as fa
+from forge_agents.errors import HostError
+from forge_agents.runtime.jobs import start_job
+hosts = fa.Hosts(kind="kubernetes", namespace="lab", hosts={"engines": 2}, address="tcp://127.0.0.1:0")
+try:
+    job = start_job(hosts, {}, gpus_per_node=None)
+    job.end()
+    print("ended", list(job.meshes))
+except HostError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "answer"),
+    [
+        (False, "ended ['engines']"),
+        (True, "pods engines-0 and other-0 of namespace 'lab' both have rank 0 of engines."),
+    ],
+)
+def test_two_pods_of_one_rank_are_refused(other: bool, answer: str) -> None:
+    script = f"OTHER = {other}\n{PODS}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, check=False)
+    assert done.stdout.startswith(answer), done.stdout + done.stderr
 
 
 def test_missing_kubernetes_client_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
