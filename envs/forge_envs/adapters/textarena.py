@@ -25,7 +25,10 @@ from forge_envs.adapters.patterns import bound_patterns
 from forge_envs.adapters.textarena_games import EXCLUDED, PLAYERS
 from forge_envs.adapters.textarena_moves import legal_moves
 
-_CUT = "[earlier messages are left out]\n"
+_CUT = "[earlier messages are left out] ..."  # without a line end, which would make a cut line look like a message
+_INDENT = "    "
+_TAG = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff]*[\[\uff3b\u3010\u3014\u27e6]")
+"""Begin of a line that looks like a new message: a bracket, also a wide one, behind blanks or invisible letters."""
 WORD_GAMES = frozenset(
     "Codenames DontSayIt Hangman LetterAuction SpellingBee WordChains WordLadder WordSearch Wordle".split()  # noqa: SIM905
 )
@@ -40,7 +43,8 @@ class TextArena(TurnEnv):
     """A game of TextArena with the agents ``player_0``, ``player_1``, ...
 
     `instructions` are the prompts that the game writes at the start. An observation has all messages of the game and of
-    other players since the agent's last decision. Actions pass through the game's default action wrappers.
+    other players since the agent's last decision. A line that begins with a name in brackets is a new message, and
+    further lines of a player's text are indented. Actions pass through the game's default action wrappers.
     ``infos[agent]["legal_actions"]`` lists the legal actions of about 50 games.
 
     Rewards are TextArena's, at the end of the game. Bandit is corrected: TextArena pays the regret of the chosen
@@ -119,7 +123,8 @@ class TextArena(TurnEnv):
         for sender, text, *kind in [*self._messages[agent], *self._core.state.observations.get(player, [])]:
             own_action = sender == player and _kind(kind) == "PLAYER_ACTION"
             if not own_action and not (_kind(kind) == "PROMPT" and str(text) in self._prompts[agent]):
-                lines.append(f"[{self._core.state.role_mapping.get(sender, f'Player {sender}')}] {str(text).strip()}")
+                role = self._core.state.role_mapping.get(sender, f"Player {sender}")
+                lines.append(f"[{role}] {indented(str(text).strip(), all_lines=sender >= 0)}")
         return fitting("\n".join(lines), self.max_observation_chars, _CUT)
 
     def legal_actions(self, agent: str) -> list[str] | None:
@@ -129,7 +134,7 @@ class TextArena(TurnEnv):
         self._messages[agent] = []
         try:
             with self._randomness.contained():
-                done, _ = self._game.step(action=action[: self.max_action_chars])
+                done, _ = self._game.step(action=indented(action[: self.max_action_chars]))
                 if not (done or self._core.state.done or self._is_deserted()):
                     return Outcome(next=self._next_player())
                 rewards, infos = self._game.close()
@@ -199,6 +204,21 @@ def outcomes(score: dict[str, float], forfeits: list[str], *, max_reward: float 
         else:
             verdict[agent] = "win" if value == best else "loss"
     return verdict
+
+
+def indented(text: str, *, all_lines: bool = True) -> str:
+    """Return `text` with an indentation before each line but the first, unless it has one.
+
+    A player's line then never looks like a message of the game or of another player, also where the game quotes it. Of
+    the game's messages (``all_lines=False``) only lines are indented that look like another message.
+    """
+    first, *others = text.splitlines() or [""]
+
+    def indent(line: str) -> str:
+        needs_it = line.strip() and (all_lines or _TAG.match(line)) and not line.startswith(_INDENT)
+        return _INDENT + line if needs_it else line
+
+    return "\n".join([first, *map(indent, others)])
 
 
 def game_name(game: str) -> str:
