@@ -156,3 +156,30 @@ def test_empty_sections_are_no_format_except_reasoning_that_closes_at_once():
 )
 def test_repetitions_in_languages_without_spaces_are_found(text):
     assert Repetition().score([said(text), said(f"{text} {text}\n{text}")]).tolist() == [1, pytest.approx(0.3, abs=0.1)]
+
+
+URL = "https://example.org/a/path/of/one/page/in/the/documentation.html"
+
+
+def test_repetitions_without_spaces_are_found():
+    repeated = [
+        *("ha" * 2000 + " " + "ha" * 2000, "a" * 4000 + "\n" + "a" * 4000, ("no" * 1000 + " ") * 4),
+        *(" ".join("ha" * k for k in range(1, 90)), "\U0001f642" * 3000 + " \U0001f642", URL * 9),
+    ]
+    assert max(Repetition().score([said(text) for text in repeated]).tolist()) < 0.15
+    assert Repetition().score([said(f"See {URL} for the rest."), said(URL)]).tolist() == [1, 1]
+
+
+def test_long_runs_and_characters_of_chinese_count_as_words():
+    texts = ["hello_world," * 2000, "首都是北京。", "one two three"]
+    assert [Length(high=0, slack=500, unit="words").score([said(text)])[0] for text in texts] == [
+        0, pytest.approx(1 - 6 / 500), pytest.approx(1 - 3 / 500)
+    ]  # fmt: skip
+
+
+def test_circled_letters_have_a_script_and_invisible_ones_are_no_answer():
+    circled = "".join(chr(0x24D0 + ord(letter) - ord("a")) for letter in "helloworld")
+    assert Language(language="ru").score([said(f"{circled} \u0430")]).tolist() == [pytest.approx(1 / 11)]
+    empty = [f"<answer>{text}</answer>" for text in ("\u200b", "\u3164", "\u2800", "\u0301")]
+    assert Format(tags=("answer",)).score([said(text) for text in empty]).tolist() == [0, 0, 0, 0]
+    assert JsonSchema(schema={}).score([said("1e999"), said("1e99")]).tolist() == [0, 1]

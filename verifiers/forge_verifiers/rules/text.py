@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.envs.reasoning import in_think_tags
 from forge_agents.types import Trajectory, Turn, total_tokens
 from forge_verifiers.core.markdown import answer_section, code_blocks
 from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.answers import AnswerRule, last_action, same_text
+from forge_verifiers.rules.languages import normalized
 
 if TYPE_CHECKING:
     from forge_agents.schemas import Schema
@@ -122,12 +125,21 @@ class Format(TrajectoryRule):
             if text.count(opening) != 1 or text.count(closing) != 1 or not text.startswith(opening, position):
                 return False
             end = text.find(closing, position)
-            if end < 0 or (tag != "think" and not text[position + len(opening) : end].strip()):
+            if end < 0 or (tag != "think" and _is_blank(text[position + len(opening) : end])):
                 return False
             position = end + len(closing)
             while position < len(text) and text[position].isspace():
                 position += 1
         return position == len(text)
+
+
+def _is_blank(text: str) -> bool:
+    """Return whether a text shows nothing: white space, control and format characters, and letters without a shape."""
+    return all(char in _SHAPELESS or char.isspace() or unicodedata.category(char)[0] in "CMZ" for char in text)
+
+
+_SHAPELESS = "\u115f\u1160\u2800\u3164\uffa0"
+"""Fillers of Hangul and the braille pattern without dots."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,14 +184,17 @@ class JsonSchema(TrajectoryRule):
         blocks = code_blocks(text)
         texts = [block.text for block in blocks if block.language in {"", "json"}] or [block.text for block in blocks]
         try:
-            value = json.loads(texts[-1] if texts else text, parse_constant=_no_constant)
+            value = json.loads(texts[-1] if texts else text, parse_float=_finite, parse_constant=_finite)
             return float(self._checked.first_error(value) is None)
         except (ValueError, RecursionError, TimeoutError):  # invalid, nested too deeply, or too slow for the patterns
             return 0.0
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+def _finite(text: str) -> float:
+    """Return the number of a JSON text. NaN, infinity and numbers beyond a float's range are no JSON."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not JSON")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +208,8 @@ class Length(TrajectoryRule):
     slack: int = 0
     """Distance from the range at which the score reaches 0."""
     unit: Literal["chars", "words", "tokens"] = "chars"
-    """Unit of the length. Tokens are those that the policy sampled."""
+    """Unit of the length. Tokens are those that the policy sampled. Each character of Chinese, Japanese and Thai is a
+    word, and so are 40 characters of a longer run without white space."""
     reasoning: bool = True
     """True if the length includes the reasoning."""
     name: str = "length"
@@ -219,7 +235,9 @@ class Length(TrajectoryRule):
             excluded = 0 if self.reasoning else sum(p.reasoning_tokens for turn in trajectory.turns for p in turn.parts)
             return total_tokens(trajectory.turns) - excluded
         texts = [turn.response if self.reasoning else turn.action for turn in trajectory.turns]
-        return sum(len(text if self.unit == "chars" else text.split()) for text in texts)
+        if self.unit == "chars":
+            return sum(map(len, texts))
+        return sum(-(-len(word) // _MAX_WORD) for text in texts for word in _compiled(_WORDS).findall(text))
 
 
 _SCRIPTS = ("latin", "cyrillic", "greek", "han", "kana", "hangul", "arabic", "hebrew", "devanagari", "bengali", "thai")
@@ -255,8 +273,9 @@ class Language(TrajectoryRule):
         object.__setattr__(self, "_pattern", _compiled("|".join(map(_letters, scripts))))
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """Fraction of letters in the script."""
-        letters = "".join(filter(str.isalpha, "".join(turn.action for turn in trajectory.turns)))
+        """Fraction of letters in the script. Circled letters count as the letters in the circles."""
+        text = normalized("".join(turn.action for turn in trajectory.turns))
+        letters = "".join(filter(str.isalpha, text))
         return len(self._pattern.findall(letters)) / len(letters) if letters else None
 
 
@@ -267,11 +286,18 @@ def _letters(script: str) -> str:
 _WORDS = r"(?V1)[\p{Han}\p{Hiragana}\p{Katakana}\u30fc\p{Thai}]|[^\s\p{Han}\p{Hiragana}\p{Katakana}\u30fc\p{Thai}]+"
 
 
+_MAX_WORD = 40
+"""Longer runs of characters without white space are no words of a language."""
+_WINDOW = 9
+"""Number of characters that stand for a word in such a run. Few texts repeat four windows in a row by chance."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Repetition(TrajectoryRule):
     """1 minus the fraction of repeated word n-grams in the responses, reasoning included.
 
-    Responses without white space, and Chinese, Japanese and Thai, are compared by characters.
+    Chinese, Japanese and Thai, single words, and runs of over 40 characters without white space are compared by
+    characters.
     """
 
     size: int = 4
@@ -291,11 +317,18 @@ class Repetition(TrajectoryRule):
         if not trajectory.turns:
             return None
         words: Sequence[str] = [word for turn in trajectory.turns for word in _compiled(_WORDS).findall(turn.response)]
-        if len(words) == 1:
+        if len(words) == 1 and len(words[0]) <= _MAX_WORD:
             words = words[0]
+        elif any(len(word) > _MAX_WORD for word in words):
+            words = [part for word in words for part in _windows(word)]
         total = len(words) - self.size + 1
         if total <= 1:
             return 1.0
         distinct = len(set(zip(*(words[k:] for k in range(self.size)), strict=False)))
         repeated = 1.0 - distinct / total
         return 1.0 - max(0.0, repeated - self.allowed) / (1.0 - self.allowed)
+
+
+def _windows(word: str) -> list[str]:
+    """Return a word, or all windows of a long one, so that it may repeat itself at any distance."""
+    return [word] if len(word) <= _MAX_WORD else [word[k : k + _WINDOW] for k in range(len(word) - _WINDOW + 1)]
