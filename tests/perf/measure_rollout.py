@@ -19,14 +19,12 @@ def measure(options: Options) -> list[dict[str, Any]]:
     """The records ``rollout``, one for each length of answers."""
     from forge_agents.serving import _vllm
 
-    eager = {"TORCHDYNAMO_DISABLE": "1"} if options.quick else {}
-    quiet = {name: _vllm.ENVIRONMENT[name] for name in ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE")}
     result = {
         "actor": in_child(run_actor, options, timeout_s=DEADLINE_S),
         "direct": in_child(
             run_direct, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **OPENMP}
         ),
-        "vllm_llm": in_child(run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager}),
+        "vllm_llm": in_child(run_llm, options, timeout_s=DEADLINE_S, env=llm_variables(options)),
     }
     records = []
     for most in _lengths(options):
@@ -39,6 +37,15 @@ def measure(options: Options) -> list[dict[str, Any]]:
         goals = {name: goal(ratios[name], value, at_most=False) for name, value in least.items()}
         records.append({"measure": "rollout", **facts, **own, "peer": peer, "ratio": ratios, "goals": goals})
     return records
+
+
+def llm_variables(options: Options) -> dict[str, str]:
+    """Environment of `run_llm`."""
+    from forge_agents.serving import _vllm
+
+    eager = {"TORCHDYNAMO_DISABLE": "1"} if options.quick else {}
+    quiet = ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE")
+    return {name: _vllm.ENVIRONMENT[name] for name in quiet} | eager
 
 
 def _lengths(options: Options) -> tuple[int, ...]:
@@ -57,8 +64,8 @@ def _config(options: Options) -> EnginePlan:
     return EnginePlan(
         model=options.model,
         max_model_len=512,
-        max_num_seqs=64,
-        kv_cache_gb=1.0,
+        max_num_seqs=64 * options.scale,
+        kv_cache_gb=1.0 * options.scale,
         threads=THREADS,
         enforce_eager=options.quick,
     )

@@ -41,7 +41,9 @@ async def run_steps(options: Options) -> dict[str, Any]:
     config = GRPOConfig(
         group_size=options.siblings,
         groups_per_step=len(options.prompts),
-        engine=EngineConfig(max_model_len=512, kv_cache_gb=0.5, threads=THREADS, enforce_eager=options.quick),
+        engine=EngineConfig(
+            max_model_len=512, kv_cache_gb=0.5 * options.scale, threads=THREADS, enforce_eager=options.quick
+        ),
     )
     async with mesh.session():
         with tempfile.TemporaryDirectory() as folder:

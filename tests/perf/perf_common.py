@@ -61,6 +61,8 @@ class Options:
     """Small sizes and an eager engine, only to test the script."""
     peers: tuple[str, ...] = ()
     """Peers that take minutes: ``trl``."""
+    scale: int = 1
+    """Factor of the number of answers to a prompt, more than 1 on a GPU."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -68,7 +70,7 @@ class Options:
 
     @property
     def siblings(self) -> int:
-        return 4 if self.quick else 8
+        return (4 if self.quick else 8) * self.scale
 
     @property
     def step_tokens(self) -> int:
