@@ -36,6 +36,10 @@ class MissingExtraError(ForgeError, ImportError):
     """A library is not installed. The message names the command that installs it."""
 
 
+class UntrustedModuleError(ForgeError, ImportError):
+    """A settings file names code of Python's library or of an installed package that is not for this project."""
+
+
 class ModelNotFoundError(ForgeError, FileNotFoundError):
     """A model is neither a folder, nor built in, nor in the local hub cache, nor downloadable."""
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from forge_agents.errors import did_you_mean
+from forge_agents.errors import UntrustedModuleError, did_you_mean
 
 _LAST_FOLDERS = "FORGE_AGENTS_PYTHONPATH"
 """Environment variable of child processes: folders that follow the installed packages on their import path."""
 _user_folders: list[str] = []
+_OURS = ("forge_agents", "forge_envs", "forge_trainers", "forge_verifiers")
+_PLUGINS = ("forge_agents.envs", "forge_agents.verifiers")
+"""Entry points of packages for this project."""
+MODULE_FLAG = "--trust_module"
+_file_texts: list[str] = []
+"""Texts of the settings files of this call, which may be a stranger's."""
+_trusted: list[str] = []
 
 
 def add_user_folder(folder: Path) -> None:
@@ -35,10 +44,84 @@ def import_user_module(name: str) -> ModuleType:
     """Import a module that the user has named.
 
     Raises:
+        UntrustedModuleError: A settings file names the module. See `restrict_modules`.
         ImportError: There is no such module, or its import fails.
     """
+    if any(f"{name}:" in text for text in _file_texts):
+        _check_trusted(name.partition(".")[0])
     sys.path += [folder for folder in _user_folders if folder not in sys.path]
     return importlib.import_module(name)
+
+
+def restrict_modules(files: Iterable[Any], trusted: Iterable[str] = ()) -> None:
+    """Restrict the modules that settings files may name from now on. Earlier restrictions end.
+
+    A file may come from a stranger, and among the functions of Python's library and of installed packages are some that
+    run commands. The user's own modules, those of this project and of packages with an entry point for it are allowed.
+
+    Args:
+        files: Contents of the files.
+        trusted: Values of `MODULE_FLAG`, each a module or package that is allowed as well.
+    """
+    _file_texts.clear()
+    _trusted[:] = [name.partition(".")[0] for name in trusted]
+    restrict_modules_of(files)
+
+
+def restrict_modules_of(files: Iterable[Any]) -> None:
+    """Restrict the modules that these files may name as well. See `restrict_modules`."""
+    waiting = list(files)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            _file_texts.append(value)
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
+
+
+def check_origin(value: Any, place: str, *, ours: bool = True) -> Any:
+    """Return the object at "module:name", unless a settings file names one that its module has from elsewhere.
+
+    `ours` says whether functions of this project are allowed. A player calls its function with texts of other players.
+
+    Raises:
+        UntrustedModuleError: The object is a function or class of a module that a file may not name.
+    """
+    if isinstance(value, BuiltinFunctionType | FunctionType | MethodType | type) and any(
+        place in text for text in _file_texts
+    ):
+        package = str(getattr(value, "__module__", None) or "builtins").partition(".")[0]
+        if package in _OURS and not ours:
+            raise UntrustedModuleError(f"the settings file names {place}, which is no function of a player")
+        _check_trusted(package)
+    return value
+
+
+def _check_trusted(package: str) -> None:
+    """Raise UntrustedModuleError if a settings file may not name code of this package."""
+    if package in (*_OURS, *_trusted) or not _is_installed(package):
+        return
+    plugins = (point.value for group in _PLUGINS for point in metadata.entry_points(group=group))
+    if package not in {plugin.partition(":")[0].partition(".")[0] for plugin in plugins}:
+        raise UntrustedModuleError(
+            f"the settings file names code of {package}, which is installed here and not made for this project. It "
+            f"could run anything. Add {MODULE_FLAG} {package} to allow this"
+        )
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a package belongs to Python's library or to installed packages."""
+    if package in sys.stdlib_module_names or package == "__main__":
+        return True
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return True
+    if spec is None:
+        return False
+    return any(map(is_library, spec.submodule_search_locations or [spec.origin or "<frozen"]))
 
 
 def path_variables() -> dict[str, str]:
@@ -90,7 +173,9 @@ def import_object(place: str, what: str) -> Any:
     """Return the object at "package.module:name". `what` names the setting in the ValueError if there is none."""
     module, _, name = place.partition(":")
     try:
-        return getattr(import_user_module(module), name)
+        return check_origin(getattr(import_user_module(module), name), place)
+    except UntrustedModuleError as cause:
+        raise ValueError(f"{what} {place!r}: {cause}") from cause
     except (ImportError, AttributeError, ValueError) as cause:
         near = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
         raise ValueError(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from forge_agents import safe_yaml
-from forge_agents.errors import did_you_mean
+from forge_agents.errors import UntrustedModuleError, did_you_mean
 from forge_agents.files import outdated_export, user_path
-from forge_agents.imports import import_user_module
+from forge_agents.imports import check_origin, import_user_module
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted, unique_name
 
 _log = logging.getLogger(__name__)
@@ -139,6 +139,7 @@ def read_player(text: str, sampling: Sampling | None = None) -> Player:
       exported models, stands for the exported model, or for a team with a model for each of the run's agents.
 
     Raises:
+        UntrustedModuleError: A settings file names a function that is not the user's.
         ValueError: The function cannot be imported, the address names no model, or the run exported none.
     """
     sampling = sampling or Sampling()
@@ -154,12 +155,14 @@ def read_player(text: str, sampling: Sampling | None = None) -> Player:
         return _model_or_run(text, sampling)
     try:
         module = import_user_module(module_name)
+    except UntrustedModuleError:
+        raise
     except ImportError as error:
         raise ValueError(f"player {text!r}: {module_name} cannot be imported: {error}") from None
     if not hasattr(module, function):
         hint = did_you_mean(function, dir(module))
         raise ValueError(f"player {text!r}: {module_name} has no {function!r}.{hint}")
-    return Scripted(getattr(module, function))
+    return Scripted(check_origin(getattr(module, function), text, ours=False))
 
 
 def short_names(players: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from forge_agents.cli.yaml_file import ValueLoader, YamlFile, as_text, plain
 from forge_agents.display import visible_error
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
-from forge_agents.imports import add_user_folder
+from forge_agents.imports import add_user_folder, restrict_modules
 from forge_agents.settings import field_hints
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class _Formatter(DefaultHelpFormatter):
 
 _READ = ("data", "eval_data", "model", "tasks", "eval_tasks")
 """Keys whose values may be files or folders that are read."""
-_FLAGS_ONLY = ("config", "help", "print_config", "send_key", "trust_host")
+_FLAGS_ONLY = ("config", "help", "print_config", "send_key", "trust_host", "trust_module")
 """Flags that are no keys of files."""
 _OWNERS = {"policies": "train", "warm_start": "train", "policy": "sft", "players": "bench"}
 """Commands by keys that their files have, and no others'."""
@@ -132,6 +132,7 @@ def add_fields(parser: Parser, kind: type) -> None:
     for flag, text in (
         (keys.FLAG, "VARIABLE@HOST for each API key that the YAML file may send to a host other than its provider's."),
         (keys.HOST_FLAG, "Each host that the YAML file may name for processes of the run. They can run code here."),
+        (keys.MODULE_FLAG, "Each installed module whose functions and classes the YAML file may name."),
     ):
         parser.add_argument(flag, nargs="+", type=str, default=[], help=text)
     parser.add_class_arguments(kind, as_group=False)
@@ -142,6 +143,7 @@ def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     """Return what `kind` makes of parsed values. An error of the settings classes is shown like a wrong flag."""
     values.pop("config", None)
     agreed, trusted = values.pop("send_key"), values.pop("trust_host")
+    restrict_modules(parser.settings_files, values.pop("trust_module"))
     if isinstance(kind, type):
         name_entries(values, kind)
     try:

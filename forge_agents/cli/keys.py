@@ -12,9 +12,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from forge_agents import imports
 from forge_agents.display import visible
 
-FLAG, HOST_FLAG = "--send_key", "--trust_host"
+FLAG, HOST_FLAG, MODULE_FLAG = "--send_key", "--trust_host", imports.MODULE_FLAG
 _CODE_ARGS = ("program", "sandbox", "image", "container", "files", "reward")
 """Arguments of environments that choose what runs on this machine, and with which rights."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

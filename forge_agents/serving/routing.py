@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from forge_agents.errors import did_you_mean
-from forge_agents.imports import import_user_module
+from forge_agents.imports import check_origin, import_user_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +116,7 @@ def router_class(routing: str) -> Callable[[int], Router]:
             raise ValueError(f"routing={routing!r} is none of {names} and no 'package.module:Class'.{hint}")
         return ROUTERS[routing]
     try:
-        router = getattr(import_user_module(module), name)
+        router = check_origin(getattr(import_user_module(module), name), routing)
     except (ImportError, AttributeError, ValueError) as cause:
         raise ValueError(f"routing={routing!r} cannot be imported ({cause}). Write 'package.module:Class'") from cause
     methods = ("pick", "answered")

@@ -1,11 +1,15 @@
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import forge_agents as fa
+from forge_agents.bench.entrants import named_players
 from forge_agents.bench.plan import BenchConfig
 from forge_agents.cli.config import parse
+from forge_agents.errors import UntrustedModuleError
+from forge_agents.imports import restrict_modules
 
 RUN = {
     "env": "forge/Relay-v0",
@@ -158,9 +162,9 @@ def test_a_missing_file_is_named(capsys):
 
 def test_a_reward_that_cannot_be_imported_is_named(config):
     with pytest.raises(ValueError, match=r"'math:nothing' cannot be imported.*package\.module:object"):
-        read(config(reward="math:nothing")).load_reward()
+        read(config(), "--reward", "math:nothing").load_reward()
     with pytest.raises(ValueError, match="Did you mean .*'sqrt'"):
-        read(config(reward="math:sqrtt")).load_reward()
+        read(config(), "--reward", "math:sqrtt").load_reward()
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda f: f.name)
@@ -253,6 +257,77 @@ def test_a_file_does_not_choose_what_an_environment_runs(name, value, config, ca
     error = " ".join(refused(capsys, config(env_args={name: value})).split())
     assert f"sets env_args.{name}, which chooses what runs on this machine" in error
     assert read(config(env_args={"tasks": [1]}), f"--env_args.{name}", "x").env_args == {"tasks": [1], name: "x"}
+
+
+@pytest.fixture
+def my_module(tmp_path, monkeypatch):
+    """A module of the user, with a function of its own and one that runs commands."""
+    (tmp_path / "of_mine.py").write_text("from subprocess import getoutput\ndef move(observation): return 'pass'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "of_mine"
+    restrict_modules([])
+
+
+def bench_of(tmp_path, **settings):
+    file = tmp_path / "bench.yaml"
+    file.write_text(yaml.safe_dump({"suite": "forge/KuhnPoker-v0", "players": {"a": "random"}} | settings))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"),
+    [
+        ({"players": {"x": "subprocess:getoutput"}}, "subprocess"),
+        ({"players": {"x": {"player_0": "os:system", "player_1": "random"}}}, "os"),
+        ({"players": {}, "cross_play": ["random", "of_mine:getoutput"]}, "subprocess"),
+        ({"players": {"x": "numpy:array"}}, "numpy"),
+        ({"suite": "this:forge/KuhnPoker-v0"}, "this"),
+        ({"suite": "forge/KuhnPoker-v0+venv.__main__:x/Y-v0"}, "venv"),
+    ],
+)
+def test_a_file_names_no_code_of_installed_packages(settings, package, my_module, tmp_path):
+    config = read_bench(bench_of(tmp_path, **settings))
+    with pytest.raises(UntrustedModuleError, match=f"names code of {package}, .* Add --trust_module {package} to"):
+        fa.benchmark(config.entrants(), config.suite, out_dir=tmp_path / "out")
+
+
+def test_a_file_names_code_of_the_user_and_flags_name_any(my_module, tmp_path):
+    file = bench_of(tmp_path, players={"x": f"{my_module}:move"})
+    (player,) = named_players(read_bench(file).entrants()).values()
+    assert player("", "player_0") == "pass"
+    config = read_bench(file, "--players", '{"x": "textwrap:dedent"}')
+    assert named_players(config.entrants())["x"].fn.__name__ == "dedent"
+    trusted = read_bench(bench_of(tmp_path, players={"x": "textwrap:dedent"}), "--trust_module", "textwrap")
+    assert named_players(trusted.entrants())["x"].fn.__name__ == "dedent"
+    with pytest.raises(UntrustedModuleError, match="which is no function of a player"):
+        named_players(read_bench(bench_of(tmp_path, players={"x": "forge_agents.imports:is_library"})).entrants())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": "this:forge/Relay-v0"},
+        {"reward": "shutil:rmtree"},
+        {"trainer": {"credit": "this:s"}},
+        {"trainer": {"tracker": "this:s"}},
+        {"trainer": {"engine": {"routing": "this:s"}}},
+        {"trainer": {"learner": {"loss": "this:s"}}},
+    ],
+)
+def test_settings_of_a_run_name_no_code_of_installed_packages(changes, config, capsys):
+    try:
+        run = read(config(**changes))
+        run.load_reward()
+        fa.make(run.played)
+    except (UntrustedModuleError, ValueError) as error:
+        message = str(error)
+    except SystemExit:
+        message = capsys.readouterr().err
+    else:
+        message = ""
+    assert "names code of" in message and "to allow this" in " ".join(message.split())
+    assert "this" not in sys.modules
+    restrict_modules([])
 
 
 @pytest.mark.parametrize("inside", [False, True])
