@@ -23,6 +23,8 @@ section.alarm { margin-top: 1rem; padding: .6rem .9rem; border-left: 4px solid #
 """
 _MAX_ERROR_CHARS = 4000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+PAGE_MARK = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+"""Part of each page."""
 
 
 def standalone_page(title: str, body: str, *, style: str = "") -> str:
@@ -34,8 +36,8 @@ def standalone_page(title: str, body: str, *, style: str = "") -> str:
     """
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}{style}</style></head>\n'
+        f'{PAGE_MARK}<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}{style}</style></head>\n"
         f"<body>\n{body}\n</body></html>\n"
     )
 

@@ -32,6 +32,7 @@ _OUR_FOLDERS = re.compile(
 CHUNK_BYTES = 1 << 26
 """Size of the chunks with a checksum each, so that several threads can check one large file."""
 _MAX_THREADS = 8
+_HEAD_BYTES = 4096
 _MAX_DEPTH = 100
 _log = logging.getLogger(__name__)
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
@@ -241,8 +242,22 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         raise
 
 
-def write_atomic(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a text file with `atomic_writer` and return its path."""
+def write_atomic(path: str | os.PathLike[str], text: str, *, replaces: str = "") -> Path:
+    """Write a text file with `atomic_writer` and return its path.
+
+    Args:
+        replaces: Text near the begin of each file that may be replaced, so that files of other programs are kept. Empty
+            replaces any file.
+
+    Raises:
+        RunFolderError: There is a file without that text.
+    """
+    target = user_path(path)
+    if replaces and target.is_file():
+        with target.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        if head.strip() and replaces.encode() not in head:
+            raise RunFolderError(f"{target} is a file of another program, so it is not replaced. Choose another name")
     with atomic_writer(path) as file:
         file.write(text)
     return user_path(path)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 RECORD_FORMAT = 2
 """Version of stored records. Raised when the meaning of a field changes, so that older episodes are played again."""
 
+_REPLACED = ("episodes.jsonl", "board.json", "exploitability.json")
+"""Files of a benchmark's folder."""
+_BEGIN = b'{"key"'
+"""Begin of each stored record."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRecord:
@@ -196,11 +201,12 @@ class EpisodeLog:
     again. Failed episodes are kept for inspection and played again, too.
 
     Raises:
-        RunFolderError: The folder cannot be used, or another process writes there.
+        RunFolderError: The folder cannot be used, has files of another program, or another process writes there.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = user_path(folder) / "episodes.jsonl"
+        self._lock_path = self.path.with_name(f".{self.path.stem}.lock")
         self.unreadable = 0
         """Number of dropped lines."""
         self.done: dict[str, Record] = {}
@@ -211,11 +217,12 @@ class EpisodeLog:
 
     def __enter__(self) -> EpisodeLog:
         check_plain_files(self.path.parent)
+        self._check_is_ours()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             warn_of_other_writers(self.path.parent)
             with contextlib.ExitStack() as stack:
-                stack.enter_context(lock_file(self.path.with_name(f".{self.path.stem}.lock")))
+                stack.enter_context(lock_file(self._lock_path))
                 self._file = stack.enter_context(self.path.open("a+", encoding="utf-8", errors="replace"))
                 self._read(self._file)
                 self._opened = stack.pop_all()
@@ -230,6 +237,22 @@ class EpisodeLog:
     def __exit__(self, *exc: object) -> None:
         with contextlib.suppress(OSError):  # `add` reported that its record could not be written
             self._opened.close()
+
+    def _check_is_ours(self) -> None:
+        """Refuse a folder of another program that has files of the names that a benchmark replaces."""
+        names = [name for name in _REPLACED if (self.path.parent / name).exists()]
+        if not names or self._lock_path.exists():
+            return
+        try:
+            with self.path.open("rb") as file:
+                if file.read(len(_BEGIN)) == _BEGIN:
+                    return
+        except OSError:
+            pass  # opening it later reports the error, or there is none and the other files are not ours
+        raise RunFolderError(
+            f"{self.path.parent} is no folder of a benchmark and has {', '.join(names)}, which a benchmark would "
+            "change. Choose another out_dir"
+        )
 
     def add(self, record: Record) -> None:
         """Store a record. The record is written before this returns, so a killed run loses only unfinished episodes."""

@@ -16,6 +16,7 @@ from forge_agents.bench.plan import SuiteEnv, lineups_of
 from forge_agents.bench.records import Record
 from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
+from forge_agents.display import PAGE_MARK
 from forge_agents.errors import ForgeError
 from forge_agents.files import MAX_BYTES, is_shallow, user_path, write_atomic
 from forge_agents.http_body import too_many_values
@@ -72,7 +73,8 @@ class Report(Results):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as JSON, atomically. `load` reads it."""
-        return write_atomic(path, json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
+        text = json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n"
+        return write_atomic(path, text, replaces=f'"kind": "{_KIND}"')
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -108,12 +110,12 @@ class Report(Results):
         """Return the report as Markdown, and write it to `path` if given."""
         text = tables.as_markdown(self.document())
         if path is not None:
-            write_atomic(path, text)
+            write_atomic(path, text, replaces=text.partition(":")[0].partition("\n")[0])
         return text
 
     def html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one HTML file that loads nothing and runs no script."""
-        return write_atomic(path, tables.as_html(self.document()))
+        return write_atomic(path, tables.as_html(self.document()), replaces=PAGE_MARK)
 
 
 def _read(path: Path) -> Any:

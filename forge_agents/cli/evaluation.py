@@ -93,7 +93,7 @@ def _merge(argv: Sequence[str]) -> int:
             parser.error("--suites cannot be combined with --out, --html or --markdown")
         suites = board(*options.reports)
         tables.show(suites)
-        print(f"page   {write_atomic(options.suites, tables.as_markdown(suites))}")
+        print(f"page   {write_atomic(options.suites, tables.as_markdown(suites), replaces=f'# {suites.title}')}")
         return 0
     _write(leaderboard(*options.reports), options.out, html=options.html, markdown=options.markdown)
     return 0

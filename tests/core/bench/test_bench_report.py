@@ -19,6 +19,7 @@ from forge_agents.bench.records import EpisodeLog
 from forge_agents.bench.report import ReportError
 from forge_agents.bench.tables import as_markdown
 from forge_agents.cli import main as cli
+from forge_agents.errors import RunFolderError
 
 HOSTILE = "<script>alert(1)</script>|`*[x](http://evil)\n\u202e"
 
@@ -531,3 +532,25 @@ def test_only_our_checkout_is_named(monkeypatch, tmp_path):
     assert _commit.__wrapped__() == ""
     (tmp_path / ".git").mkdir()
     assert _commit.__wrapped__() == "", "git says that it is none"
+
+
+def test_reports_and_folders_replace_no_file_of_another_program(report, tmp_path):
+    writers = {"a.json": report.save, "a.html": report.html, "a.md": report.markdown}
+    for name, write in writers.items():
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(RunFolderError, match=f"{name} is a file of another program, so it is not replaced"):
+            write(tmp_path / name)
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).write_text("")
+        write(tmp_path / name)
+        write(tmp_path / name)  # its own file
+    (tmp_path / "board.json").write_text("[1]")
+    with (
+        pytest.raises(RunFolderError, match="is no folder of a benchmark and has board.json, which"),
+        EpisodeLog(tmp_path),
+    ):
+        pass
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "episodes.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(RunFolderError, match="has episodes.jsonl, which"), EpisodeLog(tmp_path / "run"):
+        pass

@@ -14,6 +14,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode, Trajectory
+from forge_trainers.learner.checkpoint import check_replaceable
 from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
 
 
@@ -298,3 +299,37 @@ def test_failed_call_leaves_no_folder(tmp_path):
     mine.mkdir()
     refused(mine)
     assert list(mine.iterdir()) == [] and (tmp_path / "runs" / "broken" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("begin", [lambda path: RunFolder(path, {}), lambda path: check_resumable(path, {}, [])])
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "plan.yaml", "reward.png", "export/a.txt", "checkpoints/step-000001/a"]
+)
+def test_a_folder_with_files_of_another_program_is_refused_and_unchanged(name, begin, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("theme: dark")
+    with pytest.raises(RunFolderError, match=f"is no folder of a run and has {name.partition('/')[0]}, which"):
+        begin(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+
+
+def test_a_run_without_its_lock_and_a_folder_of_other_files_are_used(tmp_path):
+    with RunFolder(tmp_path / "run", {"trainer": {}}) as run:
+        run.log(1, {"reward/mean": 1.0})
+    (tmp_path / "run" / ".lock").unlink()  # a copy may have no hidden files
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.yaml").write_text("env: forge/Relay-v0")
+    for name in ("run", "mine"):
+        RunFolder(tmp_path / name, {"trainer": {}}).close()
+    assert (tmp_path / "mine" / "train.yaml").read_text() == "env: forge/Relay-v0"
+
+
+def test_only_exported_models_are_replaced_by_an_export(tmp_path):
+    for name in ("mine/thesis.txt", "model/config.json", "policies/hero/config.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(RunFolderError, match="is no exported model, so it is not replaced"):
+        check_replaceable(tmp_path / "mine")
+    for name in ("model", "policies", "nothing"):
+        check_replaceable(tmp_path / name)

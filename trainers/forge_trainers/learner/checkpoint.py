@@ -294,6 +294,7 @@ def export(
         failure: Exception | None = None
         try:
             if _is_first_rank():
+                check_replaceable(folder)
                 unfinished = folder.with_name(f".unfinished-{folder.name}")
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir(parents=True)
@@ -350,6 +351,13 @@ def _add_stop_token(folder: Path) -> None:
     stop_ids = stop_ids if isinstance(stop_ids, list) else [] if stop_ids is None else [stop_ids]
     if end_id not in stop_ids:
         file.write_text(json.dumps({**settings, "eos_token_id": [*stop_ids, end_id]}, indent=2) + "\n")
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise RunFolderError if a folder with other files than exported models is where an export will be."""
+    is_model = (target / "config.json").exists() or any(target.glob("*/config.json"))
+    if not is_model and target.exists() and any(target.iterdir()):
+        raise RunFolderError(f"{target} is no exported model, so it is not replaced. Move it to another place")
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:

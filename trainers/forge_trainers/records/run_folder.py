@@ -46,6 +46,13 @@ _log = logging.getLogger(__name__)
 _VERIFIERS = "verifiers.jsonl"
 _OWN, _CURVES = (".lock", "config.yaml", "plan.yaml", "data.sha256"), "events.out.tfevents"
 """Files that a run folder holds before the first step."""
+_REPLACED = (
+    "config.yaml", "plan.yaml", "metrics.jsonl", EPISODES, _VERIFIERS, "ending.json", "league.json", "reward.png",
+    "loss.png", "checkpoints", "export", "league",
+)  # fmt: skip
+"""Files and folders that a run replaces or deletes."""
+_RUN_KEYS = frozenset(("policies", "policy", "trainer", "packages"))
+"""Settings of which every run has at least one."""
 _MAX_CHANGES = 20
 CHECKPOINT_MARK = "experiment.json"
 """File that marks a checkpoint as complete."""
@@ -83,13 +90,36 @@ def _changes(before: str, after: str) -> str:
     return visible("; ".join([*changes, f"and {len(keys) - len(changes)} more"] if keys[len(changes) :] else changes))
 
 
+def check_is_run(folder: Path) -> None:
+    """Refuse a folder without a run that has files or folders of the names that a run replaces and deletes.
+
+    Raises:
+        RunFolderError: There is such an entry, which another program or the user has made.
+    """
+    if (folder / ".lock").exists():
+        return
+    names = [name for name in _REPLACED if (folder / name).exists()]
+    if not names:
+        return
+    try:
+        settings = safe_yaml.read(folder / "config.yaml")
+    except (OSError, ValueError):
+        settings = None
+    if not isinstance(settings, dict) or _RUN_KEYS.isdisjoint(settings):
+        raise RunFolderError(
+            f"{folder} is no folder of a run and has {', '.join(names)}, which a run would replace. Choose another "
+            "out_dir"
+        )
+
+
 def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[str]) -> None:
     """Raise RunFolderError if a resumed run has other settings than ``config.yaml``, or a link leads out of the folder.
 
     `fixed` are dotted keys that must be equal, each with all keys below it. Keys that one of the two lacks are not
-    compared.
+    compared. A folder that is no run's is refused by `check_is_run`.
     """
     check_contained(folder)
+    check_is_run(folder)
     try:
         before = safe_yaml.read(folder / "config.yaml")
     except (OSError, ValueError):
@@ -160,7 +190,8 @@ class RunFolder:
         tracker: Experiment tracker.
 
     Raises:
-        RunFolderError: The folder cannot be written, holds links, or another process trains in it.
+        RunFolderError: The folder cannot be written, holds links or another program's files, or another process trains
+            in it.
         MissingExtraError: The tracker is not installed.
         StallError: The tracker does not open in time.
     """
@@ -174,6 +205,7 @@ class RunFolder:
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
         check_contained(self.path)  # files written and deleted below would follow links
+        check_is_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = lock_file(self.path / ".lock")
