@@ -90,9 +90,8 @@ FAMILIES = (
         architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     ),
     Family(
-        name="qwen3_5_moe", models="Qwen3.5 mixtures",
+        name="qwen3_5_moe", models="Qwen3.5 mixtures, for text",
         architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-        untrainable_reason="the learner does not compute shared experts",
     ),
     Family(
         name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",),
@@ -140,10 +139,13 @@ REASONING_SWITCHES = ("enable_thinking", "thinking")
 _REASONING_MARKS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
 TRAINABLE = tuple(name for family in FAMILIES if not family.untrainable_reason for name in family.architectures)
 """Architectures that the learner trains."""
+RECURRENT = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+"""Architectures with layers that have a state of constant size in place of keys and values."""
 
 _REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
              "max_position_embeddings")  # fmt: skip
 _REQUIRED_OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
+_SHARED_SIZE = "shared_expert_intermediate_size"
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -161,6 +163,7 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "rope_type": ("default", "linear", "llama3", "yarn"),
 }
 """Options with the values that TorchTitan's blocks compute. Any other value would silently train a different model."""
+_OF_QWEN3_5 = {"partial_rotary_factor": None, "rope_type": ("default",), "attn_output_gate": (True,)}
 _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "Gemma3ForCausalLM": {"hidden_act": None, "hidden_activation": ("gelu_pytorch_tanh",)},
     "Phi3ForCausalLM": {
@@ -169,7 +172,13 @@ _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
         # vLLM and transformers disagree about these
         **dict.fromkeys(("factor", "attention_factor", "short_mscale", "long_mscale"), (None,)),
     },
-    "Qwen3_5ForCausalLM": {"partial_rotary_factor": None, "rope_type": ("default",), "attn_output_gate": (True,)},
+    "Qwen3_5ForCausalLM": _OF_QWEN3_5,
+    "Qwen3_5MoeForCausalLM": {
+        **_OF_QWEN3_5,
+        "norm_topk_prob": (True,),
+        "mlp_only_layers": ([], None),
+        "decoder_sparse_step": (1, None),
+    },
     "GptOssForCausalLM": {  # the only values that vLLM computes
         "attention_bias": (True,),
         "rope_type": ("yarn",),
@@ -254,6 +263,8 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
     required: tuple[str, ...] = _REQUIRED
     if num_experts(config):
         required += ("num_experts_per_tok",) if has_sinks(config) else _REQUIRED_OF_EXPERTS
+    if architecture == "Qwen3_5MoeForCausalLM":  # no layer has a feed-forward without experts
+        required = (*(key for key in required if key != "intermediate_size"), "num_experts", _SHARED_SIZE)
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
     quantization = config.get("quantization_config") or {}
@@ -297,11 +308,12 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     It differs for Qwen3.5 with images: there it is a part of config.json.
     """
-    if architecture_of(config) != "Qwen3_5ForConditionalGeneration":
+    decoder = architecture_of(config).replace("ForConditionalGeneration", "ForCausalLM")
+    if decoder not in RECURRENT or decoder == architecture_of(config):
         return config
     text = config.get("text_config") or {}
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
-    return {**text, "architectures": ["Qwen3_5ForCausalLM"], "tie_word_embeddings": tied}
+    return {**text, "architectures": [decoder], "tie_word_embeddings": tied}
 
 
 def is_unused(tensor: str) -> bool:
@@ -315,12 +327,10 @@ def is_fused(config: Mapping[str, Any]) -> bool:
 
 
 def is_recurrent(config: Mapping[str, Any], layer: int | None = None) -> bool:
-    """Return whether a layer, or any layer, has a state of constant size in place of keys and values."""
+    """Return whether a layer, or layers of this architecture, have a state in place of keys and values."""
     config = decoder_config(config)
-    if architecture_of(config) != "Qwen3_5ForCausalLM":
-        return False
-    if layer is None:
-        return any(is_recurrent(config, i) for i in range(config["num_hidden_layers"]))
+    if architecture_of(config) not in RECURRENT or layer is None:
+        return architecture_of(config) in RECURRENT
     kinds = config.get("layer_types")
     return bool(kinds[layer] == "linear_attention" if kinds else (layer + 1) % config.get("full_attention_interval", 4))
 
@@ -335,6 +345,11 @@ def expert_size(config: Mapping[str, Any]) -> int:
     return int(config["intermediate_size"] if has_sinks(config) else config["moe_intermediate_size"])
 
 
+def shared_expert_size(config: Mapping[str, Any]) -> int:
+    """Return the intermediate size of the expert that computes every token, or 0 if there is none."""
+    return int(config[_SHARED_SIZE]) if architecture_of(config) == "Qwen3_5MoeForCausalLM" else 0
+
+
 def recurrent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
     """Return the numbers of key and value heads, the sizes of a key and a value, and the width of the convolution."""
     config = decoder_config(config)
@@ -346,7 +361,7 @@ def recurrent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int, int]
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
     """Return the size of an attention head."""
-    default = {"Qwen3_5ForCausalLM": 256, "GptOssForCausalLM": 64}.get(architecture_of(config))
+    default = {**dict.fromkeys(RECURRENT, 256), "GptOssForCausalLM": 64}.get(architecture_of(config))
     return int(config.get("head_dim") or default or config["hidden_size"] // config["num_attention_heads"])
 
 

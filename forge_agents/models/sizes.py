@@ -84,7 +84,7 @@ class ModelSize:
     tied: bool
     """Whether the output head shares the embedding."""
     feed_forward: int
-    """Intermediate size of a layer's feed-forward. In a mixture, the sum over the experts of one token."""
+    """Intermediate size of a layer's feed-forward. In a mixture, the sum over all experts of one token."""
     experts_per_token: int
     """1 for a dense model."""
     qk_norm: bool
@@ -98,9 +98,11 @@ class ModelSize:
     num_experts: int
     """Number of experts per layer, or 0 for a dense model."""
     experts: int
-    """Number of weights of a layer's experts."""
+    """Number of weights of a layer's experts, without the shared one."""
+    shared: int
+    """Intermediate size of an expert that computes all tokens, or 0 if there is none."""
     dense: int
-    """Number of weights of one layer without experts."""
+    """Number of weights of one layer without these experts."""
     sparse_layers: int
     """Number of layers with experts, or 0 for a dense model."""
     plain_channels: int
@@ -144,6 +146,7 @@ class ModelSize:
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = families.head_dim_of(config)
         count, layers = families.num_experts(config), int(config["num_hidden_layers"])
+        shared = families.shared_expert_size(config)
         model_type = str(config.get("model_type", ""))
         norms = 4 if model_type.startswith("gemma3") else 2
         if not 0 <= layers <= _MAX_LAYERS:
@@ -162,7 +165,7 @@ class ModelSize:
             vocab=int(config["vocab_size"]),
             context=_context(config),
             tied=families.is_tied(config),
-            feed_forward=between * chosen,
+            feed_forward=between * chosen + shared,
             experts_per_token=chosen,
             qk_norm=model_type.startswith(("qwen3", "gemma3")),
             norms=norms,
@@ -170,9 +173,12 @@ class ModelSize:
             sinks=families.has_sinks(config),
             num_experts=count,
             experts=3 * hidden * between * count,
-            dense=attention + norms * hidden + (hidden * count if count else 3 * hidden * between),
+            shared=shared,
+            dense=attention
+            + (norms + 3 * shared + bool(shared)) * hidden
+            + (hidden * count if count else 3 * hidden * between),
             sparse_layers=sum(families.has_experts(config, layer) for layer in range(layers)),
-            plain_channels=int(config["intermediate_size"]),
+            plain_channels=int(config.get("intermediate_size") or 0),
             recurrence=recurrence,
         )
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 Family: TypeAlias = Literal[
-    "llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5", "gpt_oss"
+    "llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss"
 ]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
@@ -24,6 +24,8 @@ INTERMEDIATE = 256
 EXPERTS = 4
 EXPERTS_PER_TOKEN = 2
 EXPERT_INTERMEDIATE = 64
+SMALL_EXPERTS, SMALL_INTERMEDIATE = 8, 32
+"""Experts of Qwen3.5, not as many as value heads. Its shared expert has the size of others' experts."""
 RECURRENT_HEADS = 2, 4
 """Key and value heads of a recurrent layer."""
 RECURRENT_HEAD_DIM = 64  # vLLM's kernels for CPU know 64 and 128
@@ -44,6 +46,7 @@ _ARCHITECTURES = {
     "phi3": "Phi3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
 }
 _GPT_OSS = {
@@ -87,8 +90,9 @@ def tiny_model(
         family: ``"llama"``, ``"qwen3"`` (normalized queries and keys), ``"qwen3_moe"`` (four experts per layer, two
             per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
             in the first layer only), ``"mistral"``, ``"phi3"`` (fused weights), ``"gemma3"`` (a sliding window of 64
-            positions in the first layer), ``"qwen3_5"`` (a recurrent state in the first layer) or ``"gpt_oss"`` (sinks,
-            biases, four experts per layer, and a window as Gemma's; `tied` is not supported).
+            positions in the first layer), ``"qwen3_5"`` (a recurrent state in the first layer), ``"qwen3_5_moe"``
+            (the same with experts: eight per layer, two per token, and a shared one) or ``"gpt_oss"`` (sinks, biases,
+            four experts per layer, and a window as Gemma's; `tied` is not supported).
         seed: Seed of the weights. Equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Whether the output head shares the embedding. Otherwise ``lm_head.weight`` is stored as well.
@@ -166,9 +170,9 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
             },
         }
         del config["hidden_act"]
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         config |= {
-            "model_type": "qwen3_5_text",
+            "model_type": f"{family}_text",
             "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": RECURRENT_HEADS[0],
             "linear_num_value_heads": RECURRENT_HEADS[1],
@@ -192,6 +196,14 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
             "mlp_only_layers": [],
             "router_aux_loss_coef": 0.0,
         }
+    if family == "qwen3_5_moe":
+        del config["intermediate_size"]
+        config |= {
+            "num_experts": SMALL_EXPERTS,
+            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "moe_intermediate_size": SMALL_INTERMEDIATE,
+            "shared_expert_intermediate_size": EXPERT_INTERMEDIATE,
+        }
     return config
 
 
@@ -205,7 +217,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
         return (0.08 * torch.randn(*shape, generator=generator)).to(getattr(torch, dtype))
 
     def norm(size: int) -> torch.Tensor:
-        offset = 0 if family in ("gemma3", "qwen3_5") else 1  # the model adds 1
+        offset = 0 if family in ("gemma3", "qwen3_5", "qwen3_5_moe") else 1  # the model adds 1
         return (offset + 0.1 * torch.randn(size, generator=generator)).to(getattr(torch, dtype))
 
     weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN), "model.norm.weight": norm(HIDDEN)}
@@ -215,13 +227,16 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
             prefix + "input_layernorm.weight": norm(HIDDEN),
             prefix + "post_attention_layernorm.weight": norm(HIDDEN),
         }
-        recurrent = family == "qwen3_5" and layer == 0
+        recurrent = family.startswith("qwen3_5") and layer == 0
         weights |= _recurrent(prefix, matrix, norm) if recurrent else _attention(prefix, family, matrix, head_dim)
-        weights |= _biased(prefix, matrix, head_dim) if family == "gpt_oss" else _feed_forward(prefix, family, matrix)
+        if family == "gpt_oss":
+            weights |= _biased(prefix, matrix, head_dim)
+        else:
+            weights |= (_mixture if family == "qwen3_5_moe" else _feed_forward)(prefix, family, matrix)
         if family == "gemma3":
             weights[prefix + "pre_feedforward_layernorm.weight"] = norm(HIDDEN)
             weights[prefix + "post_feedforward_layernorm.weight"] = norm(HIDDEN)
-        if family in ("qwen3", "qwen3_moe", "gemma3", "qwen3_5") and not recurrent:
+        if family in ("qwen3", "qwen3_moe", "gemma3", "qwen3_5", "qwen3_5_moe") and not recurrent:
             weights |= {f"{prefix}self_attn.{x}_norm.weight": norm(head_dim) for x in "qk"}
         if family == "qwen2":
             for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
@@ -235,7 +250,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
 
 def _attention(prefix: str, family: Family, matrix: Any, head_dim: int) -> dict[str, torch.Tensor]:
     """Projections of a layer's attention."""
-    queries = (2 if family == "qwen3_5" else 1) * HEADS * head_dim  # each with a gate
+    queries = (2 if family.startswith("qwen3_5") else 1) * HEADS * head_dim  # each with a gate
     return {
         prefix + "self_attn.q_proj.weight": matrix(queries, HIDDEN),
         prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
@@ -257,6 +272,20 @@ def _feed_forward(prefix: str, family: Family, matrix: Any) -> dict[str, torch.T
     if family == "qwen3_moe":
         weights[prefix + "mlp.gate.weight"] = matrix(EXPERTS, HIDDEN)
     return weights
+
+
+def _mixture(prefix: str, _: Family, matrix: Any) -> dict[str, torch.Tensor]:
+    """Experts of a layer of Qwen3.5, each kind of weight in one tensor, their router, and the shared expert."""
+    prefix += "mlp."
+    return {
+        prefix + "gate.weight": matrix(SMALL_EXPERTS, HIDDEN),
+        prefix + "experts.gate_up_proj": matrix(SMALL_EXPERTS, 2 * SMALL_INTERMEDIATE, HIDDEN),
+        prefix + "experts.down_proj": matrix(SMALL_EXPERTS, HIDDEN, SMALL_INTERMEDIATE),
+        prefix + "shared_expert.gate_proj.weight": matrix(EXPERT_INTERMEDIATE, HIDDEN),
+        prefix + "shared_expert.up_proj.weight": matrix(EXPERT_INTERMEDIATE, HIDDEN),
+        prefix + "shared_expert.down_proj.weight": matrix(HIDDEN, EXPERT_INTERMEDIATE),
+        prefix + "shared_expert_gate.weight": matrix(1, HIDDEN),
+    }
 
 
 def _recurrent(prefix: str, matrix: Any, norm: Any) -> dict[str, torch.Tensor]:

@@ -290,12 +290,13 @@ def _register_recurrent() -> None:
     absent = () if is_torchvision_available() else names
     sys.modules.update((name, MagicMock(__spec__=None)) for name in absent)
     try:
-        from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
+        from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
     finally:
         for name in absent:
             del sys.modules[name]
-    Qwen3_5ForCausalLM.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={"model.visual.": None})
-    ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5ForCausalLM)
+    for kind in (Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM):
+        kind.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={"model.visual.": None})
+        ModelRegistry.register_model(kind.__name__, kind)
 
 
 _STACKS = {"gate_up_proj": "w13_weight", "gate_up_proj_bias": "w13_bias", "down_proj": "w2_weight",

@@ -491,6 +491,7 @@ def test_request_in_flight_continues_with_new_weights(run, store, engine, tiny_m
         ("gemma3", True, "bfloat16"),
         ("qwen3_5", True, "bfloat16"),
         ("qwen3_5", False, "bfloat16"),
+        ("qwen3_5_moe", False, "bfloat16"),
         ("gpt_oss", False, "bfloat16"),
     ],
 )
@@ -509,8 +510,9 @@ def test_updated_engine_equals_a_new_one(run, bench, tiny_models, *, family, tie
     run(main())
 
 
-def test_engine_serves_the_text_part_of_a_model_with_images(run, bench, tiny_models, tmp_path):
-    texts = [tiny_models(family="qwen3_5", dtype="bfloat16", seed=seed) for seed in (20, 21)]
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_engine_serves_the_text_part_of_a_model_with_images(run, bench, tiny_models, tmp_path, family):
+    texts = [tiny_models(family=family, dtype="bfloat16", seed=seed) for seed in (20, 21)]
     old, new = (with_images(text, tmp_path / text.name) for text in texts)
 
     async def main():

@@ -10,19 +10,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 2,
-          "out_hidden_size": 128, "num_position_embeddings": 4, "model_type": "qwen3_5_vision"}  # fmt: skip
+          "out_hidden_size": 128, "num_position_embeddings": 4}  # fmt: skip
 
 
 def with_images(text_model: Path, folder: Path) -> Path:
-    """Write a copy of a tiny Qwen3.5 for text to `folder`, as a part of a model with images."""
+    """Write a copy of a tiny Qwen3.5 for text, dense or a mixture, to `folder`, as a part of a model with images."""
     from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 
     shutil.copytree(text_model, folder)
     text = json.loads((text_model / "config.json").read_text())
-    del text["architectures"]
-    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
-              "vision_config": VISION, "tie_word_embeddings": text["tie_word_embeddings"],
+    architecture = text.pop("architectures")[0].replace("ForCausalLM", "ForConditionalGeneration")
+    family = text["model_type"].removesuffix("_text")
+    config = {"architectures": [architecture], "model_type": family, "text_config": text,
+              "vision_config": VISION | {"model_type": f"{family}_vision"},
+              "tie_word_embeddings": text["tie_word_embeddings"],
               "image_token_id": 261, "video_token_id": 262, "vision_start_token_id": 263}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)

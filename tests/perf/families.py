@@ -56,7 +56,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     sys.stdout.write(HEAD)
     for name in arguments.only:
-        mixture = name in {"gpt_oss", "qwen3_moe"}  # whose experts cannot be adapted
+        mixture = name in {"gpt_oss", "qwen3_moe", "qwen3_5_moe"}  # whose experts cannot be adapted
         lora = fa.LoRA(rank=8, targets=LORA_TARGETS[:4] if mixture else LORA_TARGETS)
         row = measure(name, lora=lora if arguments.lora else None)
         sys.stdout.write("| " + " | ".join(row) + " |\n")
@@ -69,7 +69,7 @@ def measure(family: str, *, lora: fa.LoRA | None) -> tuple[str, ...]:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"{family}-") as folder:
         # vLLM computes recurrent layers on CPU in bfloat16 only
-        dtype = "bfloat16" if family == "qwen3_5" else "float32"
+        dtype = "bfloat16" if family.startswith("qwen3_5") else "float32"
         model, out = tiny_model(Path(folder, "model"), family=family, dtype=dtype), Path(folder, "run")  # type: ignore[arg-type]
         config = fa.GRPOConfig(
             group_size=8, groups_per_step=4, max_resamples=0, checkpoint_every=100, keep_episodes=32, seed=1,

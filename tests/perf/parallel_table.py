@@ -75,6 +75,9 @@ LAYOUTS = (
     Layout(name="Phi, FSDP 2", processes=2, family="phi3"),
     Layout(name="Qwen3.5, 1 process", family="qwen3_5"),
     Layout(name="Qwen3.5, FSDP 2", processes=2, family="qwen3_5"),
+    Layout(name="Qwen3.5 experts, 1 process", family="qwen3_5_moe"),
+    Layout(name="Qwen3.5 experts, FSDP 2", processes=2, family="qwen3_5_moe"),
+    Layout(name="Qwen3.5 experts, FSDP 2, EP 2", processes=2, family="qwen3_5_moe", settings={"ep": 2}),
     Layout(name="Phi, adapter, 1 process", family="phi3", adapter=True),
     Layout(name="Phi, adapter, FSDP 2", processes=2, family="phi3", adapter=True),
 )

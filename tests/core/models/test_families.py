@@ -39,6 +39,8 @@ def test_packaged_model_is_a_llama_with_chatml():
          ("qwen3_5", "qwen3.5", "xml", True, "qwen3.5")),
         ("Qwen3_5ForCausalLM", "<|im_start|><tool_call><function=<think>",
          ("qwen3_5", "qwen3.5", "xml", True, "qwen3.5")),
+        ("Qwen3_5MoeForConditionalGeneration", "<|im_start|><tool_call><function=<think>",
+         ("qwen3_5_moe", "qwen3.5", "xml", True, "qwen3.5")),
         ("GptOssForCausalLM", "<|start|>..<|channel|>", ("gpt_oss", "harmony", "harmony", True, "gpt-oss")),
         ("MistralForCausalLM", "[INST]..[TOOL_CALLS]", ("mistral", "mistral", "mistral", False, "")),
     ],

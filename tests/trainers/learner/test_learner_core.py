@@ -42,6 +42,7 @@ from forge_trainers.losses.policy_loss import PolicyLoss
         {"family": "phi3", "tied": False},
         {"family": "gemma3"},
         {"family": "qwen3_5"},
+        {"family": "qwen3_5_moe", "tied": False},
         {"family": "gpt_oss"},
     ],
     ids=str,
@@ -577,6 +578,7 @@ def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards
         ("phi3", {"tp": 2}, "tp=2 is not supported for Phi"),
         ("gpt_oss", {"tp": 2, "ep": 2}, "tp=2 is not supported for gpt-oss"),
         ("qwen3_5", {"tp": 2}, "tp=2 is not supported for Qwen3.5"),
+        ("qwen3_5_moe", {"tp": 2, "ep": 2}, "tp=2 is not supported for Qwen3.5"),
         ("qwen3_5", {"compile": True}, "compile=True is not supported for Qwen3.5"),
     ],
 )

@@ -96,6 +96,12 @@ def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(tiny_mode
     assert (ours - hf_logprobs(start, batch)).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
+def test_experts_and_shared_experts_have_no_adapter(tiny_models, family):
+    with pytest.raises(ValueError, match=r"no linear layers \['gate_proj', 'up_proj', 'down_proj'\]"):
+        LearnerCore(config(tiny_models(family=family)))
+
+
 def test_a_merged_model_is_never_there_whole(tiny_llama):
     held, most = [], 0
     for _, value in LearnerCore(config(tiny_llama))._hf_tensors(torch.float32):

@@ -70,7 +70,9 @@ def without_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3", "qwen3_5", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss"]
+)
 def test_expected_bytes_are_those_of_the_tensors(tiny_models, random_batch, monkeypatch, family, dtype):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)  # as on a GPU, whose memory is forecast
     without_sinks(monkeypatch)
@@ -150,6 +152,7 @@ def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_models, rand
         ("phi3", LoRA(rank=8)),
         ("qwen3_5", None),
         ("qwen3_5", LoRA(rank=8)),
+        ("qwen3_5_moe", None),
     ],
 )
 def test_selective_checkpointing_keeps_a_part(tiny_models, random_batch, monkeypatch, family, lora):

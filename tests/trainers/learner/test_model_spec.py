@@ -31,6 +31,7 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"architectures": ["NovelForCausalLM"]}, "'NovelForCausalLM' cannot be trained. It can play as a frozen"),
         ({"architectures": []}, "'.none named.' cannot be trained"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}, "moe_intermediate_size, num_experts_per_tok"),
+        ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "num_experts, shared_expert_intermediate_size"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type='dynamic' .* 'default', 'linear', 'llama3'"),
@@ -104,6 +105,15 @@ def rewritten(folder: Path, to: Path, **tensors: torch.Tensor | None) -> Learner
 def test_weights_that_do_not_fit_their_config_are_refused(tiny_llama, tmp_path, name, tensor, refusal):
     with pytest.raises(refusal[0], match=refusal[1]):
         LearnerCore(rewritten(tiny_llama, tmp_path, **{name: tensor}))
+
+
+def test_experts_that_are_stored_apart_are_refused(tiny_models, tmp_path):
+    mixture = tiny_models(family="qwen3_5_moe")
+    name = "model.layers.0.mlp.experts.down_proj"
+    one = load_file(mixture / "model.safetensors")[name][0].clone()
+    plan = rewritten(mixture, tmp_path, **{name: None, name.replace("experts", "experts.0") + ".weight": one})
+    with pytest.raises(ModelNotFoundError, match=f"stores each expert apart.* one tensor, such as {name!r}"):
+        LearnerCore(plan)
 
 
 def test_half_written_weights_are_refused(tiny_llama, tmp_path):

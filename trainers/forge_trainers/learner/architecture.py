@@ -29,13 +29,13 @@ _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
 _BIASED = ("Qwen2ForCausalLM", "GptOssForCausalLM")
 """Architectures with biases of queries, keys and values, which their config.json does not mention."""
-_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", "Qwen3_5ForCausalLM")
+_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", *families.RECURRENT)
 """Architectures that normalize queries and keys per head."""
 _SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM")
 """Architectures with the window of their config.json in all layers."""
 _THETA = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6, "GptOssForCausalLM": 1.5e5}
 """Default of RoPE's base where it is not 10,000."""
-_OFFSET_NORMED = ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM")
+_OFFSET_NORMED = ("Gemma3ForCausalLM", *families.RECURRENT)
 """Architectures whose norms have the factor ``1 + weight``."""
 
 
@@ -270,7 +270,7 @@ def _rope(config: Mapping[str, Any], layers: str, kind: Any, head_dim: int, max_
     assert context is not None
     if max_seq_len is not None and max_seq_len > context:
         raise ValueError(f"max_seq_len={max_seq_len} exceeds the model's {context} positions. Lower it")
-    default = 0.25 if config["architectures"][0] == "Qwen3_5ForCausalLM" else 1.0
+    default = 0.25 if families.is_recurrent(config) else 1.0
     fraction = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or default
     rotated = int(head_dim * fraction)
     scaling, factor = rope["rope_type"], 1.0
@@ -371,16 +371,44 @@ class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # to
 
 
 class RecurrentStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's state-dict adapter for Qwen3 with the weights of recurrent layers."""
+    """TorchTitan's state-dict adapter for Qwen3 with the weights of recurrent layers and of mixtures of Qwen3.5.
+
+    The experts of a layer are one tensor in a checkpoint, as in the model.
+    """
 
     def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
         self.from_hf_map |= {
             f"model.layers.{{}}.linear_attn.{name}": f"layers.{{}}.attention.{name}" for name in qwen3_5.WEIGHTS
-        }
+        } | {f"model.layers.{{}}.mlp.{theirs}": f"layers.{{}}.moe.{ours}" for theirs, ours in qwen3_5.SHARED.items()}
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The tensors by the names of the checkpoint."""
+        stacks, others = _split(state_dict, ".inner_experts.")
+        result: dict[str, Any] = super().to_hf(others)
+        for name, value in stacks.items():
+            layer, _, weight = name.partition(".moe.")
+            result[f"model.{layer}.mlp.{qwen3_5.STACKS[weight]}"] = value
+        return result
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The tensors by TorchTitan's names."""
+        stacks, others = _split(hf_state_dict, ".mlp.experts.")
+        result: dict[str, Any] = super().from_hf(others)
+        names = {theirs: ours for ours, theirs in qwen3_5.STACKS.items()}
+        for name, value in stacks.items():
+            layer, _, weight = name.removeprefix("model.").partition(".mlp.")
+            result[f"{layer}.moe.{names[weight]}"] = value
+        return result
 
     def _validate_hf_rope_config(self, expected_rope_cls: type) -> None:
         """Nothing: recurrent layers have no RoPE, and `spec_from_config` chose that of the others."""
+
+
+def _split(tensors: Mapping[str, Any], mark: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors with `mark` in their names, and the others."""
+    chosen = {name: value for name, value in tensors.items() if mark in name}
+    return chosen, {name: value for name, value in tensors.items() if name not in chosen}
 
 
 class TextPartStateDictAdapter(RecurrentStateDictAdapter):
@@ -413,8 +441,10 @@ class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc] 
 
 
 _ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter,
-             "GptOssForCausalLM": gpt_oss.StateDictAdapter, "Qwen3_5ForCausalLM": RecurrentStateDictAdapter,
-             "Qwen3_5ForConditionalGeneration": TextPartStateDictAdapter}  # fmt: skip
+             "GptOssForCausalLM": gpt_oss.StateDictAdapter,
+             **dict.fromkeys(families.RECURRENT, RecurrentStateDictAdapter),
+             "Qwen3_5ForConditionalGeneration": TextPartStateDictAdapter,
+             "Qwen3_5MoeForConditionalGeneration": TextPartStateDictAdapter}  # fmt: skip
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 
@@ -437,19 +467,24 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
 
 
 def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
-    """Mixture of experts of a layer: the top experts, weighted by a softmax over all experts.
+    """Mixture of experts of a layer: the top experts, weighted by a softmax over all experts, and a shared one.
 
     There is no load balancing: the model does not have the bias that TorchTitan uses, and the auxiliary loss of
     pre-training is left out.
     """
     dim, count, top_k = config["hidden_size"], families.num_experts(config), config["num_experts_per_tok"]
-    has_sinks = families.has_sinks(config)
+    has_sinks, shared_size = families.has_sinks(config), families.shared_expert_size(config)
     experts = {"dim": dim, "hidden_dim": families.expert_size(config), "num_experts": count}
-    kind = gpt_oss.Experts if has_sinks else Experts
-    names = gpt_oss.EXPERT_WEIGHTS if has_sinks else ("w1_EFD", "w2_EDF", "w3_EFD")
+    kind, names = (
+        (gpt_oss.Experts, gpt_oss.EXPERT_WEIGHTS) if has_sinks
+        else (qwen3_5.Experts, qwen3_5.EXPERT_WEIGHTS) if shared_size
+        else (Experts, ("w1_EFD", "w2_EDF", "w3_EFD"))
+    )  # fmt: skip
+    shared = titan.make_ffn_config(dim=dim, hidden_dim=shared_size, w1_param_init=_NORMAL, w2w3_param_init=_NORMAL)
     return titan.make_moe_config(
         num_experts=count,
         load_balance_coeff=None,
+        shared_experts=qwen3_5.SharedExpert.of(shared) if shared_size else None,
         router=titan.make_router_config(
             dim=dim,
             num_experts=count,
@@ -457,7 +492,7 @@ def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
             top_k=top_k,
             score_func="softmax",
             # gpt-oss has a softmax over the chosen experts, which is the same
-            route_norm=has_sinks or bool(config.get("norm_topk_prob", False)),
+            route_norm=has_sinks or bool(config.get("norm_topk_prob", shared_size > 0)),
             bias=has_sinks,
         ),
         routed_experts=titan.RoutedExperts.Config(

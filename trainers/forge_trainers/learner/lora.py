@@ -42,7 +42,8 @@ def adapted(model_config: Any, lora: LoRA) -> Any:
     Raises:
         ValueError: The model has no layer of that kind.
     """
-    linear = {name.rpartition(".")[2] for name, *_ in model_config.traverse(titan.Linear.Config)}
+    names = (name for name, *_ in model_config.traverse(titan.Linear.Config))
+    linear = {name.rpartition(".")[2] for name in names if ".moe." not in name}  # experts have no adapter
     fused, recurrent = "wqkv" in linear, "in_proj_qkv" in linear
     fields = _FUSED_LAYERS if fused else _RECURRENT_LAYERS if recurrent else _LAYERS
     targets = families.adapted_layers(lora.targets, fused=fused, recurrent=recurrent)

@@ -147,8 +147,9 @@ def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: boo
     """
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
     norms = 8 * (size.norms * size.hidden + (attention + kv if size.qk_norm else 0))
-    # inputs of the experts, and their outputs in float32 for the weighted sum
+    # inputs of the experts, their outputs in float32 for the weighted sum, and the shared expert's output for its gate
     routed = (item + 4) * size.experts_per_token * size.hidden if size.experts else 0
+    routed += item * size.hidden if size.shared else 0
     products = item * (2 * size.hidden + 3 * attention + 2 * kv + 4 * size.feed_forward) + routed
     longest = min(KEPT_SCORES, config.max_sample_tokens or size.context)
     scores = int(item * size.heads * longest * MAX_PADDING) if on_cpu else 0
@@ -160,7 +161,7 @@ def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: boo
         layer += 2 * item * attention  # the gate and its sigmoid
         # queries, keys and values, the state's outputs, and in float32 the gate, its activation and the outputs
         outputs = item * (recurrence.mixed + 2 * recurrence.values) + 16 * recurrence.values
-        others = norms - 8 * (attention + kv) + item * (2 * size.hidden + 4 * size.feed_forward)
+        others = norms - 8 * (attention + kv) + item * (2 * size.hidden + 4 * size.feed_forward) + routed
         recurrent = recurrence.layers * (others + outputs - layer)
     layer_input = item * size.hidden
     how = config.activation_checkpointing or "none"
@@ -185,7 +186,9 @@ def _kept_selectively(size: ModelSize, item: int, *, adapter: bool) -> int:
         return item * (size.hidden + attention + (2 if adapter else 1) * (attention + 2 * kv + 2 * size.feed_forward))
     wide = size.feed_forward + size.hidden if size.plain_layers else 0
     if (recurrence := size.recurrence) is not None:  # of eight products, those of output and up projection; measured
-        others = recurrence.layers * (size.hidden + recurrence.values + (2 if adapter else 1) * wide)
+        # of a shared expert, those of gate and output, after attention that of the up projection
+        after, wide = (size.shared + 2 * size.hidden, size.shared) if size.shared else (wide, wide)
+        others = recurrence.layers * (size.hidden + recurrence.values + (2 if adapter else 1) * after)
         gated = attention + (2 if adapter else 1) * (2 * attention + wide)  # of queries and gates
         gated = size.attention_layers * (size.hidden + 2 * kv + gated)
         return item * (others + gated) // size.layers

@@ -347,6 +347,11 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
     requested = adapter.to_hf(state)
     have = check_weights(folder)
     if missing := sorted(requested.keys() - have.keys()):
+        if missing[0].endswith(".experts.down_proj") and missing[0].replace("experts", "experts.0") + ".weight" in have:
+            raise ModelNotFoundError(
+                f"{folder} stores each expert apart. The learner reads mixtures of Qwen3.5 as they are published, with "
+                f"all experts of a layer in one tensor, such as {missing[0]!r}"
+            )
         raise ModelNotFoundError(
             f"{folder} lacks {len(missing)} of {len(requested)} tensors, such as {missing[0]!r}. Its weights do not "
             "match its config.json"

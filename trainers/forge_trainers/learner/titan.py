@@ -96,6 +96,7 @@ with without_garbage_collection():
     )
     from torchtitan.models.common.feed_forward import FeedForward
     from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+    from torchtitan.models.common.moe_sharding import set_moe_sharding_config
     from torchtitan.models.common.param_init import skip_param_init
     from torchtitan.models.gpt_oss import GptOssModel, parallelize_gptoss
     from torchtitan.models.gpt_oss.model import Attention as GptOssAttention
