@@ -102,6 +102,7 @@ class Parser(ArgumentParser):
             if key in file.values and key not in (*field_hints(kind), *also):
                 raise ValueError(f"{file.place(file.values, key)}: {key!r} is of files for `forge-agents {owner}`")
         values = FileSettings(kind, file.place).converted(file.values, also=also)
+        keys.check_paths(values, file.path.parent)
         _find_beside(file.path, values)
         return values
 

@@ -6,14 +6,17 @@ code here: processes of a run trust each other.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from forge_agents import imports
 from forge_agents.display import visible
+from forge_agents.files import user_path
 
 FLAG, HOST_FLAG, MODULE_FLAG = "--send_key", "--trust_host", imports.MODULE_FLAG
 _CODE_ARGS = ("program", "sandbox", "image", "container", "files", "reward")
@@ -52,7 +55,7 @@ def check(
 
     Raises:
         ValueError: A file sends a key to a host that is neither its provider's nor agreed to, or names a host for
-            processes of the run that is not trusted, or chooses what an environment runs here.
+            processes or an environment of the run that is not trusted, or chooses what an environment runs here.
     """
     for address in (address for file in files for address in _addresses(file.get("mesh"))):
         if (host := urlsplit(address).hostname or address) not in trusted:
@@ -60,6 +63,14 @@ def check(
                 visible(
                     f"the settings file names {host} for processes of the run, which can then run code on this "
                     f"machine. Add {HOST_FLAG} {host} to allow this"
+                )
+            )
+    for name, text in (pair for file in files for pair in _texts(file.get("env_args"), "")):
+        if re.fullmatch(r"\w+://\S+", text) and (host := urlsplit(text).hostname or text) not in trusted:
+            raise ValueError(
+                visible(
+                    f"the settings file sets env_args.{name} to a server on {host}. Add {HOST_FLAG} {host} to allow "
+                    "this"
                 )
             )
     for name in (name for file in files for name in _CODE_ARGS if name in (file.get("env_args") or ())):
@@ -80,6 +91,60 @@ def check(
             )
     for variable, url in sent:
         sys.stderr.write(visible(f"key    {variable} goes to {urlsplit(url).netloc}") + "\n")
+
+
+def check_paths(values: Mapping[str, Any], folder: Path) -> None:
+    """Check that the arguments of environments in a file name no other files of the user.
+
+    What an environment reads, it may show to an endpoint. A file may name files in its own folder, and files of tasks
+    also in the current folder.
+
+    Args:
+        values: Content of the file.
+        folder: Folder of the file.
+
+    Raises:
+        ValueError: An argument names a file elsewhere.
+    """
+    for name, text in _texts(values.get("env_args"), ""):
+        roots = [folder, Path.cwd()] if name in ("tasks", "eval_tasks") else [folder]
+        if any(_leads_out(path, roots) for path in _paths(text, folder)):
+            raise ValueError(
+                visible(
+                    f"the settings file sets env_args.{name} to {text[:200]}, a file outside of its folder. Set it "
+                    f"with the flag --env_args.{name} to allow this"
+                )
+            )
+
+
+def _paths(text: str, folder: Path) -> Iterator[Path]:
+    """Yield the paths for which an argument may stand."""
+    try:
+        path = user_path(text.removeprefix("file:"))
+    except ValueError:  # empty, or with a variable that is not set
+        return
+    yield folder / path
+    yield Path.cwd() / path
+
+
+def _leads_out(path: Path, roots: Sequence[Path]) -> bool:
+    """Return whether a path leads to a file that is in none of some folders."""
+    try:
+        return path.is_file() and not any(path.resolve().is_relative_to(root.resolve()) for root in roots)
+    except (OSError, ValueError):  # no path: too long, or with a zero byte
+        return False
+
+
+def _texts(values: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield each text at any depth of the arguments of an environment, with the name of its argument."""
+    if isinstance(values, str):
+        yield name, values
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from _texts(value, name or str(key))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _texts(value, name)
 
 
 def _is_providers(variable: str, url: str) -> bool:

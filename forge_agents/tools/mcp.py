@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
+from forge_agents.display import visible
 from forge_agents.errors import ForgeError, MissingExtraError
 from forge_agents.http_body import ENCODINGS, read_as_utf8, read_bounded
 from forge_agents.runtime.threads import LoopThread
@@ -217,7 +218,7 @@ class _Connection:
         """Return the text of an exception, without secrets. Of a group, the text of its first exception."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        description = str(error)
+        description = visible(str(error))
         for text in self._secrets:
             description = description.replace(text, "***")
         return f"{type(error).__name__}: {description}" if description else type(error).__name__

@@ -259,6 +259,30 @@ def test_a_file_does_not_choose_what_an_environment_runs(name, value, config, ca
     assert read(config(env_args={"tasks": [1]}), f"--env_args.{name}", "x").env_args == {"tasks": [1], name: "x"}
 
 
+@pytest.mark.parametrize("form", ["{}", "file:{}", "../{}", "$PRIVATE", "token.txt"])
+def test_environments_of_a_file_read_no_files_elsewhere(form, config, capsys, tmp_path, monkeypatch):
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
+    elsewhere.mkdir()
+    private = elsewhere / "token.txt"
+    for file in (private, tmp_path / "mine.txt", elsewhere / "tasks.jsonl"):
+        file.touch()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("PRIVATE", str(private))
+    path = form.format(f"{elsewhere.name}/token.txt" if form.startswith("..") else private)
+    for arguments in ({"data_file": path}, {"a": ["x", {"b": path}]}):
+        error = " ".join(refused(capsys, config(env_args=arguments)).split())
+        assert f"to {path}, a file outside of its folder" in error and "with the flag --env_args." in error
+    assert read(config(), "--env_args.data_file", path).env_args == {"data_file": path}
+    allowed = {"data_file": "mine.txt", "tasks": "tasks.jsonl", "word": "x" * 5000, "number": 3}
+    assert read(config(env_args=allowed)).env_args == allowed
+
+
+def test_environments_of_a_file_connect_only_to_trusted_hosts(config, capsys):
+    file = config(env_args={"url": "http://169.254.169.254/latest"})
+    assert "Add --trust_host 169.254.169.254 to allow" in " ".join(refused(capsys, file).split())
+    assert read(file, "--trust_host", "169.254.169.254").env_args
+
+
 @pytest.fixture
 def my_module(tmp_path, monkeypatch):
     """A module of the user, with a function of its own and one that runs commands."""

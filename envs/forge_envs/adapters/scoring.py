@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import atexit
+import itertools
 import json
+import operator
 import os
 import pickle
 import queue
@@ -18,6 +20,8 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -86,10 +90,50 @@ def _score_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float
         vars(sys.modules[module])["eval"] = literal  # shadows the builtin in the scorer's module
     try:
         with Randomness(0).contained():
-            value = float(dataset.score_answer(answer, entry))
+            value = min(float(dataset.score_answer(answer, entry)), _highest(module.rpartition(".")[2], answer, entry))
     except Exception as error:  # noqa: BLE001  # library code on model-written text
         return 0.0, {"error": failure(error)}
     return (min(1.0, max(0.0, value)), {}) if np.isfinite(value) else (0.0, {"error": f"scored {value}"})
+
+
+def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
+    """Return the highest score of an answer, for scorers of reasoning-gym 0.1.25 that solve wrong answers."""
+    match generator:
+        case "coin_flip":  # its part of equal digits is that of the shorter number: "0" equals 0.3125
+            given, gold = (float(Fraction(text.replace(",", ""))) for text in (answer, str(entry["answer"])))
+            texts = [f"{number:.10g}" for number in (given, gold)]
+            is_equal = abs(given - gold) <= 1e-4
+            equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+            return 1.0 if is_equal else len(list(equal)) / max(map(len, texts))
+        case "complex_arithmetic":  # its distance to NaN counts as none
+            return 0.0 if re.search("nan|inf", answer, re.IGNORECASE) else 1.0
+        case "game_of_life_halting":  # it compares whether the texts are empty
+            return float(answer.strip(" .").casefold() == str(entry["answer"]).casefold())
+        case "puzzle24":  # it compares neither the numbers nor the fraction of the result
+            tree = _parse(answer)
+            values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+            numbers = [value for value in values if isinstance(value, int)]
+            return 1.0 if sorted(numbers) == sorted(entry["metadata"]["numbers"]) and _exact(tree.body) == 24 else 0.01
+    return 1.0
+
+
+def _exact(node: ast.expr) -> Fraction:
+    """Return the value of a formula of whole numbers and the four operations. Raises ZeroDivisionError."""
+    match node:
+        case ast.Constant(value=int() as value):
+            return Fraction(value)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_exact(operand)
+        case ast.UnaryOp(operand=operand):
+            return _exact(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATIONS[type(op)](_exact(left), _exact(right))
+    raise ValueError("no formula of whole numbers")
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
 
 
 # ---- accepted answers
@@ -141,6 +185,8 @@ def _refuse_formula(answer: str, tree: ast.Expression, generator: str) -> str:
     if re.search(r"[^\w \t+\-*/().,^]", answer, re.ASCII):  # sympy interprets other characters in its own way
         return "characters that no formula here needs"
     arithmetic = generator in ARITHMETIC_SCORERS
+    if arithmetic and re.search(r"[^\d \t+\-*/()]", answer, re.ASCII):  # the scorers do not see "1_2" and "12e0"
+        return "more than whole numbers and the four operations"
     allowed = _SUM if arithmetic else _FORMULA
     try:
         for node in ast.walk(tree):

@@ -184,6 +184,20 @@ def test_error_text_of_a_dead_server_contains_no_tokens(script):
             assert not told.ok and "shelf.py" in told.content and SECRET not in told.content
 
 
+def test_errors_of_a_server_do_not_control_the_terminal(tmp_path):
+    server = tmp_path / "rude.py"
+    server.write_text(
+        "import json, sys\n"
+        "error = {'code': -1, 'message': '\\x1b]52;c;cHduZWQ=\\x07 no \\u202e'}\n"
+        "for line in sys.stdin:\n"
+        "    if 'id' in (request := json.loads(line)):\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': request['id'], 'error': error}), flush=True)\n"
+    )
+    with pytest.raises(McpServerError, match="cHduZWQ") as failure, mcp_tools([sys.executable, str(server)]):
+        pass
+    assert str(failure.value).isprintable()
+
+
 def test_silent_server_times_out():
     silent = [sys.executable, "-c", "import time; time.sleep(60)"]
     with pytest.raises(McpServerError, match="no answer within 0.5 s"), mcp_tools(silent, connect_s=0.5):

@@ -235,7 +235,7 @@ def test_unsafe_formulas_are_refused(text):
 
 
 def test_sums_of_numbers_hold_no_functions_or_powers():
-    assert refusal("(3 + 4.5) * 2 / (1 - 7)", "countdown") == ""
+    assert refusal("(3 + 45) * 2 / (1 - 7)", "countdown") == ""
     assert refusal("exp(exp(99))", "countdown") and refusal("2**3", "countdown") and refusal("2* *3", "puzzle24")
     for formula in ("x**3/3 + sin(2*x)/2 + C", "2*(3*x - 1)**(3/2)", "x**2*y**3 - exp(x)*cos(x)**2", "E**(2*x)", "x^2"):
         assert refusal(formula, "simple_integration") == ""
@@ -260,3 +260,36 @@ def test_hostile_texts_are_answers_like_others(generator):
 def test_a_hundred_generators_are_listed():
     listed = fa.list_envs("reasoning-gym")
     assert len(listed) >= 100 and not {f"reasoning-gym/{name}-v0" for name in EXCLUDED} & set(listed)
+
+
+def countdown(form):
+    def answer(entry):
+        target, numbers = str(entry["metadata"]["target"]), "+".join(map(str, entry["metadata"]["numbers"]))
+        return form.format(target, f"{target[0]}_{target[1:]}", numbers)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("generator", "answer", "highest"),
+    [
+        ("coin_flip", "0", 0.2),
+        ("complex_arithmetic", "nan", 0.0),
+        ("complex_arithmetic", "inf-nanj", 0.0),
+        ("game_of_life_halting", "x", 0.0),
+        ("puzzle24", "1*2*3*4", 0.01),
+        ("puzzle24", lambda entry: f"({entry['answer']})*249/240", 0.01),
+        ("countdown", countdown("{1} + 0_0*({2})"), 0.0),
+        ("countdown", countdown("{0}e0 + 0e0*({2})"), 0.0),
+        ("countdown", countdown("{0}.0 + 0.0*({2})"), 0.0),
+    ],
+)
+def test_no_wrong_answer_is_solved(generator, answer, highest):
+    for seed in (1, 2, 3, 4):
+        env = begin(fa.make(f"reasoning-gym/{generator}-v0"), seed=seed)
+        entry = env.unwrapped._entry
+        env.step(answer(entry) if callable(answer) else answer)
+        assert env.rewards["solver"] <= highest or abs(float(entry["answer"])) < 1e-4
+        again = begin(fa.make(f"reasoning-gym/{generator}-v0"), seed=seed)
+        again.step(str(again.unwrapped._entry["answer"]))
+        assert again.rewards["solver"] == 1

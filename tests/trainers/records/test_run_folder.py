@@ -4,6 +4,7 @@ import io
 import json
 import os
 import resource
+import time
 import tracemalloc
 from contextlib import nullcontext
 from zipfile import ZipFile
@@ -16,6 +17,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode, Trajectory
 from forge_trainers.learner.checkpoint import check_replaceable
 from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
+from forge_trainers.records.trackers import TrackerNames
 
 
 def test_metrics_are_kept_by_step_and_nan_is_null(tmp_path):
@@ -333,3 +335,21 @@ def test_only_exported_models_are_replaced_by_an_export(tmp_path):
         check_replaceable(tmp_path / "mine")
     for name in ("model", "policies", "nothing"):
         check_replaceable(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", ["x", [1, 2], {"a": 1}, 10**400, None, float("nan")])
+def test_curves_leave_out_values_that_are_no_numbers(value, tmp_path):
+    with RunFolder(tmp_path, {}) as run:
+        for metric in ("reward/mean", "reward/ci", "eval/reward", "eval/ci"):
+            run._append("metrics.jsonl", [{"step": 1, "reward/mean": 0.1, "eval/reward": 0.1, metric: value}])
+        assert run.plot_rewards(["a"]) == tmp_path / "reward.png"
+        run._append("metrics.jsonl", [{"step": 10**400, "reward/mean": 0.1}])
+        with pytest.raises(RunFolderError, match="has no step number"):
+            run.plot_rewards(["a"])
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_many_names_of_metrics_take_linear_time(nested):
+    names, started = TrackerNames(r"-\w. /", nested=nested), time.process_time()
+    assert len(set(names.of([f"{n:05d}/{n % 7}" for n in range(60_000)]).values())) == 60_000
+    assert time.process_time() - started < 20

@@ -221,6 +221,22 @@ def test_the_random_state_of_the_process_is_restored(tmp_path):
     assert drawn() == expected
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"numpy_place": np.array([700, 0])}, {"numpy_place": np.array([-5, 0])}, {"numpy_place": np.array([0, 2])},
+        {"numpy_normal": np.array(math.nan)}, {"numpy": np.zeros(623, np.uint32)}, {"numpy": np.zeros(624, np.int64)},
+    ],
+)  # fmt: skip
+def test_random_state_that_reads_outside_of_its_memory_is_refused(changes):
+    randomness = ProcessRandomness()
+    before = randomness.state_dict()
+    with pytest.raises(ValueError, match="NumPy's random state is damaged"):
+        randomness.load_state_dict(before | changes)
+    after = randomness.state_dict()
+    assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
+
+
 def test_failed_checkpoint_is_warned_of_and_the_next_is_written(tmp_path, caplog):
     learner = Learner(1)
 

@@ -58,9 +58,9 @@ def test_verifiers_that_compare_are_never_cached():
     requests = []
 
     class Watched(SelfConsistency):
-        def score(self, trajectories):
+        def assess(self, trajectories):
             requests.append(len(trajectories))
-            return super().score(trajectories)
+            return super().assess(trajectories)
 
     ensemble = Ensemble([Watched(cost="expensive")])
     first = ensemble.scores([said("a"), said("a"), said("b")])

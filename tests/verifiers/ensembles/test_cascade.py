@@ -95,9 +95,9 @@ def test_verifiers_that_compare_receive_whole_groups():
     sizes = []
 
     class Watched(SelfConsistency):
-        def score(self, trajectories):
+        def assess(self, trajectories):
             sizes.append(np.unique([t.seed for t in trajectories], return_counts=True)[1])
-            return super().score(trajectories)
+            return super().assess(trajectories)
 
     ensemble = Ensemble([*judges(), Watched(cost="model")], cascade=Cascade(warm_up_rows=1, undecided=(0.3, 0.7)))
     for call in range(6):

@@ -384,3 +384,18 @@ def test_words_before_is_the_answer_are_the_answer(text, value):
 @pytest.mark.parametrize("text", ["Paris or Rome is the answer", "Not Paris is the answer", "I doubt it is the answer"])
 def test_undecided_words_before_is_the_answer_are_not_one_answer(text):
     assert parse_answer(text).value != "Paris"
+
+
+@pytest.mark.parametrize("text", ["3? \\g, no42", "0?\t\\log,no42", "Is it 0?\t\\g,no42"])
+def test_command_between_a_question_and_its_answer_breaks_no_verifier(text):
+    rows = [said(text, answer="5"), said("5", answer="5"), said("5", answer="5")]
+    assert SelfConsistency().score(rows).tolist() == [0, 1, 1]
+    for verifier in (Exact(), Numeric()):
+        assert verifier.assess(rows).scores.tolist() == [0, 1, 1]
+
+
+def test_answer_that_cannot_be_extracted_loses_only_its_row(caplog):
+    verifier = SelfConsistency(extract=lambda trajectory: str(int(trajectory.turns[0].action)))
+    scores = verifier.score([said("x"), said("5"), said("5")])
+    assert np.isnan(scores[0]) and scores[1:].tolist() == [1, 1]
+    assert "'self_consistency' fails on 1 of 3 trajectories: ValueError" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,27 @@ def picture(target: Path, *, size: tuple[float, float] = (8, 4.5), **labels: str
 def draw_curve(
     axes: Any, rows: Sequence[Mapping[str, Any]], value: str, half_width: str, *, label: str, marker: str = ""
 ) -> None:
-    """Draw column `value` of `rows` over their step, shaded by plus and minus `half_width`."""
-    points = [(row["step"], row[value], row.get(half_width) or 0.0) for row in rows if row.get(value) is not None]
-    if not points:
+    """Draw column `value` of `rows` over their step, shaded by plus and minus `half_width`.
+
+    Values that are no finite numbers count as missing: the rows may be a stranger's.
+    """
+    points = [(row["step"], mean, _finite(row.get(half_width))) for row in rows for mean in [_finite(row.get(value))]]
+    steps, means, widths = np.array(points, np.float64).reshape(-1, 3).T
+    known = ~np.isnan(means)
+    if not known.any():
         return
-    steps, means, widths = np.array(points, np.float64).T
+    steps, means, widths = steps[known], means[known], np.nan_to_num(widths[known])
     axes.plot(steps, means, label=label, marker=marker)
     axes.fill_between(steps, means - widths, means + widths, alpha=0.2)
+
+
+def _finite(value: Any) -> float:
+    """Return a number as a float, or NaN for anything else."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def draw_arms(

@@ -54,6 +54,7 @@ _REPLACED = (
 _RUN_KEYS = frozenset(("policies", "policy", "trainer", "packages"))
 """Settings of which every run has at least one."""
 _MAX_CHANGES = 20
+_MAX_STEP = 1 << 53
 CHECKPOINT_MARK = "experiment.json"
 """File that marks a checkpoint as complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
@@ -415,7 +416,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 if lines.readline(1):
                     raise RunFolderError(f"{file}:{number} is not JSON. The file was edited or damaged") from None
                 return
-            if not isinstance(row, dict) or type(row.get("step")) is not int:
+            if not isinstance(row, dict) or type(row.get("step")) is not int or abs(row["step"]) > _MAX_STEP:
                 raise RunFolderError(f"{file}:{number} has no step number. The file was edited or damaged")
             yield line, row
 

@@ -118,26 +118,33 @@ class TrackerNames:
     def __init__(self, allowed: str, *, longest: int = 250, nested: bool = True) -> None:
         self._forbidden, self._longest, self._nested = re.compile(f"[^{allowed}]"), longest, nested
         self._names: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._groups: set[str] = set()
+        """Names before a slash of `_taken`."""
 
     def of(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the tracker's name of each metric."""
+        """Return the tracker's name of each metric. The time is linear in the number of names."""
         for name in sorted(names):
             if name not in self._names:
                 clean = self._clean(name)
-                if clean in self._names.values():
+                if clean in self._taken:
                     clean = f"{clean[: self._longest - 9]}_{zlib.crc32(name.encode('utf-8', 'replace')):08x}"
                 self._names[name] = clean
+                self._taken.add(clean)
+                self._groups.update(clean[:at] for at, letter in enumerate(clean) if letter == "/")
         return {name: self._names[name] for name in names}
 
     def _clean(self, name: str) -> str:
         parts = [part for part in self._forbidden.sub("_", name).split("/") if part.strip()]
         clean = "/".join("_" * len(part) if set(part) == {"."} else part for part in parts)[: self._longest] or "_"
-        for other in () if self._nested else sorted(self._names.values(), key=len):
-            if clean.startswith(f"{other}/"):
-                clean = f"{other}.{clean.removeprefix(f'{other}/')}"
-            if other.startswith(f"{clean}/"):
-                clean += "_"
-        return clean
+        if self._nested:
+            return clean
+        first, *rest = clean.split("/")
+        for part in rest:
+            first += ("." if first in self._taken else "/") + part
+        while first in self._groups:
+            first += "_"
+        return first
 
 
 def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], Any]) -> None:

@@ -98,6 +98,10 @@ class _Mark:
         return mark
 
 
+_STATE_WORDS = 624
+"""Number of words in the state of NumPy's global generator."""
+
+
 class ProcessRandomness:
     """Random state of Python and NumPy in this process, for environments and rewards that use it."""
 
@@ -124,14 +128,17 @@ class ProcessRandomness:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`. Raises ValueError for a state of NumPy that would read outside of its memory."""
         self._settled = None
         normal = float(state["python_normal"])
         words = tuple(int(word) for word in state["python"])
+        keys, cached = state["numpy"], float(state["numpy_normal"])
         place, has_normal = (int(value) for value in state["numpy_place"])
-        cached = float(state["numpy_normal"])
+        numbers_fit = 0 <= place <= _STATE_WORDS and has_normal in (0, 1) and math.isfinite(cached)
+        if not numbers_fit or keys.shape != (_STATE_WORDS,) or keys.dtype != np.uint32:  # NumPy checks less
+            raise ValueError(f"NumPy's random state is damaged: {keys.dtype} {keys.shape}, {place}, {has_normal}")
         random.setstate((3, words, None if math.isnan(normal) else normal))
-        np.random.set_state(("MT19937", state["numpy"], place, has_normal, cached))  # noqa: NPY002
+        np.random.set_state(("MT19937", keys, place, has_normal, cached))  # noqa: NPY002
 
 
 class RewardState:
@@ -310,7 +317,7 @@ class Checkpoints:
             if state is not None:
                 part.load_state_dict(state)
                 part.load_state_dict(before)
-        except (ValueError, KeyError, TypeError, IndexError) as cause:
+        except (ArithmeticError, LookupError, TypeError, ValueError) as cause:
             raise RunFolderError(
                 f"the state of {name} in {folder} does not fit this call: {cause}. Use the reward and settings "
                 "that the run was trained with, or choose another out_dir"

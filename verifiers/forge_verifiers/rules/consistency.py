@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -9,13 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forge_agents.display import printable
 from forge_agents.types import Trajectory
-from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
+from forge_verifiers.core.functions import grade_each
+from forge_verifiers.core.verifier import Assessment, Composable, Cost, Scores, group_ids
 from forge_verifiers.rules.answers import fold, last_action, parse_answer
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
 from forge_verifiers.rules.maths.equal import equal_answers
 from forge_verifiers.rules.maths.quantity import literal
 
+_log = logging.getLogger(__name__)
 _MAX_COMPARED = 16
 """Number of more frequent answers that each answer is compared with, to limit the cost of groups without agreement."""
 
@@ -41,8 +45,17 @@ class SelfConsistency(Composable):
     """Returns the answer. By default the final answer of the last action, see `answers`."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Agreement with the majority, float32 [n]."""
-        answers = [self.extracted(t) for t in trajectories]
+        """Agreement with the majority, float32 [n]. Failures are logged."""
+        result = self.assess(trajectories)
+        if result.failed:
+            number, reason = len(result.failed), printable(next(iter(result.failed.values())))
+            _log.warning("%r fails on %d of %d trajectories: %s", self.name, number, len(trajectories), reason)
+        return result.scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """Agreement with the majority, and failures. An answer that cannot be extracted gets NaN and does not vote."""
+        extracted = grade_each(self.extracted, trajectories)
+        answers: Sequence[str | None] = extracted.values
         members: defaultdict[int, list[int]] = defaultdict(list)
         for row, group in enumerate(group_ids(trajectories).tolist()):
             members[group].append(row)
@@ -59,7 +72,8 @@ class SelfConsistency(Composable):
                 answer = answers[row] or ""
                 count = votes.get(same.get(answer, answer), 0)
                 scores[row] = count / len(rows) if self.graded else (count == most) / tied
-        return scores
+        scores[list(extracted.failed)] = math.nan
+        return Assessment(scores=scores, failed=extracted.failed)
 
     def extracted(self, trajectory: Trajectory) -> str | None:
         """The answer of a trajectory. "42", "42.0" and "It is 42." are the same. "$42" and "84/2" are merged later."""

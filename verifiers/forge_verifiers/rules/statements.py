@@ -440,7 +440,7 @@ def _affirmed_value(text: str) -> tuple[str, Literal["statement", "fallback"]] |
             at, value = before.start(), text[before.start() : at] + value
             if _is_denied(text[:at]):
                 return None
-    is_first = "," in value and at == runs[0].start() > 0
+    is_first = "," in value and runs and at == runs[0].start() > 0
     if is_first and text[at - 1] in "([" and text[at + len(value) :][:1] in {")", "]"}:  # It lies in (0, 1)
         value = text[at - 1 : at + len(value) + 1]
     return bare_value(value), source
