@@ -91,11 +91,15 @@ if not TYPE_CHECKING:
     def __getattr__(name):
         from importlib import import_module
 
+        from forge_agents.errors import did_you_mean, missing_stack
+
         for module, names in _MODULES.items():
             if name in names.split():
-                value = globals()[name] = getattr(import_module(module), name)
+                try:
+                    value = globals()[name] = getattr(import_module(module), name)
+                except ModuleNotFoundError as error:
+                    raise missing_stack(f"forge_agents.{name}", error) from error
                 return value
-        from forge_agents.errors import did_you_mean
 
         raise AttributeError(f"module 'forge_agents' has no attribute {name!r}.{did_you_mean(name, __all__)}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 DISTRIBUTION = "forge-agents-rl"
@@ -38,6 +39,16 @@ class MissingExtraError(ForgeError, ImportError):
 
 class UntrustedModuleError(ForgeError, ImportError):
     """A settings file names code of Python's library or of an installed package that is not for this project."""
+
+
+def missing_stack(what: str, error: ModuleNotFoundError) -> Exception:
+    """Return an error that names the extra to install if none is installed, else `error`."""
+    if find_spec("pettingzoo") is not None:
+        return error
+    return MissingExtraError(
+        f"{what} needs the package {error.name}. Without an extra, only verifiers can be used. "
+        f"Install {DISTRIBUTION}[cpu] or [gpu] from a clone or a wheel"
+    )
 
 
 class ModelNotFoundError(ForgeError, FileNotFoundError):

@@ -14,7 +14,7 @@ from forge_agents.cli import deployment, evaluation, inspection, planning, train
 from forge_agents.cli.completion import SHELLS, complete, completion_requested, script
 from forge_agents.cli.registry import COMMANDS, GROUPS, WITH_USER_MODULES
 from forge_agents.display import visible, visible_error
-from forge_agents.errors import ForgeError, did_you_mean
+from forge_agents.errors import ForgeError, did_you_mean, missing_stack
 from forge_agents.imports import add_user_folder
 
 
@@ -60,7 +60,10 @@ def _escape_logs() -> None:
 
 def _run(name: str, argv: Sequence[str]) -> int:
     try:
-        return COMMANDS[name](argv)
+        try:
+            return COMMANDS[name](argv)
+        except ModuleNotFoundError as error:
+            raise missing_stack("this command", error) from error
     except KeyboardInterrupt as interrupt:
         print(str(interrupt) or "\nstopped", file=sys.stderr)  # our own interrupts have printed a newline already
         return 130

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.spaces import Text
 from pettingzoo import AECEnv, ParallelEnv
 
+from forge_agents.envs.reasoning import join_reasoning
 from forge_agents.envs.spec import EnvSpec, check_max_turns
 from forge_agents.errors import did_you_mean
 from forge_agents.files import is_shallow
@@ -596,3 +597,9 @@ def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:
 def hook(env: Any, name: str) -> Any:
     """Return an optional attribute of an environment, or of the unwrapped one if a wrapper hides it, else None."""
     return getattr(env, name, None) or getattr(env.unwrapped, name, None)
+
+
+def visible_action(env: Any, reasoning: str, answer: str) -> str:
+    """Return the action for `env`: the answer, with the reasoning if `env.observes_reasoning` is True."""
+    # `is True`, because some environments return a value for any attribute
+    return join_reasoning(reasoning, answer) if reasoning and hook(env, "observes_reasoning") is True else answer

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
-
-from forge_agents.envs.env import hook
 
 _PREFILLED = (  # opening tags that a prompt may end with, and their closing tags
     (r"<think>", r"</think>"),  # DeepSeek R1, Qwen3, GLM, MiniMax, Nemotron, Olmo, SmolLM3
@@ -167,9 +164,3 @@ def join_recorded(reasoning: str, text: str) -> str:
     if written and reasoning.strip() and written.split() != reasoning.split():
         raise ValueError("an answer has reasoning in its text and in a key, and they differ. Keep one of them")
     return text if written else join_reasoning(reasoning.strip(), text)
-
-
-def visible_action(env: Any, reasoning: str, answer: str) -> str:
-    """Return the action for `env`: the answer, with the reasoning if `env.observes_reasoning` is True."""
-    # `is True`, because some environments return a value for any attribute
-    return join_reasoning(reasoning, answer) if reasoning and hook(env, "observes_reasoning") is True else answer

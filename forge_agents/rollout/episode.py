@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents.envs.env import CONVERSATION, as_json, hook, writable
+from forge_agents.envs.env import CONVERSATION, as_json, hook, visible_action, writable
 from forge_agents.envs.foreign import find_lost_reward
-from forge_agents.envs.reasoning import visible_action
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,

@@ -4,7 +4,8 @@
 model.
 """
 
-from forge_agents.envs.conformance.check import ConformanceError, ConformanceReport, Finding, check_env
+from forge_agents.envs.conformance.check import check_env
+from forge_agents.envs.conformance.report import ConformanceError, ConformanceReport, Finding
 from forge_agents.models.tiny import tiny_model
 from forge_agents.testing.levels import check_levels
 

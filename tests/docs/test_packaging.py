@@ -1,5 +1,6 @@
 import ast
 import hashlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -48,7 +49,10 @@ def normal(name: str) -> str:
 def wanted(*extras: str) -> dict[str, str]:
     """Requirements by name, from pyproject, with the pin where there is one."""
     result = {}
+    extras = (*extras, "stack")  # cpu and gpu bring it
     for line in [*PROJECT["dependencies"], *(d for e in extras for d in PROJECT["optional-dependencies"][e])]:
+        if line == "forge-agents-rl[stack]":
+            continue
         name, _, version = re.sub(r">=.*", "", line).partition("==")
         result[normal(re.sub(r"\[.*\]", "", name))] = version
     return result
@@ -303,6 +307,54 @@ def test_the_core_imports_nothing_heavy():
     code = f"import sys, forge_agents; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+LIGHT = """
+import forge_agents as fa, forge_verifiers as fv
+from forge_agents.cli.main import main
+from forge_agents.errors import MissingExtraError
+
+rules = [fv.Exact(), fv.Numeric(), fv.MathEqual(), fv.Regex(pattern="4"), fv.JsonSchema(schema={}), fv.Repetition(),
+         fv.Format(tags=("a",)), fv.Language(language="en"), fv.Length(high=9), fv.SelfConsistency(), fv.UnitTests()]
+texts = ["It is 42.", "It is 41.", "no"]
+print(fv.TextReward(fv.Numeric())(["a"] * 3, texts, answer=[42] * 3))
+print(len(fv.TextReward(fa.Ensemble(rules))(["a"] * 3, texts, answer=["42"] * 3)))
+try:
+    fa.GRPOTrainer
+except MissingExtraError as error:
+    print(error)
+print(main(["list"]))
+"""
+
+
+def test_ensembles_need_the_dependencies_without_an_extra_only(tmp_path: Path):
+    """In a folder with only these packages, and what they need in turn."""
+    needed = [normal(re.split(r"[\[>=<]", line)[0]) for line in PROJECT["dependencies"]]
+    for name in needed:
+        for line in importlib.metadata.requires(name) or ():
+            other = normal(re.split(r"[^A-Za-z0-9._-]", line)[0])
+            if "extra ==" not in line and other not in needed and installed(other):
+                needed.append(other)
+        for top in {file.parts[0] for file in importlib.metadata.files(name) or ()} - {"..", "__pycache__"}:
+            if not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(Path(sysconfig.get_path("purelib"), top))
+    assert len(needed) < 30 and not {"torch", "pettingzoo", "pydantic"} & set(needed)
+    path = os.pathsep.join(map(str, [tmp_path, ROOT, *(folder.parent for folder in PACKAGES.values())]))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", LIGHT], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        check=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    rewards, number, error, status = done.stdout.splitlines()
+    assert rewards == "[1.0, 0.0, 0.0]" and number == "3" and status == "1"
+    assert error.startswith("forge_agents.GRPOTrainer needs the package ") and "[cpu]" in error
+    assert "forge-agents list: this command needs the package jsonargparse" in done.stderr
+
+
+def installed(name: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def test_a_controller_needs_no_torch_before_it_starts_something():

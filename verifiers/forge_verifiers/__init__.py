@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forge_verifiers.code.unit_tests import UnitTests
     from forge_verifiers.combiners import Prior
     from forge_verifiers.core.composition import ForAgent, Gate, PerTurn
+    from forge_verifiers.core.texts import TextReward
     from forge_verifiers.core.verifier import Assessment, Composable, ScoreError
     from forge_verifiers.ensemble.alarms import HackingAlarm, RewardHackingError, RewardHackingWarning
     from forge_verifiers.ensemble.panel import Cascade
@@ -30,6 +31,7 @@ _MODULES = {
     "forge_verifiers.code.unit_tests": "UnitTests",
     "forge_verifiers.combiners": "Prior",
     "forge_verifiers.core.composition": "ForAgent Gate PerTurn",
+    "forge_verifiers.core.texts": "TextReward",
     "forge_verifiers.core.verifier": "Assessment Composable ScoreError",
     "forge_verifiers.ensemble.alarms": "HackingAlarm RewardHackingError RewardHackingWarning",
     "forge_verifiers.ensemble.panel": "Cascade",
@@ -46,17 +48,21 @@ __all__ = [
     "Assessment", "Cascade", "Composable", "EmbeddingSimilarity", "Exact", "ForAgent", "Format", "Gate", "HackingAlarm",
     "JsonSchema", "Judge", "Language", "Length", "LowerConfidenceBound", "MathEqual", "Numeric", "Pairs", "PerTurn",
     "Prior", "Reasoned", "Regex", "Repetition", "RewardHackingError", "RewardHackingWarning", "RewardModel", "Scale",
-    "ScoreError", "SelfConsistency", "SoftMinimum", "UnitTests", "YesNo", "combiners",
+    "ScoreError", "SelfConsistency", "SoftMinimum", "TextReward", "UnitTests", "YesNo", "combiners",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name == "combiners":
         return importlib.import_module("forge_verifiers.combiners")
+    from forge_agents.errors import did_you_mean, missing_stack
+
     for module, names in _MODULES.items():
         if name in names.split():
-            return getattr(importlib.import_module(module), name)
-    from forge_agents.errors import did_you_mean
+            try:
+                return getattr(importlib.import_module(module), name)
+            except ModuleNotFoundError as error:
+                raise missing_stack(f"forge_verifiers.{name}", error) from error
 
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
 

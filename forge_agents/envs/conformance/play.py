@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from forge_agents.envs import registry
-from forge_agents.envs.env import TextGame, hook
+from forge_agents.envs.env import TextGame, hook, visible_action
 from forge_agents.envs.foreign import turn_based
-from forge_agents.envs.reasoning import join_reasoning, split_reasoning, visible_action
+from forge_agents.envs.reasoning import join_reasoning, split_reasoning
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 
 ODD_ACTIONS = (

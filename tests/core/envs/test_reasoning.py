@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents.envs.reasoning import join_reasoning, opens_reasoning, split_reasoning, visible_action
+from forge_agents.envs.env import visible_action
+from forge_agents.envs.reasoning import join_reasoning, opens_reasoning, split_reasoning
 
 
 @pytest.mark.parametrize(

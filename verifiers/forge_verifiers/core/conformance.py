@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.testing import ConformanceError, ConformanceReport, Finding
+from forge_agents.envs.conformance.report import ConformanceError, ConformanceReport, Finding
 from forge_agents.types import Trajectory
 from forge_verifiers.core.functions import describe_error
 from forge_verifiers.core.verifier import COSTS, Composable, range_of, verifier_of

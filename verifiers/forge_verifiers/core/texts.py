@@ -1,0 +1,84 @@
+"""Verifiers for other trainers, which have prompts and completions in place of trajectories."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forge_agents.envs.reasoning import split_response
+from forge_agents.errors import ArgumentError
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers.core.verifier import verifier_of
+
+AGENT = "model"
+"""Name of the only agent."""
+
+
+class TextReward:
+    """A verifier or ensemble as a reward function of prompts and completions, in the form that TRL calls.
+
+    Completions of equal prompts form a group. Prompts and completions are strings or lists of messages, of which the
+    text of the last one counts. In a completion, reasoning is separated from the answer.
+
+    Args:
+        verifier: A verifier, an ensemble, or a function as for `forge_agents.Rule`.
+        name: Name of the reward in the other trainer's records. None: that of the verifier.
+    """
+
+    def __init__(self, verifier: Any, name: str | None = None) -> None:
+        self.verifier = verifier_of(verifier)
+        self.__name__ = name or self.verifier.name
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Score n completions. `None` where the verifier abstains.
+
+        Args:
+            prompts: [n], equal for completions of one group.
+            completions: [n].
+            columns: Facts that the verifier reads, such as ``answer``: lists of n values, by name. Values of other
+                types, such as TRL's ``trainer_state``, are ignored.
+
+        Raises:
+            ArgumentError: The numbers of prompts, completions and values of a column differ.
+        """
+        scores = self.verifier.score(_trajectories(prompts, completions, columns))
+        return [None if math.isnan(score) else float(score) for score in scores]
+
+
+def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Trajectory]:
+    lists = {name: values for name, values in columns.items() if isinstance(values, (list, tuple))}
+    for name, values in {"prompts": prompts, **lists}.items():
+        if len(values) != len(completions):
+            raise ArgumentError(
+                f"{name} has {len(values)} values for {len(completions)} completions. Pass one for each"
+            )
+    result = []
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        reasoning, raw, answer = split_response(_last_text(completion))
+        turn = Turn(agent=AGENT, index=0, observation=_last_text(prompt), action=answer, reasoning=reasoning,
+                    raw_reasoning=raw, reward=0.0)  # fmt: skip
+        info = {name: values[row] for name, values in lists.items()}
+        result.append(Trajectory(agent=AGENT, policy=AGENT, turns=(turn,), seed=_number_of(prompt), info=info))
+    return result
+
+
+def _last_text(text: Any) -> str:
+    """The text itself, or that of the last message."""
+    if isinstance(text, str):
+        return text
+    last = text[-1] if isinstance(text, Sequence) and text else None
+    if not isinstance(last, Mapping):
+        raise ArgumentError(
+            f"a text arrived as {text!r:.200}. Pass a string or a list of messages with role and content"
+        )
+    content = last.get("content") or ""  # a message that only calls tools has none
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _number_of(prompt: Any) -> int:
+    """A number that tells prompts apart, the same in every call and process."""
+    text = json.dumps(prompt, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
