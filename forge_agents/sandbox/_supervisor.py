@@ -417,6 +417,11 @@ class Command(Run):
 
     def _words(self) -> tuple[list[str], dict[str, str]]:
         base = self._environment() if self.strong else {}
+        if self.strong:  # Python must import nothing that a model's commands write into the working folder
+            del base["PYTHONPATH"]
+            base |= {"PYTHONNOUSERSITE": "1"}
+            if self.request["import_paths"]:
+                base["PYTHONPATH"] = os.pathsep.join(self.request["import_paths"])
         return self.request["words"], {**base, **self.request["environment"]}
 
     def _watch(self, stdin: int, outputs: dict[int, str], deadline: float) -> None:

@@ -867,6 +867,35 @@ def test_limits_of_an_isolated_command_are_enforced_and_named(does, limits, limi
     assert result.get("limit") == limit or limit in result["stderr"]
 
 
+@needs_namespaces
+@pytest.mark.parametrize("shared", [True, False])
+def test_isolated_command_imports_nothing_from_its_working_folder(shared, tmp_path):
+    code = (
+        "import site, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "user = Path(site.getusersitepackages())\n"
+        "user.mkdir(parents=True)\n"
+        "Path('in').mkdir()\n"
+        "for file in ('colorsys.py', user / 'usercustomize.py'):\n"  # as a model's command could
+        "    Path(file).write_text('import os; os._exit(9)')\n"
+        "Path('in/child.py').write_text('import colorsys')\n"
+        "import colorsys\n"
+        "assert subprocess.run([sys.executable, 'in/child.py']).returncode == 0\n"
+        "print(colorsys.__file__)\n"
+    )
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (tmp_path / "agent.py").write_text(COMMAND.replace("sys.exit", f"\n{code}\nsys.exit"))
+    box = Sandbox(import_paths=(str(tmp_path),)) if shared else Sandbox()
+    given = {} if shared else {"files": lambda task: {"code/agent.py": (tmp_path / "agent.py").read_bytes()}}
+    words = ["python", str(tmp_path / "agent.py") if shared else "code/agent.py"]
+    episode = played(words, tasks=[{"question": "-"}], sandbox=box, **given)
+    assert not episode.error, episode.error
+    result = result_of(episode)
+    assert result["exit_status"] == 0, result
+    assert result["stdout"].splitlines()[-1].endswith("/colorsys.py") and "/box" not in result["stdout"]
+
+
 def test_command_does_not_run_without_isolation(monkeypatch):
     from forge_agents.sandbox import sandbox
 
