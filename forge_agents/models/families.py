@@ -72,7 +72,6 @@ class ModelInfo:
         return self.chat_format.renderers.get(self.family.name, "")
 
 
-_MLA = "its values have another size than its queries, which packed attention on CPU does not compute"
 FAMILIES = (
     Family(
         name="llama", models="Llama 2 and 3, SmolLM and SmolLM2, TinyLlama", architectures=("LlamaForCausalLM",)
@@ -94,9 +93,9 @@ FAMILIES = (
         architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     ),
     Family(
-        name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",),
-        untrainable_reason=_MLA,
+        name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",)
     ),
+    Family(name="glm4_moe_lite", models="GLM-4.7-Flash", architectures=("Glm4MoeLiteForCausalLM",)),
     Family(
         name="gemma3_images", models="Gemma 3 with images", architectures=("Gemma3ForConditionalGeneration",),
         untrainable_reason="its weights include an image encoder, which the learner does not compute",
@@ -118,7 +117,12 @@ CHAT_FORMATS = (
     ChatFormat(name="harmony", marks=("<|channel|>", "<|start|>"), calls="harmony", renderers={"gpt_oss": "gpt-oss"}),
     ChatFormat(name="llama-3", marks=("<|start_header_id|>",), calls="llama", renderers={"llama": "llama-3"}),
     ChatFormat(name="minimax", marks=("]~b]",), calls="minimax"),
-    ChatFormat(name="glm", marks=("[gMASK]", "<arg_key>"), calls="glm", renderers={"glm4_moe": "glm-4.5"}),
+    ChatFormat(
+        name="glm",
+        marks=("[gMASK]", "<arg_key>"),
+        calls="glm",
+        renderers={"glm4_moe": "glm-4.5", "glm4_moe_lite": "glm-5"},
+    ),
     ChatFormat(name="kimi", marks=("<|im_middle|>",), calls="kimi", renderers={"deepseek_v3": "kimi-k2"}),
     ChatFormat(
         name="deepseek", marks=("<\uff5cUser\uff5c>",), calls="deepseek", renderers={"deepseek_v3": "deepseek-v3"}
@@ -145,6 +149,8 @@ RECURRENT = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 _REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
              "max_position_embeddings")  # fmt: skip
 _REQUIRED_OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
+_REQUIRED_OF_LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_shared_experts",
+                       "first_k_dense_replace", "n_group", "topk_group")  # fmt: skip
 _SHARED_SIZE = "shared_expert_intermediate_size"
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
@@ -164,7 +170,21 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Options with the values that TorchTitan's blocks compute. Any other value would silently train a different model."""
 _OF_QWEN3_5 = {"partial_rotary_factor": None, "rope_type": ("default",), "attn_output_gate": (True,)}
+_LATENT: dict[str, tuple[Any, ...] | None] = {
+    "rope_type": ("default", "yarn"),
+    "rope_interleave": (True, None),
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+    "tie_word_embeddings": (False,),
+    # vLLM computes these values only
+    "attention_factor": (None,),
+    "truncate": (True, None),
+    "moe_layer_freq": (1, None),
+}
 _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
+    "DeepseekV3ForCausalLM": _LATENT,
+    # transformers has one layer without experts, whatever the file says
+    "Glm4MoeLiteForCausalLM": {**_LATENT, "first_k_dense_replace": (1,)},
     "Gemma3ForCausalLM": {"hidden_act": None, "hidden_activation": ("gelu_pytorch_tanh",)},
     "Phi3ForCausalLM": {
         "partial_rotary_factor": None,
@@ -188,6 +208,8 @@ _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
     },
 }
 """Values that differ by architecture. None: any value."""
+_DEFAULTS_OF: dict[str, dict[str, Any]] = {"DeepseekV3ForCausalLM": {"scoring_func": "softmax", "topk_method": None}}
+"""Values with which vLLM computes if config.json has none, by architecture."""
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Linear layers of Phi, and the layers of other families that each of them stacks."""
 _RECURRENT = {"in_proj_qkv": ("q_proj", "k_proj", "v_proj"), "in_proj_z": ("q_proj", "k_proj", "v_proj"),
@@ -265,6 +287,8 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         required += ("num_experts_per_tok",) if has_sinks(config) else _REQUIRED_OF_EXPERTS
     if architecture == "Qwen3_5MoeForCausalLM":  # no layer has a feed-forward without experts
         required = (*(key for key in required if key != "intermediate_size"), "num_experts", _SHARED_SIZE)
+    if has_latent(config):
+        required += ("n_routed_experts", *_REQUIRED_OF_LATENT)
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
     quantization = config.get("quantization_config") or {}
@@ -273,16 +297,9 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
             "the experts are stored in 4 bits (MXFP4), which are not trained. Write a copy in bfloat16 with "
             "`forge-agents list --models MODEL --bfloat16 FOLDER`, and train FOLDER"
         )
-    kinds_of_layers = config.get("layer_types") or ()
-    if has_sinks(config) and any(
-        kind != ("sliding_attention", "full_attention")[i % 2] for i, kind in enumerate(kinds_of_layers)
-    ):
-        raise ValueError(
-            f"layer_types={kinds_of_layers} is not supported by the learner. In gpt-oss, layers with sliding and full "
-            "attention take turns"
-        )
+    _check_layers(config)
     rope = rope_of(config)
-    kinds = [{**config, **rope}]
+    kinds = [{**_DEFAULTS_OF.get(architecture, {}), **config, **rope}]
     if architecture == "Gemma3ForCausalLM":
         kinds.append(rope_of(config, "sliding_attention"))
     only_values = {**_ONLY_VALUES, **_VALUES_OF.get(architecture, {})}
@@ -296,6 +313,26 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
             "length of the sequence, which differs between sampling and training. Set engine.max_model_len, or "
             f"max_sample_tokens of SFT and DPO, to at most {limit}"
         )
+
+
+def _check_layers(config: Mapping[str, Any]) -> None:
+    """Check the order and the sizes of layers. Raises ValueError."""
+    kinds_of_layers = config.get("layer_types") or ()
+    if has_sinks(config) and any(
+        kind != ("sliding_attention", "full_attention")[i % 2] for i, kind in enumerate(kinds_of_layers)
+    ):
+        raise ValueError(
+            f"layer_types={kinds_of_layers} is not supported by the learner. In gpt-oss, layers with sliding and full "
+            "attention take turns"
+        )
+    kinds_of_blocks = config.get("mlp_layer_types") if has_latent(config) else None
+    if kinds_of_blocks and any((kind == "sparse") != has_experts(config, i) for i, kind in enumerate(kinds_of_blocks)):
+        raise ValueError(
+            f"mlp_layer_types={kinds_of_blocks} is not supported by the learner. Layers from first_k_dense_replace="
+            f"{config['first_k_dense_replace']} on have experts"
+        )
+    if has_latent(config) and config["v_head_dim"] > head_dim_of(config):
+        raise ValueError(f"v_head_dim={config['v_head_dim']} is not supported: values are larger than keys")
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -316,9 +353,21 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, "architectures": [decoder], "tie_word_embeddings": tied}
 
 
-def is_unused(tensor: str) -> bool:
+def is_unused(tensor: str, config: Mapping[str, Any]) -> bool:
     """Return whether a tensor of a checkpoint is outside of the decoder: in an image encoder or a draft model."""
-    return tensor.startswith(("model.visual.", "mtp."))
+    if tensor.startswith(("model.visual.", "mtp.")):
+        return True
+    layer = re.match(r"model\.layers\.(\d+)\.", tensor) if has_latent(config) else None
+    return layer is not None and int(layer[1]) >= config["num_hidden_layers"]  # draft models stand behind the others
+
+
+def is_exact(tensor: str) -> bool:
+    """Return whether a tensor of a checkpoint is float32, whatever the dtype of the others.
+
+    These are the correction biases of routers. They are not trained, and the choice of experts depends on small
+    differences between them.
+    """
+    return tensor.endswith(".e_score_correction_bias")
 
 
 def is_fused(config: Mapping[str, Any]) -> bool:
@@ -340,13 +389,26 @@ def has_sinks(config: Mapping[str, Any]) -> bool:
     return architecture_of(config) == "GptOssForCausalLM"
 
 
+def has_latent(config: Mapping[str, Any]) -> bool:
+    """Return whether keys and values are computed from a latent vector per position, as in DeepSeek V3 (MLA).
+
+    These models also have shared experts, and routers with correction biases.
+    """
+    return architecture_of(config) in {"DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"}
+
+
 def expert_size(config: Mapping[str, Any]) -> int:
     """Return the intermediate size of an expert."""
     return int(config["intermediate_size"] if has_sinks(config) else config["moe_intermediate_size"])
 
 
 def shared_expert_size(config: Mapping[str, Any]) -> int:
-    """Return the intermediate size of the expert that computes every token, or 0 if there is none."""
+    """Return the intermediate size of the expert that computes every token, or 0 if there is none.
+
+    DeepSeek's shared experts are one.
+    """
+    if has_latent(config):
+        return int(config["moe_intermediate_size"] * config["n_shared_experts"])
     return int(config[_SHARED_SIZE]) if architecture_of(config) == "Qwen3_5MoeForCausalLM" else 0
 
 
@@ -360,12 +422,19 @@ def recurrent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int, int, int]
 
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
-    """Return the size of an attention head."""
+    """Return the size of an attention head: of its queries and keys, where values have another size."""
+    if has_latent(config):
+        return int(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
     default = {**dict.fromkeys(RECURRENT, 256), "GptOssForCausalLM": 64}.get(architecture_of(config))
     return int(config.get("head_dim") or default or config["hidden_size"] // config["num_attention_heads"])
 
 
-def adapted_layers(targets: Collection[str], *, fused: bool, recurrent: bool) -> tuple[str, ...]:
+def query_rank(config: Mapping[str, Any]) -> int | None:
+    """Return the size of the vector from which queries are computed, or 0. None without `has_latent`."""
+    return int(config.get("q_lora_rank") or 0) if has_latent(config) else None
+
+
+def adapted_layers(targets: Collection[str], *, fused: bool, recurrent: bool, latent: int | None) -> tuple[str, ...]:
     """Return the linear layers that an adapter with these targets has in a model, by Hugging Face's names.
 
     Args:
@@ -373,11 +442,12 @@ def adapted_layers(targets: Collection[str], *, fused: bool, recurrent: bool) ->
         fused: Whether the model stacks them, as `is_fused` says.
         recurrent: Whether it has recurrent layers, as `is_recurrent` says. Their projections count as those of
             attention.
+        latent: As `query_rank` says. Keys and values then share a layer.
 
     Raises:
         ValueError: The targets are a part of a layer.
     """
-    stacked = _FUSED if fused else _RECURRENT if recurrent else {}
+    stacked = _FUSED if fused else _RECURRENT if recurrent else {} if latent is None else _latent_layers(latent)
     for layer, parts in stacked.items():
         if 0 < len(set(parts) & set(targets)) < len(parts):
             raise ValueError(
@@ -386,8 +456,21 @@ def adapted_layers(targets: Collection[str], *, fused: bool, recurrent: bool) ->
             )
     if recurrent:
         return *targets, *(layer for layer, parts in _RECURRENT.items() if set(parts) <= set(targets))
+    if latent:  # queries have two layers
+        stacked_parts = {part for parts in stacked.values() for part in parts}
+        layers = (layer for layer, parts in stacked.items() if set(parts) <= set(targets))
+        return *(target for target in targets if target not in stacked_parts), *layers
     of = {part: layer for layer, parts in stacked.items() for part in parts}
     return tuple(dict.fromkeys(of.get(target, target) for target in targets))
+
+
+def _latent_layers(query_rank: int) -> dict[str, tuple[str, ...]]:
+    """Linear layers of latent attention that an adapter may have, and the targets that each stands for.
+
+    `kv_b_proj` is none of them: engines multiply it into queries and outputs, where an adapter would have no effect.
+    """
+    queries = dict.fromkeys(("q_a_proj", "q_b_proj") if query_rank else ("q_proj",), ("q_proj",))
+    return {**queries, "kv_a_proj_with_mqa": ("k_proj", "v_proj")}
 
 
 def context_of(folder: Path) -> int | None:
@@ -414,11 +497,14 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 def num_experts(config: Mapping[str, Any]) -> int:
     """Return the number of experts of each mixture layer, or 0 for a dense model."""
-    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    count = config.get("num_experts") or config.get("num_local_experts")
+    return int(count or (config.get("n_routed_experts") if has_latent(config) else 0) or 0)
 
 
 def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Return whether a layer is a mixture of experts. Layers of dense models, and some of mixtures, are not."""
+    if has_latent(config):
+        return bool(layer >= config["first_k_dense_replace"])
     every, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
     return num_experts(config) > 0 and layer not in dense and (layer + 1) % every == 0
 

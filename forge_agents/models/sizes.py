@@ -70,6 +70,32 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Sizes of latent attention. Counts are numbers of elements."""
+
+    query_rank: int
+    """Size of the vector from which queries are computed, or 0 if they are computed from the hidden state."""
+    rank: int
+    """Size of the vector from which keys and values are computed."""
+    rotated: int
+    """Elements of a query or key that RoPE rotates. All heads share those of the key."""
+    value: int
+    """Size of a head's values."""
+
+    @property
+    def compressed(self) -> int:
+        """Elements that are computed from a hidden state for keys and values, and that a cache keeps."""
+        return self.rank + self.rotated
+
+    def weights(self, hidden: int, heads: int, head_dim: int) -> int:
+        """Return the number of weights of a layer's attention."""
+        queries = heads * head_dim
+        queries = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
+        expanded = heads * (head_dim - self.rotated + self.value)
+        return queries + hidden * self.compressed + self.rank * (1 + expanded) + heads * self.value * hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """Sizes of a Llama- or Qwen3-like decoder. Counts are numbers of elements, not bytes."""
 
@@ -110,6 +136,8 @@ class ModelSize:
     recurrence: Recurrence | None
     """Layers with a state in place of keys and values. The other layers then have a gate for each query. None: no such
     layers."""
+    latent: Latent | None
+    """Attention whose keys and values are computed from one vector per position. None: usual attention."""
 
     @classmethod
     def of(cls, folder: Path) -> ModelSize:
@@ -143,7 +171,8 @@ class ModelSize:
         """Compute the size from the content of a config.json."""
         config = families.decoder_config(config)
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        kv_heads = int(config.get("num_key_value_heads") or heads)
+        latent = _latent(config) if families.has_latent(config) else None
+        kv_heads = int((config.get("num_key_value_heads") if latent is None else 0) or heads)
         head_dim = families.head_dim_of(config)
         count, layers = families.num_experts(config), int(config["num_hidden_layers"])
         shared = families.shared_expert_size(config)
@@ -156,6 +185,8 @@ class ModelSize:
         recurrence = _recurrence(config) if families.is_recurrent(config) else None
         projections = heads * (1 if recurrence is None else 2) + 2 * kv_heads
         attention = hidden * head_dim * projections + heads * head_dim * hidden
+        if latent is not None:
+            attention = latent.weights(hidden, heads, head_dim)
         return cls(
             layers=layers,
             hidden=hidden,
@@ -175,17 +206,23 @@ class ModelSize:
             experts=3 * hidden * between * count,
             shared=shared,
             dense=attention
-            + (norms + 3 * shared + bool(shared)) * hidden
+            + (norms + 3 * shared + (shared > 0 and latent is None)) * hidden
             + (hidden * count if count else 3 * hidden * between),
             sparse_layers=sum(families.has_experts(config, layer) for layer in range(layers)),
             plain_channels=int(config.get("intermediate_size") or 0),
             recurrence=recurrence,
+            latent=latent,
         )
 
     @property
     def plain_layers(self) -> int:
         """Number of layers without experts."""
         return self.layers - self.sparse_layers
+
+    @property
+    def adapts_feed_forward(self) -> bool:
+        """Whether LoRA can adapt the feed-forward of some layers. Experts, also shared ones, have no adapters."""
+        return self.plain_layers > 0 and self.latent is None
 
     @property
     def attention_layers(self) -> int:
@@ -207,7 +244,8 @@ class ModelSize:
         """Number of all weights, without biases and query and key norms, which are less than a thousandth."""
         plain = 0
         if self.num_experts:
-            plain = 3 * self.hidden * self.plain_channels - self.hidden * self.num_experts - self.experts
+            plain = 3 * self.hidden * self.plain_channels - self.hidden * (self.num_experts + 3 * self.shared)
+            plain -= self.experts
         recurrent = 0
         if self.recurrence is not None:
             attention = (
@@ -218,7 +256,12 @@ class ModelSize:
         return self.layers * self.layer + self.plain_layers * plain + recurrent + self.embedding + self.hidden
 
     def kv_per_token(self, tp: int = 1) -> int:
-        """Return the KV cache elements per token of one of `tp` ranks. Heads are copied if there are too few."""
+        """Return the KV cache elements per token of one of `tp` ranks. Heads are copied if there are too few.
+
+        With latent attention, every rank keeps the vectors from which it computes keys and values.
+        """
+        if self.latent is not None:
+            return self.layers * self.latent.compressed
         return 2 * self.attention_layers * max(1, self.kv_heads // tp) * self.head_dim
 
     def divides(self, tp: int) -> bool:
@@ -236,6 +279,15 @@ def _recurrence(config: Mapping[str, Any]) -> Recurrence:
         values=values * value_size,
         state=values * key_size * value_size + (width - 1) * mixed,
         weights=hidden * (mixed + 2 * values * value_size + 2 * values) + width * mixed,
+    )
+
+
+def _latent(config: Mapping[str, Any]) -> Latent:
+    return Latent(
+        query_rank=families.query_rank(config) or 0,
+        rank=int(config["kv_lora_rank"]),
+        rotated=int(config["qk_rope_head_dim"]),
+        value=int(config["v_head_dim"]),
     )
 
 

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     import torch
 
 Family: TypeAlias = Literal[
-    "llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss"
-]
+    "llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss",
+    "deepseek_v3", "glm4_moe_lite",
+]  # fmt: skip
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 HIDDEN = 128
@@ -48,7 +49,10 @@ _ARCHITECTURES = {
     "qwen3_5": "Qwen3_5ForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
 }
+_LATENT_FAMILIES = ("deepseek_v3", "glm4_moe_lite")
 _GPT_OSS = {
     "attention_bias": True,
     "intermediate_size": EXPERT_INTERMEDIATE,
@@ -61,6 +65,35 @@ _GPT_OSS = {
                         "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128},
 }  # fmt: skip
 """Settings of gpt-oss that differ from those of Llama."""
+_LATENT = {
+    "num_key_value_heads": HEADS,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 512,  # vLLM's kernel for CPU knows this size, and 64 rotated channels
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 32,
+    "rope_interleave": True,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 2 * EXPERTS,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": EXPERTS_PER_TOKEN,
+    "moe_intermediate_size": EXPERT_INTERMEDIATE,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 0,
+}
+"""Settings of latent attention, shared experts and routers with correction biases."""
+_DEEPSEEK = {
+    "rms_norm_eps": 1e-6,
+    "n_group": EXPERTS,
+    "topk_group": 2,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                        "mscale": 1.0, "mscale_all_dim": 0.8, "original_max_position_embeddings": 128},
+}  # fmt: skip
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
 CHAT_TEMPLATE = (
@@ -91,8 +124,9 @@ def tiny_model(
             per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
             in the first layer only), ``"mistral"``, ``"phi3"`` (fused weights), ``"gemma3"`` (a sliding window of 64
             positions in the first layer), ``"qwen3_5"`` (a recurrent state in the first layer), ``"qwen3_5_moe"``
-            (the same with experts: eight per layer, two per token, and a shared one) or ``"gpt_oss"`` (sinks, biases,
-            four experts per layer, and a window as Gemma's; `tied` is not supported).
+            (the same with experts: eight per layer, two per token, and a shared one), ``"gpt_oss"`` (sinks, biases,
+            four experts per layer, and a window as Gemma's), ``"deepseek_v3"`` or ``"glm4_moe_lite"`` (latent
+            attention, and eight experts in the second layer). The last three do not support `tied`.
         seed: Seed of the weights. Equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Whether the output head shares the embedding. Otherwise ``lm_head.weight`` is stored as well.
@@ -109,7 +143,7 @@ def tiny_model(
 
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    tied = tied and family != "gpt_oss"
+    tied = tied and family not in ("gpt_oss", *_LATENT_FAMILIES)
     config = _config(family, dtype, tied) | dict(settings or {})
     write_json(folder / "config.json", config)
     write_json(
@@ -117,7 +151,7 @@ def tiny_model(
         {"eos_token_id": _token_id("<|im_end|>"), "pad_token_id": _token_id("<|pad|>"), "do_sample": True},
     )
     _write_tokenizer(folder)
-    weights = _weights(family, seed, dtype, tied, config["head_dim"])
+    weights = _weights(family, seed, dtype, tied, config)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -186,6 +220,9 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
     if family == "gpt_oss":
         config |= _GPT_OSS
+    if family in _LATENT_FAMILIES:
+        del config["head_dim"]
+        config |= _LATENT | (_DEEPSEEK if family == "deepseek_v3" else {})
     if family == "qwen3_moe":
         config |= {
             "num_experts": EXPERTS,
@@ -207,10 +244,10 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
     return config
 
 
-def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int) -> dict[str, torch.Tensor]:
+def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
+    generator, head_dim = torch.Generator().manual_seed(seed), config.get("head_dim", HEAD_DIM)
 
     def matrix(*shape: int) -> torch.Tensor:
         # 0.08 makes next-token distributions so peaked that greedy tests are stable across kernels
@@ -228,6 +265,9 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
             prefix + "post_attention_layernorm.weight": norm(HIDDEN),
         }
         recurrent = family.startswith("qwen3_5") and layer == 0
+        if family in _LATENT_FAMILIES:
+            weights |= _latent(prefix, config, matrix, norm, sparse=layer > 0)
+            continue
         weights |= _recurrent(prefix, matrix, norm) if recurrent else _attention(prefix, family, matrix, head_dim)
         if family == "gpt_oss":
             weights |= _biased(prefix, matrix, head_dim)
@@ -303,6 +343,34 @@ def _recurrent(prefix: str, matrix: Any, norm: Any) -> dict[str, torch.Tensor]:
         prefix + "norm.weight": 1 + norm(RECURRENT_HEAD_DIM),  # the model does not add 1 to this norm
         prefix + "out_proj.weight": matrix(HIDDEN, values),
     }
+
+
+def _latent(prefix: str, config: Mapping[str, Any], matrix: Any, norm: Any, *, sparse: bool) -> dict[str, torch.Tensor]:
+    """Latent attention of a layer, and its feed-forward or experts."""
+    nope, rotated, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    rank, query_rank, queries = config["kv_lora_rank"], config["q_lora_rank"], HEADS * (nope + rotated)
+    weights: dict[str, torch.Tensor] = {
+        "self_attn.kv_a_proj_with_mqa.weight": matrix(rank + rotated, HIDDEN),
+        "self_attn.kv_a_layernorm.weight": norm(rank),
+        "self_attn.kv_b_proj.weight": matrix(HEADS * (nope + value), rank),
+        "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * value),
+    }
+    if query_rank:
+        weights["self_attn.q_a_proj.weight"] = matrix(query_rank, HIDDEN)
+        weights["self_attn.q_a_layernorm.weight"] = norm(query_rank)
+        weights["self_attn.q_b_proj.weight"] = matrix(queries, query_rank)
+    else:
+        weights["self_attn.q_proj.weight"] = matrix(queries, HIDDEN)
+    sizes = {"mlp.": INTERMEDIATE}
+    if sparse:
+        sizes = {f"mlp.experts.{i}.": EXPERT_INTERMEDIATE for i in range(config["n_routed_experts"])}
+        sizes["mlp.shared_experts."] = config["n_shared_experts"] * EXPERT_INTERMEDIATE
+        weights["mlp.gate.weight"] = matrix(config["n_routed_experts"], HIDDEN)
+        weights["mlp.gate.e_score_correction_bias"] = matrix(config["n_routed_experts"]).float()
+    for block, size in sizes.items():
+        weights |= {f"{block}{name}_proj.weight": matrix(size, HIDDEN) for name in ("gate", "up")}
+        weights[block + "down_proj.weight"] = matrix(HIDDEN, size)
+    return {prefix + name: weight for name, weight in weights.items()}
 
 
 def _biased(prefix: str, matrix: Any, head_dim: int) -> dict[str, torch.Tensor]:

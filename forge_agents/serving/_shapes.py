@@ -23,10 +23,13 @@ def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
         ModelNotFoundError: A file is incomplete or no safetensors file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
+    config = models.read_json(Path(model, "config.json"))
     for path in sorted(Path(model).glob("*.safetensors")):
         header = models.safetensors_header(path)
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if not families.is_unused(name)}
-    if families.is_tied(models.read_json(Path(model, "config.json"))):
+        shapes |= {
+            name: tuple(entry["shape"]) for name, entry in header.items() if not families.is_unused(name, config)
+        }
+    if families.is_tied(config):
         shapes.pop("lm_head.weight", None)
     return shapes or None
 
@@ -56,7 +59,10 @@ def adapted_layers(model: str, lora: LoRA) -> tuple[str, ...]:
     """Names of the linear layers of a model that an adapter has."""
     config = models.read_json(Path(model, "config.json"))
     return families.adapted_layers(
-        lora.targets, fused=families.is_fused(config), recurrent=families.is_recurrent(config)
+        lora.targets,
+        fused=families.is_fused(config),
+        recurrent=families.is_recurrent(config),
+        latent=families.query_rank(config),
     )
 
 

@@ -269,6 +269,7 @@ def _patch(config: EnginePlan) -> None:
     if families.has_sinks(models.read_json(Path(config.model, "config.json"))):
         _reload_experts_and_sinks()
     if current_platform.is_cpu():
+        _rotate_all_heads()
         _permit_tiles(_dtype(config))
         _use_gloo_between_ranks()
     reuse_compiled()
@@ -337,6 +338,24 @@ def _reload_experts_and_sinks() -> None:
         return set(original(model, others())) | sinks.keys()
 
     GptOssForCausalLM.load_weights = load_weights
+
+
+def _rotate_all_heads() -> None:
+    """Make RoPE on CPU rotate every head of queries with three axes, as in latent attention.
+
+    vLLM 0.32's kernel counts heads along the last axis. It would rotate a single head of each query, and by the
+    position of another query.
+    """
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    original = RotaryEmbedding.forward_cpu
+    if original.__module__ == __name__:  # a second engine in this process
+        return
+
+    def forward_cpu(rope: Any, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None) -> Any:
+        return (original if query.dim() == 2 else type(rope).forward_native)(rope, positions, query, key)
+
+    RotaryEmbedding.forward_cpu = forward_cpu
 
 
 def _permit_tiles(dtype: str) -> None:

@@ -30,6 +30,8 @@ CPU_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 `CPUAttentionBackend.get_supported_head_sizes`, is never read and lacks 48."""
 _RECURRENT_HEAD_SIZES = (64, 128)
 """Head sizes that the kernels of vLLM 0.32's recurrent layers on CPU are compiled for."""
+_LATENT_SIZES = 512, 64
+"""kv_lora_rank and qk_rope_head_dim that the kernel of vLLM 0.32's latent attention on CPU is compiled for."""
 _ALLOW_LONG_CONTEXT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """Variable with which vLLM accepts more tokens than a model has positions."""
 
@@ -82,6 +84,14 @@ def adapter_weights(size: ModelSize, lora: LoRA) -> int:
         "qkv_proj": size.hidden + attention + 2 * kv,
         "o_proj": size.hidden + attention,
     }
+    if (latent := size.latent) is not None:
+        rank = latent.query_rank
+        attention_dims |= {
+            "q_a_proj": size.hidden + rank,
+            "q_b_proj": rank + attention,
+            "kv_a_proj_with_mqa": size.hidden + latent.compressed,
+            "o_proj": size.hidden + size.heads * latent.value,
+        }
     recurrent_dims = {}
     if (recurrence := size.recurrence) is not None:
         attention_dims["q_proj"] += attention  # the gate
@@ -96,7 +106,12 @@ def adapter_weights(size: ModelSize, lora: LoRA) -> int:
         else recurrence.layers * recurrent_dims[name]
         if recurrence is not None and name in recurrent_dims
         else size.plain_layers * (size.hidden + feed_forward * (2 if name == "gate_up_proj" else 1))
-        for name in adapted_layers(lora.targets, fused=size.fused, recurrent=recurrence is not None)
+        for name in adapted_layers(
+            lora.targets,
+            fused=size.fused,
+            recurrent=recurrence is not None,
+            latent=None if latent is None else latent.query_rank,
+        )
     )
     return lora.rank * sum(layer_dims)
 
@@ -167,7 +182,7 @@ def check_cache(size: ModelSize, config: EngineConfig, model: str, *, dtype: str
 def check_kernels(folder: Path, model: str, config: EngineConfig, adapters: Collection[object] = ()) -> None:
     """Raise ValueError if vLLM's CPU build lacks a kernel for the model in `folder`, or for its adapters.
 
-    Models with other names for their sizes, or with separate key sizes (MLA), are left to vLLM.
+    Models with other names for their sizes are left to vLLM.
     """
     try:
         size = ModelSize.of(folder)
@@ -185,6 +200,11 @@ def check_kernels(folder: Path, model: str, config: EngineConfig, adapters: Coll
         }
         if reason := next((reason for reason, holds in reasons.items() if holds), None):
             raise ValueError(f"{model} has recurrent layers, which vLLM does not compute on CPU {reason}, or use a GPU")
+    if (latent := size.latent) is not None and (latent.rank, latent.rotated) != _LATENT_SIZES:
+        raise ValueError(
+            f"{model} has kv_lora_rank={latent.rank} and qk_rope_head_dim={latent.rotated}, and on CPU vLLM computes "
+            f"latent attention (MLA) for {' and '.join(map(str, _LATENT_SIZES))} only. Serve it on a GPU"
+        )
     head_dim = size.head_dim
     if head_dim not in CPU_HEAD_SIZES and not read_json(folder / "config.json").get("kv_lora_rank"):
         raise ValueError(

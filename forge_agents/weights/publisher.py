@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from forge_agents.errors import ForgeError
+from forge_agents.models.families import is_exact
 from forge_agents.runtime.machine import memory_domain
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Index, Write
@@ -41,7 +42,8 @@ class Publisher(Records):
 
     Args:
         weights_name: Name that subscribers use as well.
-        dtype: Type that floating-point tensors are cast to. None means bfloat16. Other tensors keep their type.
+        dtype: Type that floating-point tensors are cast to. None means bfloat16. Other tensors, and those that
+            `is_exact` names, keep their type.
         thread: Executor for packing and for collectives: the thread that computes the tensors, because its current
             device is theirs. None uses the caller's.
     """
@@ -123,7 +125,7 @@ class Publisher(Records):
     def _spec_of(self, name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str, int]:
         if tensor.is_meta:
             raise ValueError(f"tensor {name!r} of weights {self.weights_name!r} has no values (meta device)")
-        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        dtype = self._dtype if tensor.is_floating_point() and not is_exact(name) else tensor.dtype
         return name, tuple(tensor.shape), str(dtype).removeprefix("torch."), dtype.itemsize
 
     async def _claim(self, client: Any, version: int, layout: Layout, rank: int, world: int) -> Index:

@@ -493,6 +493,8 @@ def test_request_in_flight_continues_with_new_weights(run, store, engine, tiny_m
         ("qwen3_5", False, "bfloat16"),
         ("qwen3_5_moe", False, "bfloat16"),
         ("gpt_oss", False, "bfloat16"),
+        ("deepseek_v3", False, "bfloat16"),
+        ("glm4_moe_lite", False, "float32"),
     ],
 )
 def test_updated_engine_equals_a_new_one(run, bench, tiny_models, *, family, tied, dtype):
@@ -506,6 +508,9 @@ def test_updated_engine_equals_a_new_one(run, bench, tiny_models, *, family, tie
         assert before != fresh
         assert after == fresh
         assert restored == before
+        for prompt, (tokens, logprobs) in zip(PROMPTS, fresh if dtype == "float32" else (), strict=False):
+            expected_T = reference_logprobs(new, prompt, tokens, Sampling())
+            torch.testing.assert_close(torch.tensor(logprobs), expected_T, atol=1e-4, rtol=0)
 
     run(main())
 

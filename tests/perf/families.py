@@ -56,7 +56,8 @@ def main() -> int:
     logging.disable(logging.WARNING)
     sys.stdout.write(HEAD)
     for name in arguments.only:
-        mixture = name in {"gpt_oss", "qwen3_moe", "qwen3_5_moe"}  # whose experts cannot be adapted
+        # whose experts cannot be adapted
+        mixture = name in {"deepseek_v3", "glm4_moe_lite", "gpt_oss", "qwen3_moe", "qwen3_5_moe"}
         lora = fa.LoRA(rank=8, targets=LORA_TARGETS[:4] if mixture else LORA_TARGETS)
         row = measure(name, lora=lora if arguments.lora else None)
         sys.stdout.write("| " + " | ".join(row) + " |\n")

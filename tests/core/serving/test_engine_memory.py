@@ -102,6 +102,18 @@ def test_recurrent_layers_without_a_cpu_kernel_are_refused(tiny_models, settings
         memory.check_kernels(folder, "hero", config, adapters)
 
 
+def test_latent_attention_without_a_cpu_kernel_is_refused(tiny_models):
+    memory.check_kernels(tiny_models(family="deepseek_v3"), "hero", EngineConfig())
+    folder = tiny_models(family="deepseek_v3", settings={"qk_rope_head_dim": 32})
+    with pytest.raises(ValueError, match="^hero has kv_lora_rank=512 and qk_rope_head_dim=32, .* 512 and 64 only"):
+        memory.check_kernels(folder, "hero", EngineConfig())
+
+
+def test_latent_attention_keeps_one_vector_per_layer(tiny_models):
+    size = ModelSize.of(tiny_models(family="deepseek_v3"))
+    assert size.kv_per_token() == size.kv_per_token(tp=2) == 2 * (512 + 64)
+
+
 KERNELS = """
 import sys
 import torch

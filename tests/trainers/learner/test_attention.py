@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from forge_agents.runtime.machine import limit_matmul_cache
 from forge_trainers.batch.layout import Span
-from forge_trainers.learner import attention
+from forge_trainers.learner import attention, latent, titan
 from forge_trainers.learner.attention import attend, plan_attention
 from forge_trainers.learner.memory import KEPT_SCORES, MAX_PADDING
 
@@ -46,9 +46,9 @@ def dense(
 BLOCKS = ((5, (3, 7, 30)), (0, (4,)), (40, (1, 2, 3, 25)), (0, (64,)), (200, (1, 90)))
 
 
-@pytest.mark.parametrize("window", [None, 3, 20])
+@pytest.mark.parametrize(("window", "value"), [(None, 16), (3, 16), (20, 16), (None, 6)])
 @pytest.mark.parametrize("long_span", [10**6, 50, 1], ids=["buckets", "both", "one by one"])
-def test_packed_attention_equals_dense_attention(long_span, window, monkeypatch):
+def test_packed_attention_equals_dense_attention(long_span, window, value, monkeypatch):
     monkeypatch.setattr(attention, "_LONG_SPAN", long_span)
     torch.manual_seed(0)
     spans = layout(*BLOCKS)
@@ -59,8 +59,8 @@ def test_packed_attention_equals_dense_attention(long_span, window, monkeypatch)
         spans.append(Span(start=at, length=own, seen=(*openings, (start, length))))
     assert prefix.length == 5
     size = spans[-1].start + spans[-1].length
-    inputs = [torch.randn(size, heads, 16, requires_grad=True) for heads in (6, 2, 2)]
-    grad = torch.randn(size, 6, 16)
+    inputs = [torch.randn(size, *head, requires_grad=True) for head in ((6, 16), (2, 16), (2, value))]
+    grad = torch.randn(size, 6, value)
     plan = plan_attention(spans).within(window)
     ours, theirs = attend(*inputs, plan), dense(*inputs, spans, window)
     for a, b in zip(
@@ -69,6 +69,18 @@ def test_packed_attention_equals_dense_attention(long_span, window, monkeypatch)
         strict=True,
     ):
         assert (a - b).norm() < 1e-5 * b.norm()
+
+
+def test_values_are_as_large_as_keys_for_flash_attention(monkeypatch):
+    def kernel(_: object, *tensors: torch.Tensor) -> torch.Tensor:
+        assert len({x.shape for x in tensors}) == 1
+        q, k, v = (x.transpose(1, 2) for x in tensors)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    monkeypatch.setattr(titan.VarlenAttention, "forward", kernel)
+    q, k, v = (torch.randn(1, 9, 2, size) for size in (16, 16, 6))
+    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(latent.VarlenAttention.Config().build()(q, k, v), expected)
 
 
 def test_buckets_hold_little_padding():

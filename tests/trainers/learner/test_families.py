@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from image_models import with_images
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from forge_agents.models.families import FAMILIES, inspect_model
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LORA_TARGETS, LoRA
+from forge_agents.serving._shapes import expected_shapes
+from forge_agents.weights.publisher import Publisher
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
@@ -49,6 +53,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("qwen3_5", {"head_dim": 64, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}}),
     ("qwen3_5_moe", {}),
     ("qwen3_5_moe", {"head_dim": 64, "num_experts_per_tok": 1}),
+    ("deepseek_v3", {}),
+    ("deepseek_v3", {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_parameters": None, "rope_theta": 5e4}),
+    ("deepseek_v3", {"rope_parameters": YARN, "norm_topk_prob": False, "v_head_dim": 128}),
+    ("glm4_moe_lite", {}),
     ("gpt_oss", {}),
     ("gpt_oss", {"head_dim": 64, "sliding_window": 9, "layer_types": None, "num_experts_per_tok": 1}),
     ("phi3", {}),
@@ -107,7 +115,9 @@ def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Te
     return result
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "phi3", "qwen2", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", "gemma3", "gpt_oss", "phi3", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_moe"]
+)
 def test_gradients_equal_transformers(tiny_models, family):
     model = tiny_models(family=family)
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
@@ -128,11 +138,26 @@ def test_gradients_equal_transformers(tiny_models, family):
         for weight in core.model.parameters():
             weight.copy_(weight.grad)
     limit = 2e-5 if family.startswith("qwen3_5") else 1e-5
-    result = core.hf_state_dict(dtype=torch.float32)
-    expected = {name: weight.grad for name, weight in theirs.named_parameters()}
+    result = {name: x for name, x in core.hf_state_dict(dtype=torch.float32).items() if "correction_bias" not in name}
+    theirs_by_name = {name: weight.grad for name, weight in theirs.named_parameters()}
+    expected = theirs_by_name if result.keys() == theirs_by_name.keys() else by_expert(theirs_by_name)
     assert result.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (result[name] - gradient).norm() <= limit * gradient.norm(), name
+
+
+def by_expert(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Weights of experts, which transformers stacks in two tensors per layer, by their names in a checkpoint."""
+    result = {}
+    for name, tensor in tensors.items():
+        block, _, stack = name.partition(".experts.")
+        if stack not in {"gate_up_proj", "down_proj"} or f"{block}.router.weight" in tensors:  # as in gpt-oss
+            result[name] = tensor
+            continue
+        for i, expert in enumerate(tensor):
+            parts = zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True) if "up" in stack else [(stack, expert)]
+            result |= {f"{block}.experts.{i}.{part}.weight": weight for part, weight in parts}
+    return result
 
 
 @pytest.mark.parametrize(
@@ -142,7 +167,7 @@ def test_gradients_equal_transformers(tiny_models, family):
             ("gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5", "smollm3"), (None, LoRA(rank=4))
         ),
         ("qwen3_moe", None),
-        *itertools.product(("gpt_oss", "qwen3_5_moe"), (None, ATTENTION)),
+        *itertools.product(("deepseek_v3", "glm4_moe_lite", "gpt_oss", "qwen3_5_moe"), (None, ATTENTION)),
     ],
 )
 def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
@@ -161,8 +186,29 @@ def test_learned_weights_are_exported_for_transformers(tiny_models, random_batch
         assert (ours - before(ids).logits).abs().max() > 1e-2
     moved = [name for name, x in export.state_dict().items() if not torch.equal(x, before.state_dict()[name])]
     assert any(".bias" in name for name in moved) == (family in {"qwen2", "gpt_oss"} and lora is None)
+    assert not any("correction_bias" in name for name in moved)
     assert AutoTokenizer.from_pretrained(tmp_path / "export").encode("hi") == [*b"hi"]
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+def test_correction_biases_and_draft_layers_leave_the_learner_unchanged(tiny_models, random_batch, tmp_path):
+    model = shutil.copytree(tiny_models(family="deepseek_v3", dtype="bfloat16"), tmp_path / "model")
+    bias, draft = "model.layers.1.mlp.gate.e_score_correction_bias", "model.layers.2.enorm.weight"
+    before = load_file(model / "model.safetensors")
+    before |= {bias: 8.0 + 1e-4 * torch.randn(8), draft: torch.randn(128)}  # bfloat16 would round all biases to 8
+    save_file(before, model / "model.safetensors")
+    core = LearnerCore(LearnerPlan(model=str(model), threads=1, lr=1e-2))
+    core.train_step(random_batch())
+    after = load_file(core.export(tmp_path / "export") / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name in (bias, draft):
+        assert after[name].dtype == torch.float32 and torch.equal(before[name], after[name])
+    published = dict(core.published(torch.bfloat16))
+    assert torch.equal(published[bias], before[bias]) and draft not in published
+    publisher = Publisher(SimpleNamespace(heartbeat_timeout_s=60.0), "any")
+    specs = {spec[0]: spec[2] for spec in (publisher._spec_of(*pair) for pair in published.items())}
+    assert specs.pop(bias) == "float32" and set(specs.values()) == {"bfloat16"}
+    assert published.keys() == expected_shapes(str(model)).keys()
 
 
 @pytest.mark.parametrize(

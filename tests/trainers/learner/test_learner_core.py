@@ -44,6 +44,7 @@ from forge_trainers.losses.policy_loss import PolicyLoss
         {"family": "qwen3_5"},
         {"family": "qwen3_5_moe", "tied": False},
         {"family": "gpt_oss"},
+        {"family": "deepseek_v3"},
     ],
     ids=str,
 )
@@ -577,6 +578,8 @@ def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards
         ("qwen3_moe", {"tp": 2}, "Set learner.ep"),
         ("phi3", {"tp": 2}, "tp=2 is not supported for Phi"),
         ("gpt_oss", {"tp": 2, "ep": 2}, "tp=2 is not supported for gpt-oss"),
+        ("deepseek_v3", {"tp": 2}, "Set learner.ep"),
+        ("deepseek_v3", {"tp": 2, "ep": 2, "lora": LoRA()}, "tp=2 is not supported for LoRA on latent attention"),
         ("qwen3_5", {"tp": 2}, "tp=2 is not supported for Qwen3.5"),
         ("qwen3_5_moe", {"tp": 2, "ep": 2}, "tp=2 is not supported for Qwen3.5"),
         ("qwen3_5", {"compile": True}, "compile=True is not supported for Qwen3.5"),

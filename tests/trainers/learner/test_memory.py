@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from learner_helpers import moments_of
 from torch.profiler import ProfilerActivity, profile
 
 from forge_agents.models.sizes import ModelSize
-from forge_agents.policy import LoRA
+from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import attention
 from forge_trainers.learner import model as titan_model
@@ -68,14 +69,26 @@ def without_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "attend", without)
 
 
+def whole_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of a row with one sample as on GPU: values filled up to the size of keys, and no copies of keys."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, scale: float, **__: Any) -> torch.Tensor:
+        q, k, filled = (x.transpose(0, 1)[None] for x in (q, k, F.pad(v, (0, q.shape[-1] - v.shape[-1]))))
+        out = F.scaled_dot_product_attention(q, k, filled, is_causal=True, scale=scale)
+        return out[0].transpose(0, 1)[..., : v.shape[-1]]
+
+    monkeypatch.setattr(attention, "attend", attend)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss"]
+    "family",
+    ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss", "deepseek_v3"],
 )
 def test_expected_bytes_are_those_of_the_tensors(tiny_models, random_batch, monkeypatch, family, dtype):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)  # as on a GPU, whose memory is forecast
-    without_sinks(monkeypatch)
+    (whole_row if family == "deepseek_v3" else without_sinks)(monkeypatch)
     settings: dict[str, Any] = {}  # without windows, which have masks on CPU only
     if family in {"gemma3", "gpt_oss"}:
         settings = {"layer_types": ["full_attention"] * 2} if family == "gemma3" else {"sliding_window": None}
@@ -130,10 +143,11 @@ def test_backward_counts_the_gradients_of_the_feed_forward_products():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_5"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_5", "deepseek_v3"])
 def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_models, random_batch, family):
     model = tiny_models(family=family)
-    config = LearnerPlan(model=str(model), threads=1, lora=LoRA(rank=8))
+    targets = LORA_TARGETS[: None if ModelSize.of(model).adapts_feed_forward else 4]
+    config = LearnerPlan(model=str(model), threads=1, lora=LoRA(rank=8, targets=targets))
     expected = learner_bytes(ModelSize.of(model), config)
     result = measured(LearnerCore(config), random_batch(groups=1))
     for part in ("weights", "optimizer"):
@@ -148,6 +162,7 @@ def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_models, rand
         ("llama", LoRA(rank=8)),
         ("qwen3_moe", None),
         ("gpt_oss", None),
+        ("deepseek_v3", None),
         ("phi3", None),
         ("phi3", LoRA(rank=8)),
         ("qwen3_5", None),

@@ -53,6 +53,28 @@ def test_an_unsupported_model_is_refused(tiny_llama, changes, message):
         spec_from_config(changed(tiny_llama, **changes), inner_attention=None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func='softmax' is not supported by the learner. Supported: 'sigmoid'"),
+        ({"topk_method": "greedy"}, "topk_method='greedy'"),
+        ({"scoring_func": ...}, "scoring_func='softmax'"),  # with which vLLM computes
+        ({"rope_interleave": False}, "rope_interleave=False"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type='llama3' .* 'default', 'yarn'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings=True"),
+        ({"v_head_dim": 256}, "v_head_dim=256 is not supported: values are larger than keys"),
+        ({"mlp_layer_types": ["sparse", "sparse"]}, "mlp_layer_types=.* from first_k_dense_replace=1 on"),
+        ({"kv_lora_rank": None}, "whole numbers for kv_lora_rank"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*'fp8'.* is not supported"),
+    ],
+    ids=str,
+)
+def test_unsupported_latent_attention_is_refused(tiny_models, changes, message):
+    config = changed(tiny_models(family="deepseek_v3"), **changes)
+    with pytest.raises(ValueError, match=message):
+        check_trainable({name: value for name, value in config.items() if value is not ...})
+
+
 def test_positions_beyond_the_models_context_are_refused(tiny_llama):
     with pytest.raises(ValueError, match="max_seq_len=99999"):
         spec_from_config(read_config(tiny_llama), inner_attention=None, max_seq_len=99999)

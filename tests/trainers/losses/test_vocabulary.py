@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from forge_agents.models.sizes import ModelSize
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees
+from forge_trainers.learner.plan import LearnerPlan
 
 RANKS = """
 import multiprocessing, sys
@@ -105,7 +105,7 @@ sys.exit(any(rank.exitcode != 0 for rank in ranks))
 def test_vocabulary_that_ranks_cannot_share_evenly_is_refused():
     size = replace(ModelSize.named("8b"), vocab=50257)
     with pytest.raises(ValueError, match=r"learner\.tp=2 does not divide the model's vocab_size=50257"):
-        check_degrees(LearnerConfig(tp=2), size)
+        check_degrees(LearnerPlan(tp=2), size)
 
 
 @pytest.mark.slow

@@ -516,7 +516,7 @@ def test_invalid_ranks_are_refused_before_startup(ranks, settings, message):
         check_parts([Part(name="hero", ranks=3, size=size)], fa.EngineConfig())
 
 
-def test_unsupported_model_settings_are_refused_before_startup(monkeypatch):
+def test_unsupported_model_settings_are_refused_before_startup(monkeypatch, tiny_models):
     mixture, engine = ModelSize.named("30b-a3b"), Part(name="hero", ranks=1, size=ModelSize.named("8b"))
     with pytest.raises(ValueError, match="max_model_len=40961 is more than the 40960 tokens that hero has"):
         check_parts([engine], fa.EngineConfig(max_model_len=40961))
@@ -533,6 +533,10 @@ def test_unsupported_model_settings_are_refused_before_startup(monkeypatch):
 
     with pytest.raises(ValueError, match=r"hero-learner: .* cannot be adapted. Set LoRA\(targets=\('q_proj', 'k_proj'"):
         check_parts([learner(mixture, fa.LoRA())], fa.EngineConfig())
+    latent = ModelSize.of(tiny_models(family="deepseek_v3"))
+    with pytest.raises(ValueError, match=r"of this mixture cannot be adapted. Set LoRA\(targets=\('q_proj', 'k_proj'"):
+        check_parts([learner(latent, fa.LoRA())], fa.EngineConfig())
+    check_parts([learner(latent, fa.LoRA(targets=ATTENTION_TARGETS))], fa.EngineConfig())
     dense_first = ModelSize.from_config({**SHAPES["30b-a3b"], "mlp_only_layers": [0]})
     check_parts([learner(dense_first, fa.LoRA())], fa.EngineConfig())  # the learner takes those that there are
     assert mixture.weights - dense_first.weights == 3 * 2048 * (128 * 768 - 6144) + 2048 * 128

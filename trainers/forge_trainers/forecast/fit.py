@@ -423,7 +423,7 @@ def _candidates(
     units = hardware.gpus // unit
     shares = [unit * max(1, count) for count in (units // 2, 3 * units // 4, units - 1)]
     fully_trained = [sizes[name].size for name, policy in policies.items() if policy.trainable and policy.lora is None]
-    adapter = LoRA() if all(size.plain_layers for size in fully_trained) else LoRA(targets=ATTENTION_TARGETS)
+    adapter = LoRA() if all(size.adapts_feed_forward for size in fully_trained) else LoRA(targets=ATTENTION_TARGETS)
     for lora, recomputed, share, tp in itertools.product(
         (None, adapter) if fully_trained else (None,),
         RECOMPUTED[RECOMPUTED.index(settings.learner.activation_checkpointing or "none") :],  # never less than the run

@@ -2,7 +2,7 @@
 
 Llama uses TorchTitan's Llama blocks. All other families are its Qwen3 blocks with other options: biases, norms of
 queries and keys, RoPE frequencies, sliding windows, experts. `fused` has the layers of Phi, `gemma` those of Gemma,
-`gpt_oss` those of gpt-oss.
+`gpt_oss` those of gpt-oss, `latent` those of DeepSeek.
 
 Axes: R tokens routed to the experts of this rank, D hidden size, E experts, F hidden size of an expert.
 """
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_agents.models import families
 from forge_agents.models import resolve as models
-from forge_trainers.learner import gemma, gpt_oss, qwen3_5, titan
+from forge_trainers.learner import gemma, gpt_oss, latent, qwen3_5, titan
 from forge_trainers.learner.fused import FusedFeedForward, FusedQKV
 from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 
@@ -33,6 +33,8 @@ _NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", *fami
 """Architectures that normalize queries and keys per head."""
 _SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM")
 """Architectures with the window of their config.json in all layers."""
+_EPSILON = {"GptOssForCausalLM": 1e-5, "Glm4MoeLiteForCausalLM": 1e-5}
+"""Default of the norms' epsilon where it is not 1e-6."""
 _THETA = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6, "GptOssForCausalLM": 1.5e5}
 """Default of RoPE's base where it is not 10,000."""
 _OFFSET_NORMED = ("Gemma3ForCausalLM", *families.RECURRENT)
@@ -72,20 +74,24 @@ def spec_from_config(
     config = families.decoder_config(config)
     name = config["architectures"][0]
     is_llama, is_gemma = name == "LlamaForCausalLM", name == "Gemma3ForCausalLM"
+    has_latent = families.has_latent(config)
     model_kind, block_kind, parallelize = _classes(config)
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
     head_dim = families.head_dim_of(config)
     tied = families.is_tied(config)
-    epsilon = 1e-5 if families.has_sinks(config) else 1e-6
-    ropes = _ropes(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
+    rotated = config["qk_rope_head_dim"] if has_latent else head_dim
+    ropes = _ropes(config, LlamaRope if is_llama or has_latent else Rope, rotated, max_seq_len)
 
     def norm(size: int, *, offset: bool = name in _OFFSET_NORMED) -> Any:
         kind = ((gemma.RMSNorm, gemma.LeanRMSNorm) if offset else (titan.RMSNorm, RMSNorm))[lean]
-        return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", epsilon), param_init=_ONES)
+        epsilon = config.get("rms_norm_eps", _EPSILON.get(name, 1e-6))
+        return kind.Config(normalized_shape=size, eps=epsilon, param_init=_ONES)
 
     def attention(layer: int) -> Any:
         if families.is_recurrent(config, layer):
             return _delta_net(config, partial(norm, offset=False))
+        if has_latent:
+            return latent.attention(config, inner_attention, rope=ropes[layer], norm=norm, param_init=_NORMAL)
         qk_norm = norm(head_dim) if name in _NORMED else None
         return _attention(
             config, layer, inner_attention, head_dim=head_dim, rope=ropes[layer], qk_norm=qk_norm, fuse_qkv=fuse_qkv
@@ -115,7 +121,7 @@ def spec_from_config(
         lm_head=titan.Linear.Config(in_features=dim, out_features=vocab_size, param_init=_NORMAL),
     )  # fmt: skip
     return titan.ModelSpec(
-        name="llama3" if is_llama else "qwen3",
+        name="llama3" if is_llama else "deepseek_v3" if has_latent else "qwen3",
         flavor="hf",
         model=model,
         parallelize_fn=parallelize,
@@ -131,6 +137,8 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         return titan.Llama3Model, titan.Llama3TransformerBlock, titan.parallelize_llama
     if families.has_sinks(config):
         return titan.GptOssModel, titan.GptOssTransformerBlock, titan.parallelize_gptoss
+    if families.has_latent(config):
+        return titan.DeepSeekV3Model, titan.DeepSeekV3TransformerBlock, titan.parallelize_deepseekv3
     if config["architectures"][0] == "Gemma3ForCausalLM":
         return gemma.Model, gemma.TransformerBlock, titan.parallelize_qwen3
     model = qwen3_5.Model if families.is_recurrent(config) else titan.Qwen3Model
@@ -444,7 +452,9 @@ _ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalL
              "GptOssForCausalLM": gpt_oss.StateDictAdapter,
              **dict.fromkeys(families.RECURRENT, RecurrentStateDictAdapter),
              "Qwen3_5ForConditionalGeneration": TextPartStateDictAdapter,
-             "Qwen3_5MoeForConditionalGeneration": TextPartStateDictAdapter}  # fmt: skip
+             "Qwen3_5MoeForConditionalGeneration": TextPartStateDictAdapter,
+             "DeepseekV3ForCausalLM": latent.StateDictAdapter,
+             "Glm4MoeLiteForCausalLM": latent.StateDictAdapter}  # fmt: skip
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 
@@ -466,34 +476,46 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
         return F.grouped_mm(hidden, down, offs=ends_E)
 
 
+_ROUTE_SCALE = {"DeepseekV3ForCausalLM": 2.5, "Glm4MoeLiteForCausalLM": 1.8}
+"""Default of the factor on the weights of experts."""
+
+
 def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
     """Mixture of experts of a layer: the top experts, weighted by a softmax over all experts, and a shared one.
 
-    There is no load balancing: the model does not have the bias that TorchTitan uses, and the auxiliary loss of
-    pre-training is left out.
+    DeepSeek weights by sigmoids, and chooses by sigmoids plus a correction bias within the best groups of experts.
+
+    There is no load balancing: correction biases stay as they are, and the auxiliary loss of pre-training is left out.
     """
     dim, count, top_k = config["hidden_size"], families.num_experts(config), config["num_experts_per_tok"]
     has_sinks, shared_size = families.has_sinks(config), families.shared_expert_size(config)
+    has_latent, groups = families.has_latent(config), {}
+    is_gated = shared_size > 0 and not has_latent
+    if has_latent:
+        groups = {"route_scale": config.get("routed_scaling_factor", _ROUTE_SCALE[config["architectures"][0]])}
+        if config["n_group"] > 1:
+            groups |= {"num_expert_groups": config["n_group"], "num_limited_groups": config["topk_group"]}
     experts = {"dim": dim, "hidden_dim": families.expert_size(config), "num_experts": count}
     kind, names = (
         (gpt_oss.Experts, gpt_oss.EXPERT_WEIGHTS) if has_sinks
-        else (qwen3_5.Experts, qwen3_5.EXPERT_WEIGHTS) if shared_size
+        else (qwen3_5.Experts, qwen3_5.EXPERT_WEIGHTS) if is_gated
         else (Experts, ("w1_EFD", "w2_EDF", "w3_EFD"))
     )  # fmt: skip
     shared = titan.make_ffn_config(dim=dim, hidden_dim=shared_size, w1_param_init=_NORMAL, w2w3_param_init=_NORMAL)
     return titan.make_moe_config(
         num_experts=count,
-        load_balance_coeff=None,
-        shared_experts=qwen3_5.SharedExpert.of(shared) if shared_size else None,
+        load_balance_coeff=1.0 if has_latent else None,  # any number creates the bias, which nothing updates
+        shared_experts=qwen3_5.SharedExpert.of(shared) if is_gated else shared if shared_size else None,
         router=titan.make_router_config(
             dim=dim,
             num_experts=count,
             gate_param_init={"weight": param_init, "bias": torch.nn.init.zeros_},
             top_k=top_k,
-            score_func="softmax",
+            score_func="sigmoid" if has_latent else "softmax",
             # gpt-oss has a softmax over the chosen experts, which is the same
             route_norm=has_sinks or bool(config.get("norm_topk_prob", shared_size > 0)),
             bias=has_sinks,
+            **groups,
         ),
         routed_experts=titan.RoutedExperts.Config(
             inner_experts=kind.Config(**experts, param_init=dict.fromkeys(names, param_init)),

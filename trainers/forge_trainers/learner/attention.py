@@ -1,7 +1,7 @@
 """Attention over packed rows on CPU. Prefixes that several samples share are computed once.
 
-Axes: T positions of the row, N query heads, K key heads, R = N / K, H head size; b spans computed together (a bucket),
-m queries of the longest span in it, s keys of the longest prefix plus m.
+Axes: T positions of the row, N query heads, K key heads, R = N / K, H head size, V size of a value; b spans computed
+together (a bucket), m queries of the longest span in it, s keys of the longest prefix plus m.
 """
 
 from __future__ import annotations
@@ -196,25 +196,25 @@ class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
 def attend(
     q_TNH: torch.Tensor,
     k_TKH: torch.Tensor,
-    v_TKH: torch.Tensor,
+    v_TKV: torch.Tensor,
     plan: AttentionPlan,
     *,
     scale: float | None = None,
     sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention within each span and to its prefix, limited by the plan's window: [T, N, H].
+    """Causal attention within each span and to its prefix, limited by the plan's window: [T, N, V].
 
     Scores and softmax are computed in float32, the product of probabilities and values in the inputs' dtype. Query head
     n reads key head ``n // R``. The default `scale` of the scores is ``H ** -0.5``. `sinks_N` are the scores of one
     more key per query head, which has no value (arXiv 2309.17453).
     """
     scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
-    out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, sinks_N, plan, scale)  # type: ignore[no-untyped-call]
+    out_TNV: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKV, sinks_N, plan, scale)  # type: ignore[no-untyped-call]
     for span in plan.long_spans:
         queries = slice(span.start, span.start + span.length)
         mask = plan.mask(span, q_TNH.dtype, sink=sinks_N is not None)
-        out_TNH[queries] = _attend_long(q_TNH[queries], *_seen(k_TKH, v_TKH, span), scale, mask, sinks_N)
-    return out_TNH
+        out_TNV[queries] = _attend_long(q_TNH[queries], *_seen(k_TKH, v_TKV, span), scale, mask, sinks_N)
+    return out_TNV
 
 
 def _seen(k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,7 +232,9 @@ def _attend_long(  # noqa: PLR0917  (the tensors of attention in their usual ord
     mask: torch.Tensor | None,
     sinks_N: torch.Tensor | None,
 ) -> torch.Tensor:
-    size, groups = query.shape[-1], query.shape[1] != key.shape[1]
+    size, groups = value.shape[-1], query.shape[1] != key.shape[1]
+    if size < key.shape[-1]:  # PyTorch's fused kernel needs values of the size of keys
+        value = F.pad(value, (0, key.shape[-1] - size))
     if sinks_N is not None:
         # a channel that only the sink's key has, so that its score is the sink of the query's head
         channel = (sinks_N / scale)[:, None].expand(len(query), -1, 1).to(query.dtype)
@@ -258,36 +260,36 @@ class _BucketAttention(torch.autograd.Function):
         ctx: Any,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor,
         sinks_N: torch.Tensor | None,
         plan: AttentionPlan,
         scale: float,
     ) -> torch.Tensor:
         num_keys = k_TKH.shape[1]
-        probs_of, slots = [], [q_TNH.new_zeros(1, *q_TNH.shape[1:])] if plan.long_spans else []
+        probs_of, slots = [], [_empty_slot(q_TNH, v_TKV)] if plan.long_spans else []
         for at, bucket in enumerate(plan.buckets):
-            q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKH, bucket)
+            q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKV, bucket)
             probs, sink_probs = _probabilities(q, k, bucket, scale, sinks_N)
             probs = probs.to(v.dtype)
             slots.insert(at, _unfold(torch.bmm(probs, v), bucket, q_TNH.shape[1]))
             probs_of += [probs] if sink_probs is None else [probs, sink_probs]
-        ctx.save_for_backward(q_TNH, k_TKH, v_TKH, sinks_N, *probs_of)
+        ctx.save_for_backward(q_TNH, k_TKH, v_TKV, sinks_N, *probs_of)
         ctx.plan, ctx.scale = plan, scale
         return torch.cat(slots).index_select(0, plan.slot_T)
 
     @staticmethod
-    def backward(ctx: Any, grad_TNH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q_TNH, k_TKH, v_TKH, sinks_N, *probs_of = ctx.saved_tensors
+    def backward(ctx: Any, grad_TNV: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q_TNH, k_TKH, v_TKV, sinks_N, *probs_of = ctx.saved_tensors
         plan, num_keys = ctx.plan, k_TKH.shape[1]
         dsinks_N, sink_probs_of = None, []
         if sinks_N is not None:
             dsinks_N, sink_probs_of, probs_of = torch.zeros(len(sinks_N)), probs_of[1::2], probs_of[::2]
-        dk_TKH, dv_TKH = (torch.zeros(x.shape, dtype=torch.float32) for x in (k_TKH, v_TKH))
+        dk_TKH, dv_TKV = (torch.zeros(x.shape, dtype=torch.float32) for x in (k_TKH, v_TKV))
         dq_slots = [q_TNH.new_zeros(1, *q_TNH.shape[1:])] if plan.long_spans else []
         for at, (bucket, probs) in enumerate(zip(plan.buckets, probs_of, strict=True)):
-            q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKH, bucket)
+            q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKV, bucket)
             # Padded queries read position 0, but their probabilities and so their gradients are 0.
-            grad = _fold(grad_TNH, bucket.query_bm, bucket, num_keys)
+            grad = _fold(grad_TNV, bucket.query_bm, bucket, num_keys)
             probs_32 = probs.float()
             dv = torch.bmm(probs.transpose(1, 2), grad)
             dscores = torch.bmm(grad, v.transpose(1, 2)).float()
@@ -299,11 +301,11 @@ class _BucketAttention(torch.autograd.Function):
             dq_slots.insert(at, _unfold(torch.bmm(dscores, k.float()).to(q.dtype), bucket, q_TNH.shape[1]))
             dk = torch.bmm(dscores.transpose(1, 2), q.float())
             # Keys of a prefix belong to several spans, so their gradients are summed, in float32.
-            for into, part in ((dk_TKH, dk), (dv_TKH, dv)):
+            for into, part in ((dk_TKH, dk), (dv_TKV, dv)):
                 into.index_add_(0, bucket.key_bs, _unfold(part.float(), bucket, num_keys))
         dq_TNH = torch.cat(dq_slots).index_select(0, plan.slot_T)
         dsinks_N = None if dsinks_N is None else dsinks_N.to(sinks_N.dtype)
-        return dq_TNH, dk_TKH.to(k_TKH.dtype), dv_TKH.to(v_TKH.dtype), dsinks_N, None, None
+        return dq_TNH, dk_TKH.to(k_TKH.dtype), dv_TKV.to(v_TKV.dtype), dsinks_N, None, None
 
 
 def _fold(x_TNH: torch.Tensor, slot: torch.Tensor, bucket: Bucket, num_keys: int) -> torch.Tensor:
@@ -312,9 +314,13 @@ def _fold(x_TNH: torch.Tensor, slot: torch.Tensor, bucket: Bucket, num_keys: int
     return x.permute(0, 2, 3, 1, 4).reshape(bucket.num_spans * num_keys, -1, x_TNH.shape[2])
 
 
-def _fold_keys(k_TKH: torch.Tensor, v_TKH: torch.Tensor, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+def _fold_keys(k_TKH: torch.Tensor, v_TKV: torch.Tensor, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
     num_keys = k_TKH.shape[1]
-    return _fold(k_TKH, bucket.key_bs, bucket, num_keys), _fold(v_TKH, bucket.key_bs, bucket, num_keys)
+    return _fold(k_TKH, bucket.key_bs, bucket, num_keys), _fold(v_TKV, bucket.key_bs, bucket, num_keys)
+
+
+def _empty_slot(q_TNH: torch.Tensor, v_TKV: torch.Tensor) -> torch.Tensor:
+    return q_TNH.new_zeros(1, q_TNH.shape[1], v_TKV.shape[2])
 
 
 def _unfold(x: torch.Tensor, bucket: Bucket, num_heads: int) -> torch.Tensor:

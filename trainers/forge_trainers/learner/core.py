@@ -304,7 +304,8 @@ class LearnerCore:
         state = self._whole_state()
         scale = 0.0 if self.config.lora is None else self.config.lora.alpha / self.config.lora.rank
         for name, value in state.items() if self.config.lora is None else lora.merged(state, scale):
-            copy = value.to(dtype, copy=True)
+            is_bias = name.endswith(".expert_bias_E")  # of a router, see `families.is_exact`
+            copy = value.to(torch.float32 if is_bias else dtype, copy=True)
             if isinstance(copy, DTensor) and copy.ndim == 3:  # TorchTitan would name only the experts of this rank
                 copy = copy.full_tensor()
             for hf_name, part in self._built.adapter.to_hf({name: copy}).items():

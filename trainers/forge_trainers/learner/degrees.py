@@ -6,6 +6,7 @@ import math
 
 from forge_agents.models.sizes import ModelSize
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 
 
 def shards_of(config: LearnerConfig, ranks: int) -> int:
@@ -30,7 +31,7 @@ def shards_of(config: LearnerConfig, ranks: int) -> int:
     return per_replica // config.tp
 
 
-def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
+def check_degrees(config: LearnerPlan, size: ModelSize) -> None:
     """Raise ValueError if a parallel degree does not divide the dimension that it splits, or does not fit the model."""
     dimensions = {
         "num_attention_heads": (size.heads, "tp", config.tp),
@@ -50,6 +51,11 @@ def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
         raise ValueError(
             f"learner.tp={config.tp} is not supported for gpt-oss: attention on a part of the heads was not tested. "
             "Leave it at 1; weights are sharded over learner_procs"
+        )
+    if config.tp > 1 and size.latent is not None and config.lora is not None:
+        raise ValueError(
+            f"learner.tp={config.tp} is not supported for LoRA on latent attention: TorchTitan has no adapters of "
+            "layers that every rank holds. Leave it at 1; weights are sharded over learner_procs"
         )
     if config.tp > 1 and size.recurrence is not None:
         raise ValueError(

@@ -26,6 +26,8 @@ _FUSED_LAYERS = {"qkv_proj": "wqkv", "gate_up_proj": "w1", "o_proj": "wo", "down
 """The same for the layers of `fused`."""
 _RECURRENT_LAYERS = _LAYERS | {name: name for name in ("in_proj_qkv", "in_proj_z", "out_proj")}
 """The same for the layers of `qwen3_5`."""
+_LATENT_LAYERS = _LAYERS | {"q_a_proj": "wq_a", "q_b_proj": "wq_b", "kv_a_proj_with_mqa": "wkv_a"}
+"""The same for the layers of `latent`."""
 
 
 def is_adapter(name: str) -> bool:
@@ -42,11 +44,19 @@ def adapted(model_config: Any, lora: LoRA) -> Any:
     Raises:
         ValueError: The model has no layer of that kind.
     """
-    names = (name for name, *_ in model_config.traverse(titan.Linear.Config))
-    linear = {name.rpartition(".")[2] for name in names if ".moe." not in name}  # experts have no adapter
+    linear = set()
+    for name, config, *_ in model_config.traverse(titan.Linear.Config):
+        field = name.rpartition(".")[2]
+        if field in {"wq_a", "wkv_a"}:  # on all ranks, which TorchTitan's adapters do not know. There is no `tp`
+            config.sharding_config = None
+        if ".moe." not in name:  # experts have no adapter
+            linear.add(field)
     fused, recurrent = "wqkv" in linear, "in_proj_qkv" in linear
     fields = _FUSED_LAYERS if fused else _RECURRENT_LAYERS if recurrent else _LAYERS
-    targets = families.adapted_layers(lora.targets, fused=fused, recurrent=recurrent)
+    latent = None
+    if "wkv_a" in linear:
+        fields, latent = _LATENT_LAYERS, int("wq_a" in linear)
+    targets = families.adapted_layers(lora.targets, fused=fused, recurrent=recurrent, latent=latent)
     if absent := [target for target in targets if fields[target] not in linear]:
         has = [target for target, field in fields.items() if field in linear]
         raise ValueError(f"this model has no linear layers {absent} for a LoRA adapter. It has {has}")

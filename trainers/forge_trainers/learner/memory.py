@@ -155,6 +155,9 @@ def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: boo
     scores = int(item * size.heads * longest * MAX_PADDING) if on_cpu else 0
     if on_cpu and size.sinks:  # queries, keys and values of long samples with a channel for the sink
         scores += item * (attention + 2 * kv)
+    if (latent := size.latent) is not None:  # keys of all heads, values filled up to their size, and latent vectors
+        norms += 8 * (latent.query_rank + latent.rank)
+        products += item * (latent.query_rank + latent.rank + size.heads * latent.value - attention)
     layer = norms + products + scores + 4 * size.head_dim
     recurrent = 0
     if (recurrence := size.recurrence) is not None:
@@ -184,6 +187,11 @@ def _kept_selectively(size: ModelSize, item: int, *, adapter: bool) -> int:
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
     if size.fused:  # of four products, the first and the third
         return item * (size.hidden + attention + (2 if adapter else 1) * (attention + 2 * kv + 2 * size.feed_forward))
+    if (latent := size.latent) is not None:  # in the order of computation, without those of routed experts
+        wide = (size.plain_layers * size.plain_channels + size.sparse_layers * size.shared) // size.layers
+        expanded = size.heads * (size.head_dim - latent.rotated + latent.value)
+        others = latent.query_rank + latent.compressed if latent.query_rank else attention + expanded
+        return item * (size.hidden + attention + (2 if adapter else 1) * (others + wide + size.hidden))
     wide = size.feed_forward + size.hidden if size.plain_layers else 0
     if (recurrence := size.recurrence) is not None:  # of eight products, those of output and up projection; measured
         # of a shared expert, those of gate and output, after attention that of the up projection

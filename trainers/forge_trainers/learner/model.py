@@ -394,9 +394,10 @@ def dither_weights(model: torch.nn.Module, seed: int) -> None:
 
 def unused_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors of a model folder that the learner does not compute, which an export keeps."""
+    config = read_config(folder)
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
-            for name in filter(families.is_unused, tensors.keys()):
+            for name in (name for name in tensors.keys() if families.is_unused(name, config)):  # noqa: SIM118
                 yield name, tensors.get_tensor(name)
 
 

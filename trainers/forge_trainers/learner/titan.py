@@ -98,6 +98,10 @@ with without_garbage_collection():
     from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
     from torchtitan.models.common.moe_sharding import set_moe_sharding_config
     from torchtitan.models.common.param_init import skip_param_init
+    from torchtitan.models.deepseek_v3 import DeepSeekV3Model, parallelize_deepseekv3
+    from torchtitan.models.deepseek_v3.model import Attention as LatentAttention
+    from torchtitan.models.deepseek_v3.model import DeepSeekV3TransformerBlock
+    from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
     from torchtitan.models.gpt_oss import GptOssModel, parallelize_gptoss
     from torchtitan.models.gpt_oss.model import Attention as GptOssAttention
     from torchtitan.models.gpt_oss.model import GptOssTransformerBlock

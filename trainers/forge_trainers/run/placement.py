@@ -254,9 +254,9 @@ def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:
         shards_of(part.learner, part.ranks)
         check_degrees(part.learner, part.size)
         lora = part.learner.lora
-        if lora is not None and not part.size.plain_layers and set(lora.targets) - set(ATTENTION_TARGETS):
+        if lora is not None and not part.size.adapts_feed_forward and set(lora.targets) - set(ATTENTION_TARGETS):
             raise ValueError(
-                f"{part.name}: every layer of this mixture has experts, which cannot be adapted. Set "
+                f"{part.name}: the experts and the feed-forward of this mixture cannot be adapted. Set "
                 f"LoRA(targets={ATTENTION_TARGETS!r})"
             )
 
