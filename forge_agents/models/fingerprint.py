@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from forge_agents.models.resolve import weight_files
+
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8
 """Number of evenly spread samples of each weight file. The first contains the names and shapes of its tensors."""
@@ -18,7 +20,7 @@ def sampled_hash(folder: Path) -> str:
     digest = hashlib.sha256()
     config = folder / "config.json"
     digest.update(config.read_bytes() if config.is_file() else b"")
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as weights:

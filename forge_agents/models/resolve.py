@@ -163,6 +163,10 @@ def local_folder(model: str) -> Path | None:
     return _cached_snapshot(model) or (None if twin is None else _built_in(twin))
 
 
+_OTHER_FORMAT = "consolidated*.safetensors"
+"""Files of weights in Mistral's format."""
+
+
 def check_complete(folder: Path) -> None:
     """Check that `folder` holds a complete model: config, tokenizer and every byte of every safetensors file.
 
@@ -186,7 +190,9 @@ def check_complete(folder: Path) -> None:
             raise ModelNotFoundError(f"{index} names {outside[0]!r:.200}. Expected names of files in {folder}")
         shards = [folder / name for name in names]
     else:
-        shards = sorted(folder.glob("*.safetensors"))
+        shards = weight_files(folder)
+        if shards and (unused := sorted(folder.glob(_OTHER_FORMAT))):
+            raise ModelNotFoundError(f"{folder} has weights in two formats. Remove {unused[0].name}, or the others")
         if not shards:
             others = sorted(path.name for path in folder.glob("*.bin"))
             instead = f" (only {', '.join(others)}. Convert it to safetensors)" if others else ""
@@ -299,16 +305,29 @@ def dtype_of(folder: Path) -> str:
         settings = text | settings
     if dtype := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
         return str(dtype)
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         for entry in safetensors_header(path).values():
             if entry["dtype"] in _DTYPES:
                 return _DTYPES[entry["dtype"]]
     return "bfloat16"
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model in Hugging Face format, sorted: those in its index, if there is one.
+
+    The same folder may also hold the weights in Mistral's format, which has another config and other names.
+    """
+    files, index = sorted(folder.glob("*.safetensors")), folder / "model.safetensors.index.json"
+    weight_map = read_json(index).get("weight_map") if index.is_file() else None
+    if isinstance(weight_map, dict):
+        names = set(map(str, weight_map.values()))
+        return [file for file in files if file.name in names]
+    return [file for file in files if not file.match(_OTHER_FORMAT)]
+
+
 def weight_bytes(folder: Path) -> int:
     """Return the size of a model's safetensors files in bytes."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def weight_count(folder: Path) -> int:
@@ -317,7 +336,7 @@ def weight_count(folder: Path) -> int:
     Raises:
         ModelNotFoundError: A file is incomplete.
     """
-    entries = (entry for file in folder.glob("*.safetensors") for entry in safetensors_header(file).values())
+    entries = (entry for file in weight_files(folder) for entry in safetensors_header(file).values())
     return sum(math.prod(entry["shape"]) for entry in entries)
 
 

@@ -24,7 +24,7 @@ def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     config = models.read_json(Path(model, "config.json"))
-    for path in sorted(Path(model).glob("*.safetensors")):
+    for path in models.weight_files(Path(model)):
         header = models.safetensors_header(path)
         shapes |= {
             name: tuple(entry["shape"]) for name, entry in header.items() if not families.is_unused(name, config)

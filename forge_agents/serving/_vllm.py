@@ -126,6 +126,10 @@ def _engine_args(config: EnginePlan) -> Any:
         model=config.model,
         hf_overrides=_overrides(config.model),
         trust_remote_code=False,  # Python files of a model's folder never run
+        # what was checked and what the learner loads, although a folder may hold Mistral's format as well
+        config_format="hf",
+        tokenizer_mode="hf",
+        load_format="safetensors",
         dtype=_dtype(config),
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,

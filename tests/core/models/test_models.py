@@ -127,6 +127,17 @@ def test_a_missing_or_damaged_file_is_named(folder, name, content, message):
     raises(ModelNotFoundError, message, models.resolve, folder)
 
 
+def test_weights_in_another_format_are_not_those_of_the_model(folder):
+    size, count = models.weight_bytes(folder), models.weight_count(folder)
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
+    (folder / "params.json").write_text('{"n_layers": 100000}')
+    raises(ModelNotFoundError, "has weights in two formats. Remove consolidated.safetensors", models.resolve, folder)
+    names = dict.fromkeys(models.safetensors_header(folder / "model.safetensors"), "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert models.resolve(folder) == folder
+    assert (models.weight_bytes(folder), models.weight_count(folder)) == (size, count)
+
+
 def test_a_header_of_gigabytes_is_not_read(folder):
     with (folder / "model.safetensors").open("wb") as file:
         file.write((1 << 33).to_bytes(8, "little"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import logging
@@ -351,3 +352,72 @@ def test_no_process_outlives_the_controller(ending: str, tmp_path: Path, probe_a
             controller.send_signal(getattr(signal, ending))
         assert (controller.wait(timeout=60) == 0) == (ending == "return")
     assert ended_within(pids, 60)
+
+
+# ---- calls that are given up
+
+GIVEN_UP = """
+import asyncio, os, sys
+from late_answers import Late
+from forge_agents.errors import StallError
+from forge_agents.runtime import mesh
+
+async def main():
+    procs = mesh.spawn_procs("late", threads=1)
+    actor = procs.spawn("late", Late)
+    pid = await actor.pid.choose()
+    if sys.argv[1] == "cancelled":
+        call = asyncio.ensure_future(mesh.with_deadline(actor.answer.choose(0.3), 10, who="late", what="answer"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        call.cancel()
+    else:
+        try:
+            await mesh.with_deadline(actor.answer.choose(0.3), 0.1, who="late", what="answer")
+        except StallError:
+            pass
+    while os.path.exists(f"/proc/{pid}/cmdline") and open(f"/proc/{pid}/cmdline").read():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(5)  # Monarch returns an answer without a receiver, and ends a process for which it fails
+    print("alive", flush=True)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+LATE = """
+import asyncio, os
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint, endpoint
+
+class Late(Actor):
+    @endpoint
+    async def pid(self):
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def answer(self, seconds):
+        await asyncio.sleep(seconds)
+        asyncio.get_running_loop().call_later(0.02, os._exit, 9)  # once the answer has been sent
+"""
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+def test_answer_of_a_dying_actor_to_a_call_that_was_given_up_is_harmless(how: str, tmp_path: Path) -> None:
+    (tmp_path / "late_answers.py").write_text(LATE)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", GIVEN_UP, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_no_call_of_an_actor_is_dropped_before_it_is_awaited() -> None:
+    """Such a call ends this process if the actor answers and dies."""
+    files = [file for file in Path(__file__).parents[3].glob("*/**/*.py") if not {"tests", ".venv"} & set(file.parts)]
+    nodes = ((file, node) for file in files for node in ast.walk(ast.parse(file.read_text())))
+    calls = ((file, node.value) for file, node in nodes if isinstance(node, ast.Expr))
+    names = ("choose", "call_one")
+    assert len(files) > 100
+    assert not [
+        f"{file}:{call.lineno}"
+        for file, call in calls
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in names
+    ]

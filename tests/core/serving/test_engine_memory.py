@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from forge_agents.models.resolve import resolve
 from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.serving import _actor, _vllm, memory
@@ -153,3 +154,11 @@ def test_engine_reports_its_device_memory(monkeypatch):
     assert _actor._device_bytes() == (60 * GB, 70 * GB)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert _actor._device_bytes() == (0, 0)
+
+
+def test_engine_reads_the_format_that_was_checked(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=SimpleNamespace(is_cpu=bool)))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(EngineArgs=SimpleNamespace))
+    folder = resolve("tiny-random")
+    args = _vllm._engine_args(EnginePlan(model=str(folder), kv_cache_gb=1, gpu_memory_utilization=0.5))
+    assert (args.config_format, args.tokenizer_mode, args.load_format) == ("hf", "hf", "safetensors")

@@ -110,6 +110,17 @@ def test_map_of_many_verifiers_shows_the_first_forty():
     assert len(picture(400)) < 1.1 * len(picture(40))
 
 
+@pytest.mark.parametrize("count", [300, 1500])
+def test_page_of_many_verifiers_shows_the_first_forty(count, hostile):
+    report = hostile[0]
+    rows = [replace(report.verifiers[0], name=f"judge-{k:04d}", reason="r", note="") for k in range(count)]
+    many = replace(report, verifiers=rows, evidence=None, notes=["n" * 100] * count, alarms=["a" * 100] * count)
+    assert 150_000 < len(json.dumps(many.row())) < 1_200_000
+    text = page(many)
+    assert text.count("judge-00") == 2 * 40 and "judge-0040" not in text and len(text) < 100_000
+    assert f"The first 40 of {count} verifiers." in text and "The first" not in hostile[1]
+
+
 def test_the_page_holds_the_numbers(hostile):
     report, text = hostile
     best = report.verifiers[6]

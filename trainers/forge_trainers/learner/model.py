@@ -395,7 +395,7 @@ def dither_weights(model: torch.nn.Module, seed: int) -> None:
 def unused_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors of a model folder that the learner does not compute, which an export keeps."""
     config = read_config(folder)
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in models.weight_files(folder):
         with safe_open(file, framework="pt") as tensors:
             for name in (name for name in tensors.keys() if families.is_unused(name, config)):  # noqa: SIM118
                 yield name, tensors.get_tensor(name)
@@ -408,7 +408,7 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
         ModelNotFoundError: There is no safetensors file, or a file is truncated or damaged.
         ValueError: The weights are quantized.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = models.weight_files(folder)
     if not files:
         raise ModelNotFoundError(f"{folder} holds no .safetensors file. Download the model again")
     shapes: dict[str, tuple[int, ...]] = {}

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from forge_agents.errors import ModelNotFoundError
-from forge_agents.models.resolve import safetensors_header
+from forge_agents.models.resolve import safetensors_header, weight_files
 from forge_trainers.learner import checkpoint
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -22,7 +22,7 @@ def write_bfloat16(source: Path, folder: Path) -> Path:
         ModelNotFoundError: The model has no weights in MXFP4, or a part of them is missing.
         RunFolderError: The folder cannot be written.
     """
-    files = {name: file for file in sorted(source.glob("*.safetensors")) for name in safetensors_header(file)}
+    files = {name: file for file in weight_files(source) for name in safetensors_header(file)}
     if not any(name.endswith(_BLOCKS) for name in files):
         raise ModelNotFoundError(f"{source} has no weights in 4 bits (MXFP4), so a copy in bfloat16 is not needed")
     return checkpoint.export(_tensors(files), source, folder, dtype=torch.bfloat16)

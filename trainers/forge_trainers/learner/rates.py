@@ -97,7 +97,7 @@ def _median_weight(folder: Path) -> float:
     from safetensors import safe_open
 
     medians = []
-    for file in sorted(folder.glob("*.safetensors"))[:_MATRICES]:
+    for file in models.weight_files(folder)[:_MATRICES]:
         with safe_open(file, framework="pt") as tensors:
             matrices = [name for name in sorted(tensors.keys()) if len(tensors.get_slice(name).get_shape()) > 1]
             chosen = matrices[:: max(1, len(matrices) // _MATRICES)]

@@ -238,6 +238,6 @@ def _read(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     tensors: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in models.weight_files(folder):
         tensors |= load_file(file)
     return tensors

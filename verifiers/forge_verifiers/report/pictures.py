@@ -33,15 +33,15 @@ _STYLE = {
     "svg.hashsalt": "forge",
     "text.parse_math": False,  # names may contain dollar signs
 }
-_MAX_SHOWN = 40
-"""Maximum number of verifiers in the correlation map. The time to draw it grows with the square of their number."""
+MAX_SHOWN = 40
+"""Maximum number of verifiers on the page. The time to draw the correlation grows with the square of their number."""
 _MAX_CELLS = 14
 """Maximum number of verifiers for which the correlation map shows numbers."""
 
 
 def correlation_figure(names: Sequence[str], families: Sequence[str | None], correlation: Floats) -> bytes:
     """Heat map of the correlation [m, m] of the verifiers' scores, ordered by family. Shows at most 40 verifiers."""
-    shown = names[:_MAX_SHOWN]
+    shown = names[:MAX_SHOWN]
     order = sorted(range(len(shown)), key=lambda k: (families[k] is None, families[k] or "", k))
     ordered, titles = correlation[np.ix_(order, order)], [labels(shown)[k] for k in order]
     side = 0.6 + 0.42 * len(shown)

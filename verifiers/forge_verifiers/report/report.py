@@ -22,7 +22,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import write_atomic
 from forge_verifiers.combiners.base import rate_errors
 from forge_verifiers.core.verifier import Cost, state_under
-from forge_verifiers.report.pictures import calibration_figure, correlation_figure
+from forge_verifiers.report.pictures import MAX_SHOWN, calibration_figure, correlation_figure
 
 if TYPE_CHECKING:
     import jinja2
@@ -125,10 +125,14 @@ class Evidence:
         explained = float(posterior.var()) / max(mean * (1 - mean), 1e-9)
         return sampled / max(explained, 1e-3)
 
-    def correlation(self) -> Floats:
-        """Pearson correlation [m, m] over the rows that both verifiers scored, or NaN for constant verifiers."""
-        present = ~np.isnan(self.scores)
-        x, mask = np.where(present, self.scores, 0.0).astype(np.float64), present.astype(np.float64)
+    def correlation(self, first: int | None = None) -> Floats:
+        """Pearson correlation [m, m] over the rows that both verifiers scored, or NaN for constant verifiers.
+
+        `first` is the number m of verifiers, by default all.
+        """
+        scores = self.scores[:, :first]
+        present = ~np.isnan(scores)
+        x, mask = np.where(present, scores, 0.0).astype(np.float64), present.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             n = mask.T @ mask
             mean = (x.T @ mask) / n  # mean of the first verifier over the rows of the second
@@ -434,14 +438,14 @@ def page(report: EnsembleReport) -> str:
     text, and figures are embedded as images, because images cannot run code.
     """
     evidence = report.evidence
-    context: dict[str, Any] = {"report": report}
+    context: dict[str, Any] = {"report": report, "most": MAX_SHOWN}
     if evidence is not None:
         names, families = [v.name for v in report.verifiers], [v.family for v in report.verifiers]
         curve, posterior = evidence.calibration(), evidence.posterior()
         context |= {"curve": curve, "sure": (abs(posterior - 0.5) + 0.5).mean()}
         picture = calibration_figure(curve.predicted, curve.observed, curve.half_width, posterior)
         context["calibration"] = _image(picture)
-        context["correlation"] = _image(correlation_figure(names, families, evidence.correlation()))
+        context["correlation"] = _image(correlation_figure(names, families, evidence.correlation(MAX_SHOWN)))
     template = _templates().get_template("page.html")
     title = _templates().from_string("Verifiers of {{ name }}").render(name=report.name)
     return standalone_page(title, template.render(context), style=_STYLE)
