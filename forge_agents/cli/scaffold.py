@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import keyword
 import re
 import shutil
 import sys
 from pathlib import Path
 
+from forge_agents.envs import registry
 from forge_agents.errors import ForgeError, did_you_mean
 from forge_agents.files import user_path
 
 ENV = "env"
 """Template of an installable project."""
+OPENENV = "openenv"
+"""Template of an OpenEnv package."""
 TEMPLATES = {
     "team": "one model for both agents of a cooperative game",
     "duel": "a model against random play in a zero-sum game",
     "tools": "an agent that can call a custom tool",
     "sft": "a model that is fine-tuned on conversations before GRPO",
+    OPENENV: "an environment, named by --env, for OpenEnv and the trainers that use it, such as TRL",
     ENV: "an installable project with a two-player game and its test, named after the folder",
 }
 """Descriptions of the templates by name."""
@@ -28,7 +33,7 @@ _FOLDER = Path(__file__).parents[1] / "templates"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*", re.ASCII)
 
 
-def create(folder: Path | str, template: str = "team") -> Path:
+def create(folder: Path | str, template: str = "team", env: str | None = None) -> Path:
     """Write the files of a template. Returns the folder.
 
     Args:
@@ -36,20 +41,27 @@ def create(folder: Path | str, template: str = "team") -> Path:
             with single hyphens or underscores between them, such as ``word-duel``. The package is then called
             ``word_duel`` and the class ``WordDuel``.
         template: A key of `TEMPLATES`.
+        env: Id of the environment that the template ``openenv`` serves. Others have none.
 
     Raises:
-        ForgeError: The template is unknown, the folder is not empty, or its name cannot be that of a project.
+        UnknownIdError, ArgumentError: The environment does not exist, or needs arguments.
+        ForgeError: The template is unknown, `env` is missing or has no effect, the folder is not empty, or its name
+            cannot be that of a project.
     """
     if template not in TEMPLATES:
         hint = did_you_mean(template, TEMPLATES)
         raise ForgeError(f"unknown template {template!r}. Choose one of {', '.join(TEMPLATES)}.{hint}")
+    if (env is not None) != (template == OPENENV):
+        raise ForgeError(f"template {template!r} {'takes no environment' if env else 'needs an environment: --env ID'}")
     root = user_path(folder)
-    names = _project_names(root.absolute().name) if template == ENV else {}
+    names = _project_names(root.absolute().name) if template in (ENV, OPENENV) else {}
+    if env is not None:
+        names |= _openenv_names(env)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ForgeError(f"{root} already exists and is not an empty folder. Choose another name")
     root.mkdir(parents=True, exist_ok=True)
-    if template == ENV:
-        _write_project(root, names)
+    if names:
+        _write_project(root, _FOLDER / ("project" if template == ENV else template), names)
         return root
     for name in (_BASE.get(template, template), template):
         for file in (_FOLDER / name).iterdir():
@@ -69,13 +81,21 @@ def _project_names(name: str) -> dict[str, str]:
     return {"word-duel": name, "word_duel": package, "WordDuel": title}
 
 
-def _write_project(root: Path, names: dict[str, str]) -> None:
-    template = _FOLDER / "project"
+def _openenv_names(env: str) -> dict[str, str]:
+    """Return what replaces the environment and its agents in the template. The first agent is a client's."""
+    made = registry.make(env)
+    first, *others = made.possible_agents
+    made.close()
+    players = ", ".join(f"{json.dumps(agent)}: fa.Random()" for agent in others)
+    return {"WORD_DUEL": env, '"player_0"': json.dumps(first), '"player_1": fa.Random()': players}
+
+
+def _write_project(root: Path, template: Path, names: dict[str, str]) -> None:
     for file in template.rglob("*.*"):
-        if file.suffix not in (".md", ".py", ".toml"):  # such as .pyc
+        if file.suffix not in (".md", ".py", ".toml", ".yaml"):  # such as .pyc
             continue
         path, text = (
-            re.sub("|".join(names), lambda match: names[match.group()], content)
+            re.sub("|".join(map(re.escape, names)), lambda match: names[match.group()], content)
             for content in (str(file.relative_to(template)), file.read_text())
         )
         (root / path).parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ def read(*words):
     return parse(RunConfig, words, prog="forge-agents train", description="")
 
 
-@pytest.fixture(params=sorted(scaffold.TEMPLATES.keys() - {scaffold.ENV}))
+@pytest.fixture(params=sorted(scaffold.TEMPLATES.keys() - {scaffold.ENV, scaffold.OPENENV}))
 def folder(request, tmp_path, monkeypatch):
     """A folder of each template, as `forge-agents` in that folder sees it."""
     made = scaffold.create(tmp_path / request.param, request.param)

@@ -1,10 +1,9 @@
-import socket
 import threading
 import time
 
 import pytest
 from hostile_strings import HOSTILE_STRINGS
-from process_checks import holds_within
+from http_servers import served
 from team_play import begin
 
 import forge_agents as fa
@@ -16,7 +15,6 @@ RELEASED = threading.Event()
 
 @pytest.fixture(scope="module")
 def server():
-    import uvicorn
     from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
     class Say(Action):
@@ -43,17 +41,9 @@ def server():
             return self._state
 
     app = create_fastapi_app(Guessing, Say, Heard, max_concurrent_envs=8)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        assert holds_within(20, lambda: running.started)
-        yield f"http://127.0.0.1:{port}"
+    with served(app) as url:
+        yield url
         RELEASED.set()
-        running.should_exit = True
-        thread.join(timeout=10)
 
 
 def test_an_episode_on_a_server(server):

@@ -1,0 +1,231 @@
+"""An environment as a server of OpenEnv: each of its clients plays one agent, and players act for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_agents.envs import registry
+from forge_agents.envs.env import hook
+from forge_agents.episodes.play import play
+from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, PlayerLeftError, StallError
+from forge_agents.policy import AnyPolicy, Policy, Random, Scripted
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """What a client sees: an observation, or the end of the episode."""
+
+    text: str
+    reward: float = 0.0
+    done: bool = False
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """The place of a client: events to it, and its actions. An action of None means that it left."""
+
+    instructions: str = ""
+    events: queue.SimpleQueue[_Event] = field(default_factory=queue.SimpleQueue)
+    actions: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+
+
+class _Table:
+    """One episode, played in a thread of its own when all clients have joined."""
+
+    def __init__(self, env: Any, free: Sequence[str], players: Mapping[str, AnyPolicy], seed: int, wait_s: float):
+        self.env, self._seed, self._wait_s = env, seed, wait_s
+        self.free, self.seats = set(free), {agent: _Seat() for agent in free}
+        self._players = {**players, **dict.fromkeys(free, Scripted(self._ask, name="client"))}
+
+    def join(self, agent: str) -> None:
+        """Take the seat of an agent. The last one to join starts the episode."""
+        if agent not in self.free:
+            raise ArgumentError(f"agent={agent!r} has no free seat in this episode. Free: {', '.join(self.free)}")
+        self.free.discard(agent)
+        if not self.free:
+            threading.Thread(target=self._play, name="openenv-episode", daemon=True).start()
+
+    def _ask(self, observation: str, agent: str) -> str:
+        seat, instructions = self.seats[agent], hook(self.env, "instructions")
+        seat.instructions = "" if instructions is None else str(instructions(agent))
+        seat.events.put(_Event(observation))
+        try:
+            action = seat.actions.get(timeout=self._wait_s)
+        except queue.Empty:
+            raise StallError(f"the client of {agent!r} sent no action for {self._wait_s:g} s", agent) from None
+        if action is None:
+            raise PlayerLeftError(f"the client of {agent!r} left")
+        return action
+
+    def _play(self) -> None:
+        rewards, error = dict[str, float](), ""
+        try:
+            episode = play(self.env, self._players, seed=self._seed)
+            rewards = {agent: trajectory.reward for agent, trajectory in episode.trajectories.items()}
+            error = "" if episode.error is None else f"{episode.error.kind}: {episode.error.message}"
+        except Exception as cause:  # noqa: BLE001  # the clients wait for the end
+            error = f"{type(cause).__name__}: {cause}"
+        finally:
+            with contextlib.suppress(Exception):
+                self.env.close()
+            for agent, seat in self.seats.items():
+                seat.events.put(_Event("", reward=rewards.get(agent, 0.0), done=True, error=error))
+
+
+class _Tables:
+    """Brings the clients of an episode together."""
+
+    def __init__(
+        self, make: Callable[[], Any], clients: Sequence[str], players: Mapping[str, AnyPolicy], wait_s: float
+    ):
+        self._make, self.clients, self._players, self.wait_s = make, clients, players, wait_s
+        self._waiting: dict[str, _Table] = {}
+        self._lock = threading.Lock()
+
+    def sit(self, agent: str | None, episode_id: str | None, seed: int | None) -> tuple[_Table, str]:
+        """Take a seat in a new episode, or in the one with this id that waits for clients. Its first seed counts."""
+        agent = agent or self.clients[0]
+        if agent not in self.clients:
+            raise ArgumentError(f"agent={agent!r} is played by no client. Choose one of {', '.join(self.clients)}")
+        if len(self.clients) > 1 and not episode_id:
+            raise ArgumentError(f"{len(self.clients)} clients play together. Reset each with the same episode_id")
+        with self._lock:
+            table = self._waiting.pop(episode_id or "", None)
+            if table is None:
+                seed = secrets.randbelow(2**31) if seed is None else seed
+                table = _Table(self._make(), self.clients, self._players, seed, self.wait_s)
+            try:
+                table.join(agent)
+            finally:
+                if table.free:
+                    self._waiting[episode_id or ""] = table
+        return table, agent
+
+    def leave(self, table: _Table, agent: str) -> None:
+        """Free the seat, or end the episode if it has begun."""
+        with self._lock:
+            if not table.free:
+                table.seats[agent].actions.put(None)
+                return
+            table.free.add(agent)
+            if len(table.free) == len(self.clients):
+                self._waiting = {name: each for name, each in self._waiting.items() if each is not table}
+                table.env.close()
+
+
+def openenv_app(
+    env: str,
+    *,
+    clients: Sequence[str] | None = None,
+    players: Mapping[str, AnyPolicy] | None = None,
+    env_args: Mapping[str, Any] | None = None,
+    timeout_s: float = 600.0,
+    max_clients: int = 256,
+) -> Any:
+    """Return an application that serves an environment to clients of OpenEnv.
+
+    An action is ``{"text": ...}``. An observation has ``text``, ``agent``, its ``instructions``, and ``error`` if the
+    episode failed. The last one has ``done`` and the agent's total reward. Those before have the reward 0. If there
+    are several clients, each resets with the same ``episode_id`` and with ``agent``, the name of its agent.
+
+    Args:
+        env: Id of the environment.
+        clients: Agents that clients play. None: the first one.
+        players: Players of the other agents. An agent without a player acts at random.
+        env_args: Arguments of the environment.
+        timeout_s: Maximum seconds in which a client must act, and all clients must join.
+        max_clients: Maximum number of clients at the same time.
+
+    Raises:
+        MissingExtraError: The package openenv is not installed.
+        ArgumentError: An agent does not exist, or a player needs an engine.
+    """
+    made = registry.make(env, **(env_args or {}))
+    agents = list(made.possible_agents)
+    made.close()
+    clients, players = tuple(clients or agents[:1]), dict(players or {})
+    for agent in (*clients, *players):
+        if agent not in agents:
+            raise ArgumentError(f"agent {agent!r} does not exist in {env}. Its agents are {', '.join(agents)}")
+    for agent, player in players.items():
+        if isinstance(player, Policy):
+            raise ArgumentError(
+                f"the player of {agent!r} needs an engine. Start it by `forge-agents serve`, and pass an Endpoint"
+            )
+    others = {agent: players.get(agent, Random()) for agent in agents if agent not in clients}
+    return _application(
+        _Tables(lambda: registry.make(env, **(env_args or {})), clients, others, timeout_s), max_clients
+    )
+
+
+def _application(tables: _Tables, max_clients: int) -> Any:
+    try:
+        from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+    except ImportError as error:
+        raise MissingExtraError(
+            f"OpenEnv: {error}. Install the extra: pip install '{DISTRIBUTION}[openenv]'"
+        ) from error
+
+    class Text(Action):  # type: ignore[misc,unused-ignore]
+        text: str
+
+    class Seen(Observation):  # type: ignore[misc,unused-ignore]
+        agent: str
+        text: str = ""
+        instructions: str = ""
+        error: str = ""
+
+    class Served(Environment):  # type: ignore[misc,unused-ignore]
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._table: _Table | None = None
+            self._agent, self._state = "", State(step_count=0)
+
+        def reset(
+            self, seed: int | None = None, episode_id: str | None = None, agent: str | None = None, **_: Any
+        ) -> Seen:
+            self.close()
+            self._table, self._agent = tables.sit(agent, episode_id, seed)
+            self._state = State(episode_id=episode_id, step_count=0)
+            return self._next(self._table.seats[self._agent])
+
+        def step(self, action: Text, timeout_s: float | None = None, **_: Any) -> Seen:
+            if self._table is None:
+                raise ArgumentError("there is no episode. Reset first")
+            self._state.step_count += 1
+            self._table.seats[self._agent].actions.put(action.text)
+            return self._next(self._table.seats[self._agent])
+
+        @property
+        def state(self) -> State:
+            return self._state
+
+        def close(self) -> None:
+            if self._table is not None:
+                tables.leave(self._table, self._agent)
+                self._table = None
+
+        def _next(self, seat: _Seat) -> Seen:
+            try:  # all other clients may be slow, one after the other
+                event = seat.events.get(timeout=tables.wait_s * len(tables.clients) + 60)
+            except queue.Empty:
+                self.close()
+                raise StallError(f"nothing came for {self._agent!r}: other clients did not join or act") from None
+            seen = Seen(
+                agent=self._agent, text=event.text, instructions=seat.instructions, error=event.error,
+                done=event.done, reward=event.reward,
+            )  # fmt: skip
+            if event.done:
+                self._table = None
+            return seen
+
+    return create_fastapi_app(Served, Text, Seen, max_concurrent_envs=max_clients)

@@ -1,0 +1,242 @@
+"""`openenv_app` with OpenEnv's own client and checks, and with TRL."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from http_servers import served
+from process_checks import holds_within
+
+import forge_agents as fa
+from forge_agents.cli import scaffold
+from forge_agents.episodes.openenv import openenv_app
+from forge_agents.errors import ArgumentError, ForgeError
+
+pytest.importorskip("openenv")
+
+
+class Letters(fa.TurnEnv):
+    """Two agents say a word each, twice. The reward is the share of the letter a."""
+
+    possible_agents = ("left", "right")
+
+    def __init__(self, fails=False):
+        super().__init__(max_turns=4)
+        self._fails = fails
+
+    def setup(self, rng):
+        self._number = int(rng.integers(1000))
+
+    def instructions(self, agent):
+        return f"You are {agent}."
+
+    def observe_text(self, agent):
+        return f"Word {self._number}?"
+
+    def act(self, agent, action):
+        if self._fails:
+            raise RuntimeError("out of letters")
+        return fa.Outcome(rewards={agent: action.count("a") / max(len(action), 1)})
+
+
+fa.register("served/Letters-v0", entry_point=Letters)
+
+
+@pytest.fixture
+def connect():
+    from openenv.core import GenericEnvClient
+
+    clients = []
+
+    def connected(url):
+        client = GenericEnvClient(url, connect_timeout_s=30, message_timeout_s=60, mode="simulation").sync()
+        client.connect()
+        clients.append(client)
+        return client
+
+    yield connected
+    for client in clients:
+        client.close()
+
+
+def test_client_plays_one_agent_and_gets_its_total_reward(connect):
+    players = {"right": fa.Scripted(lambda observation: "ab")}
+    with served(openenv_app("served/Letters-v0", players=players)) as url:
+        client = connect(url)
+        first = client.reset(seed=7)
+        assert first.observation["agent"] == "left" and first.observation["instructions"] == "You are left."
+        assert (
+            first.observation["text"]
+            == client.reset(seed=7).observation["text"]
+            != client.reset(seed=8).observation["text"]
+        )
+        seen = client.step({"text": "aaab"})
+        assert not seen.done and seen.reward == 0.0 and seen.observation["text"].startswith("Word ")
+        seen = client.step({"text": "ab"})
+        assert seen.done and seen.reward == pytest.approx(1.25) and seen.observation["error"] == ""
+        assert client.state()["step_count"] == 2
+
+
+def test_two_clients_play_one_episode(connect):
+    with served(openenv_app("served/Letters-v0", clients=["left", "right"])) as url:
+        rewards = {}
+
+        def play(agent, word):
+            client = connect(url)
+            seen = client.reset(seed=3, episode_id="duel", agent=agent)
+            while not seen.done:
+                seen = client.step({"text": word})
+            rewards[agent] = seen.reward
+
+        threads = [threading.Thread(target=play, args=each) for each in (("left", "a"), ("right", "ab"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert rewards == {"left": 2.0, "right": 1.0}
+
+
+def test_partner_that_leaves_ends_the_episode(connect):
+    with served(openenv_app("served/Letters-v0", clients=["left", "right"])) as url:
+        ended = []
+
+        def play():
+            client = connect(url)
+            seen = client.reset(episode_id="duel", agent="right")
+            while not seen.done:
+                seen = client.step({"text": "a"})
+            ended.append(seen.observation["error"])
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        left = connect(url)
+        left.reset(episode_id="duel", agent="left")
+        left.step({"text": "a"})
+        left.close()
+        thread.join(60)
+        assert ended == ["PlayerLeftError: the client of 'left' left"]
+
+
+def test_failure_of_the_environment_is_an_observation(connect):
+    with served(openenv_app("served/Letters-v0", env_args={"fails": True})) as url:
+        client = connect(url)
+        client.reset()
+        with pytest.warns(RuntimeWarning, match="out of letters"):
+            seen = client.step({"text": "a"})
+        assert seen.done and seen.reward == 0.0 and seen.observation["error"] == "RuntimeError: out of letters"
+
+
+@pytest.mark.parametrize(
+    ("reset", "problem"),
+    [({"agent": "left"}, "same episode_id"), ({"agent": "middle", "episode_id": "x"}, "played by no client")],
+)
+def test_reset_that_fits_no_seat_is_refused(connect, reset, problem):
+    with (
+        served(openenv_app("served/Letters-v0", clients=["left", "right"])) as url,
+        pytest.raises(Exception, match=problem),
+    ):
+        connect(url).reset(**reset)
+
+
+def test_seat_is_taken_once_and_free_again_after_its_client_left(connect):
+    with served(openenv_app("served/Letters-v0", clients=["left", "right"], timeout_s=1)) as url:
+
+        def sit(agent, errors):
+            try:
+                connect(url).reset(episode_id="x", agent=agent)
+            except Exception as error:  # noqa: BLE001  # of OpenEnv's client
+                errors.append(str(error))
+
+        waits, refused = [], []
+        thread = threading.Thread(target=sit, args=("left", waits))
+        thread.start()
+        assert holds_within(20, lambda: sit("left", refused) or refused)
+        assert "no free seat in this episode. Free: right" in refused[0]
+        sit("right", [])
+        thread.join(60)
+        assert waits == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"clients": ["middle"]}, "agent 'middle' does not exist"),
+        ({"players": {"up": fa.Random()}}, "agent 'up' does not exist"),
+        ({"players": {"right": fa.Policy("tiny-random")}}, "the player of 'right' needs an engine"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_served(arguments, problem):
+    with pytest.raises(ArgumentError, match=problem):
+        openenv_app("served/Letters-v0", **arguments)
+
+
+def test_written_package_passes_openenvs_checks(tmp_path):
+    root = scaffold.create(tmp_path / "relay-server", "openenv", "forge/Relay-v0")
+    app = (root / "server" / "app.py").read_text()
+    assert 'CLIENTS = ["asker"]' in app and 'PLAYERS = {"answerer": fa.Random()}' in app
+    assert yaml.safe_load((root / "openenv.yaml").read_text())["name"] == "relay_server"
+    command = Path(sys.executable).with_name("openenv")
+    words = [command, "validate", root, "--level", "static", "--skip-build"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert "Verdict: PASS" in done.stdout, done.stdout + done.stderr
+    with served(openenv_app("forge/Relay-v0", clients=["asker"], players={"answerer": fa.Random()})) as url:
+        words = [command, "validate", "--url", url, "--timeout", "30"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert "Verdict: PASS" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("template", "env"), [("team", "forge/Relay-v0"), ("openenv", None)])
+def test_environment_is_named_for_its_template_only(tmp_path, template, env):
+    with pytest.raises(ForgeError, match="environment"):
+        scaffold.create(tmp_path / "new-one", template, env)
+
+
+@pytest.mark.slow
+def test_trl_trains_on_the_environment(tiny_llama, tmp_path, connect):
+    import trl
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    with served(openenv_app("served/Letters-v0")) as url:
+
+        class Game:
+            def __init__(self):
+                self.client = connect(url)
+
+            def reset(self, seed, **columns):
+                self.seen = self.client.reset(seed=seed)
+                return self.seen.observation["text"]
+
+            def say(self, word: str) -> str:
+                """Say a word.
+
+                Args:
+                    word: The word.
+                """
+                self.seen = self.client.step({"text": word})
+                return self.seen.observation["text"]
+
+        def reward(completions, environments, **columns):
+            for game, completion in zip(environments, completions, strict=True):
+                while not game.seen.done:  # the tiny model calls no tools
+                    game.say(completion[-1]["content"])
+            return [game.seen.reward for game in environments]
+
+        tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+        tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+        config = trl.GRPOConfig(
+            output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=16,
+            max_steps=2, use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[],
+            disable_tqdm=True, logging_steps=1,
+        )  # fmt: skip
+        rows = [{"prompt": [{"role": "user", "content": "Play."}], "seed": seed} for seed in range(8)]
+        trainer = trl.GRPOTrainer(
+            str(tiny_llama), reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows),
+            environment_factory=Game, processing_class=tokenizer,
+        )  # fmt: skip
+        trainer.train()
+        steps = [row for row in trainer.state.log_history if "reward_std" in row]
+        assert len(steps) == 2 and any(row["reward_std"] > 0 and row["grad_norm"] > 0 for row in steps)
