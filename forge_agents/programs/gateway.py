@@ -44,6 +44,8 @@ _MAX_PENDING = 1024
 """Maximum number of unanswered calls of one episode."""
 _MAX_PENDING_BYTES = 8 * MAX_BODY_BYTES
 """Maximum size of all requests of one episode that are being read or wait."""
+_ALWAYS_ALLOWED = MAX_BODY_BYTES // 32
+"""Number of characters below which the length of a call's text is not measured."""
 _MAX_ERRORS = 8
 """Number of error messages that an episode keeps."""
 _POLL_S = 1.0
@@ -84,6 +86,19 @@ class ModelCall:
         if len(messages) == 1:
             return str(messages[0]["content"])
         return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+
+
+def _check_length(agent: str, request: ChatRequest) -> None:
+    """Reject a request whose text is longer than an observation may be. Descriptions of tools may be longer than JSON.
+
+    The environment would fail otherwise, and an episode that its own program can make fail is never punished.
+    """
+    arguments = sum(len(call.arguments) for message in request.messages for call in message.calls)
+    if len(request.instructions) + arguments + sum(len(m.text) for m in request.messages) < _ALWAYS_ALLOWED:
+        return
+    call = ModelCall(agent=agent, request=request, number=0, after=None, new_messages=request.messages)
+    if (length := len(call.text())) > MAX_BODY_BYTES:
+        raise RefusedError(f"the conversation and the tools have {length} characters of text", status=413)
 
 
 class _PendingCall:
@@ -241,6 +256,7 @@ class Session:
             raise self.unknown_model(request.model)
         if len(self._pending) >= _MAX_PENDING:
             raise RefusedError(f"{len(self._pending)} calls wait already", status=429, code="too_many_calls")
+        _check_length(agent, request)
         pending = _PendingCall(agent, request, loop)
         with self._lock:
             if self._closed:

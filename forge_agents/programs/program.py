@@ -41,7 +41,7 @@ MAX_CALLS = 64
 """Default maximum number of calls of an episode."""
 _RESERVED_INFOS = (
     "success", "outcome", "error", "program_error", "cut", "tool_calls", "tool_errors", "forfeits", "illegal",
-    "legal_actions",
+    "legal_actions", "result",
 )  # fmt: skip
 """Names of infos with a fixed meaning. Entries of a task with such a name appear only in ``"task"``."""
 
@@ -352,7 +352,7 @@ class Program(TurnEnv):
         task = as_json(self._task)
         is_mapping = isinstance(task, dict)
         entries = {name: value for name, value in task.items() if name not in _RESERVED_INFOS} if is_mapping else {}
-        facts = {**entries, "task": task, "calls": self.num_turns + 1, **info}
+        facts = {**entries, "task": task, "calls": self.num_turns + 1, "result": None, **info}
         rewards = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward)
         self.close()
         for agent in self.agents:

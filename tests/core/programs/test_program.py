@@ -11,6 +11,8 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 import warnings
 from dataclasses import dataclass
 from decimal import Decimal
@@ -181,6 +183,41 @@ sys.exit(7)
     assert episode.program_error.endswith(
         "had refused a request: this episode has no model 'nobody'. Send one of agent."
     )
+
+
+def test_request_with_more_text_than_an_observation_fails_no_episode():
+    def program(task, client):
+        first = client.chat.completions.create(**say("agent", "-"))
+        schema = {"enum": [1] * 1_900_000, "description": "x" * 4_300_000}  # its JSON has 8.1 MB, its text 10 MB
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+        body = {**say("agent", "-"), "tools": [tool]}
+        data = json.dumps(body, separators=(",", ":")).encode()
+        assert 8_000_000 < len(data) < 8 << 20
+        request = urllib.request.Request(f"{client.base_url}chat/completions", data)
+        request.add_header("authorization", f"Bearer {client.api_key}")
+        request.add_header("content-type", "application/json")
+        with pytest.raises(urllib.error.HTTPError, match="413"):
+            urllib.request.urlopen(request)
+        return -1.0 if first else 0.0
+
+    episode = played(program)
+    assert (episode.rewards, episode.error) == ({"agent": -1.0}, None)
+
+
+@pytest.mark.parametrize("ends", ["raises", "is cut", "returns"])
+def test_entry_of_a_task_is_never_the_result(ends):
+    def program(task, client):
+        client.chat.completions.create(**say("agent", "-"))
+        if ends == "is cut":
+            client.chat.completions.create(**say("agent", "-"))
+        if ends == "raises":
+            raise ValueError("no answer")
+        return {"said": "6"}
+
+    episode = played(program, tasks=[{"question": "-", "answer": "5", "result": "5"}], max_turns=1)
+    info = episode.trajectories["agent"].info
+    assert info["result"] == ({"said": "6"} if ends == "returns" else None)
+    assert info["answer"] == "5" and info["task"]["result"] == "5"
 
 
 def test_fork_with_calls_in_another_order_is_rejected():

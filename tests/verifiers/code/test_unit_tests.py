@@ -165,6 +165,21 @@ def test_tests_that_call_only_functions_of_python_are_refused():
         UnitTests(tests="assert abs(sum(10, 15) - 25) < 1")
 
 
+@pytest.mark.parametrize(
+    "tests",
+    [
+        f"assert f(1) == {'+'.join('1' * 3000)}", f"assert f(1) == {'-' * 5000}2", f"assert f(1){'.a' * 5000}",
+        f"assert f(1){'(1)' * 5000}", "\x00", "assert f(1) == " + "9" * 5000, "nothing", "assert f(1) == 1\n" * 20_000,
+    ],
+)  # fmt: skip
+def test_tests_of_a_data_set_that_cannot_be_run_lose_only_their_row(tests, caplog):
+    bad, good = (wrote("```python\ndef f(x): return x\n```", tests=each) for each in (tests, "assert f(1) == 1"))
+    result = UnitTests().assess([bad, good])
+    assert np.isnan(result.scores[0]) and result.scores[1] == 1 and [*result.failed] == [0]
+    with pytest.raises(ScoreError, match="no Python|too deep|no test|more than"):
+        UnitTests().assess([bad])
+
+
 def test_an_expected_exception_is_not_faked_by_ending():
     tests = "def test_refuses():\n    try: add(None, 1)\n    except Exception: return\n    assert False"
     verifier = UnitTests(tests=tests, timeout_s=20)

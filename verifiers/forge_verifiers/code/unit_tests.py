@@ -102,28 +102,32 @@ class UnitTests(TrajectoryRule):
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """Scores, and failures of the sandbox itself.
+        """Scores, and failures of the sandbox itself and of tests that cannot be run.
 
         Raises:
             SandboxUnavailable: This machine does not support the sandbox.
-            ScoreError: The tests of a trajectory are no Python or hold no test.
+            ScoreError: The tests of all trajectories are no Python or hold no test.
         """
         import numpy as np
 
         failed: dict[int, str] = {}
+        errors: list[ScoreError] = []
 
         def graded(row: int) -> float:
             try:
                 grade = self.grade(trajectories[row])
             except SandboxUnavailable:
                 raise
-            except SandboxError as error:
+            except (SandboxError, ScoreError) as error:  # tests may be rows of a data set
+                errors.extend([error] if isinstance(error, ScoreError) else [])
                 failed[row] = str(error)
                 return math.nan
             return math.nan if grade is None else grade
 
         with ThreadPoolExecutor(self._workers(), thread_name_prefix=self.name) as pool:
             grades = list(pool.map(graded, range(len(trajectories))))
+        if errors and len(failed) == len(trajectories):
+            raise errors[0]
         return Assessment(scores=np.array(grades, np.float32), failed=failed)
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
@@ -254,8 +258,8 @@ def _names_of(source: str) -> _Names | None:
 def _names_of_tests(tests: str) -> frozenset[str]:
     """Names that the tests expect from the program."""
     try:
-        tree = parse_source(tests)
-    except (SyntaxError, ValueError):
+        tree = _parsed(tests)
+    except ScoreError:
         return frozenset()  # `UnitTests.run` reports it
     imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "solution"]
     imported = {name.name for each in imports for name in each.names}
@@ -276,7 +280,7 @@ def _builtin_of_code(tests: str) -> str:
     Raises:
         ScoreError: The tests call several built-in functions and nothing of the code.
     """
-    nodes = list(ast.walk(parse_source(tests)))
+    nodes = list(ast.walk(_parsed(tests)))
     modules = {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
     modules |= {name.name for n in nodes if isinstance(n, ast.Import) for name in n.names}
     if "solution" in modules or any(not hasattr(builtins, name) for name in _names_of_tests(tests)):
@@ -296,13 +300,22 @@ def _runner_source() -> str:
     return Path(__file__).with_name("_runner.py").read_text(encoding="utf-8")
 
 
+def _parsed(tests: str) -> ast.Module:
+    """Parse tests, which may be a stranger's. Raises ScoreError."""
+    if len(tests) > MAX_CODE_CHARS:
+        raise ScoreError(f"tests have {len(tests)} characters, more than {MAX_CODE_CHARS}; source {tests[:80]!r}")
+    try:
+        return parse_source(tests)
+    except (SyntaxError, ValueError) as error:
+        raise ScoreError(f"tests are no Python: {error}; source {tests[:80]!r}") from error
+    except (RecursionError, MemoryError) as error:
+        raise ScoreError(f"tests are nested too deep; source {tests[:80]!r}") from error
+
+
 @lru_cache(maxsize=4096)
 def _units(tests: str) -> tuple[tuple[str, bool, str], ...]:
     """Statements of the tests, whether each is a test, and the name of a test function."""
-    try:
-        body = parse_source(tests).body
-    except (SyntaxError, ValueError) as error:
-        raise ScoreError(f"tests are no Python: {error}; source {tests[:80]!r}") from error
+    body = _parsed(tests).body
     functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     checks = {name for name in functions if not name.startswith("test_")}
     units = []
@@ -310,7 +323,10 @@ def _units(tests: str) -> tuple[tuple[str, bool, str], ...]:
         called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
         name = node.name if isinstance(node, ast.FunctionDef) and node.name not in checks else ""
         counts = bool(name) or isinstance(node, ast.Assert) or (isinstance(called, ast.Name) and called.id in checks)
-        units.append((ast.unparse(node), counts, name))
+        try:
+            units.append((ast.unparse(node), counts, name))
+        except (RecursionError, MemoryError) as error:
+            raise ScoreError(f"tests are nested too deep; source {tests[:80]!r}") from error
     if not any(counts for _, counts, _ in units):
         raise ScoreError(f"no test in {tests[:80]!r}. Write top-level asserts or functions called test_*")
     return tuple(units)
