@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import queue
+import re
 import secrets
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import uvicorn
 
 from forge_agents.envs import registry
 from forge_agents.envs.env import hook
 from forge_agents.episodes.play import play
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, PlayerLeftError, StallError
 from forge_agents.policy import AnyPolicy, Policy, Random, Scripted
+from forge_agents.runtime.connections import Server, http_settings, trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ class _Tables:
 def openenv_app(
     env: str,
     *,
+    token: str,
     clients: Sequence[str] | None = None,
     players: Mapping[str, AnyPolicy] | None = None,
     env_args: Mapping[str, Any] | None = None,
@@ -135,8 +142,12 @@ def openenv_app(
     episode failed. The last one has ``done`` and the agent's total reward. Those before have the reward 0. If there
     are several clients, each resets with the same ``episode_id`` and with ``agent``, the name of its agent.
 
+    The token is the first part of the path, because clients of OpenEnv take an address: ``http://HOST:PORT/TOKEN``.
+    Requests without it are refused.
+
     Args:
         env: Id of the environment.
+        token: 16 or more letters, digits, hyphens or underscores.
         clients: Agents that clients play. None: the first one.
         players: Players of the other agents. An agent without a player acts at random.
         env_args: Arguments of the environment.
@@ -145,8 +156,10 @@ def openenv_app(
 
     Raises:
         MissingExtraError: The package openenv is not installed.
-        ArgumentError: An agent does not exist, or a player needs an engine.
+        ArgumentError: An agent does not exist, a player needs an engine, or the token is too short.
     """
+    if not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
+        raise ArgumentError("the token needs 16 or more letters, digits, hyphens or underscores")
     made = registry.make(env, **(env_args or {}))
     agents = list(made.possible_agents)
     made.close()
@@ -160,9 +173,37 @@ def openenv_app(
                 f"the player of {agent!r} needs an engine. Start it by `forge-agents serve`, and pass an Endpoint"
             )
     others = {agent: players.get(agent, Random()) for agent in agents if agent not in clients}
-    return _application(
-        _Tables(lambda: registry.make(env, **(env_args or {})), clients, others, timeout_s), max_clients
-    )
+    tables = _Tables(lambda: registry.make(env, **(env_args or {})), clients, others, timeout_s)
+    return _WithToken(_application(tables, max_clients), token)
+
+
+def serve(app: Any, *, port: int = 8000) -> None:
+    """Serve the result of `openenv_app` to this machine until Ctrl-C, and print its address with the token."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, **{**http_settings(), "ws": "auto"})
+    sys.stdout.write(f"serving http://127.0.0.1:{port}/{app.token}\n")
+    sys.stdout.flush()
+    Server(config).run()
+
+
+class _WithToken:
+    """ASGI application that removes the token from the path, and refuses requests without it."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app, self.token = app, token
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        shown, _, path = scope.get("path", "").removeprefix("/").partition("/")
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif hmac.compare_digest(shown.encode(), self.token.encode()):
+            trust(scope)
+            await self._app({**scope, "path": f"/{path}", "raw_path": f"/{path}".encode()}, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"the path must begin with the token"})
 
 
 def _application(tables: _Tables, max_clients: int) -> Any:

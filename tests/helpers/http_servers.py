@@ -9,11 +9,11 @@ from process_checks import holds_within
 
 
 @contextlib.contextmanager
-def served(app):
-    """The address of the application on loopback, as long as the block lasts."""
+def served(app, **settings):
+    """The address of the application on loopback, as long as the block lasts. `settings` are uvicorn's."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        running = uvicorn.Server(uvicorn.Config(app, **{"log_level": "error", **settings}))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

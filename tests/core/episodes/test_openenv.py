@@ -1,21 +1,39 @@
 """`openenv_app` with OpenEnv's own client and checks, and with TRL."""
 
+import contextlib
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import http_servers
+import httpx
 import pytest
+import websockets.sync.client
 import yaml
-from http_servers import served
 from process_checks import holds_within
 
 import forge_agents as fa
 from forge_agents.cli import scaffold
-from forge_agents.episodes.openenv import openenv_app
+from forge_agents.episodes import openenv
 from forge_agents.errors import ArgumentError, ForgeError
+from forge_agents.runtime.connections import http_settings
 
 pytest.importorskip("openenv")
+
+
+TOKEN = "0123456789abcdef"
+
+
+def openenv_app(env, **settings):
+    return openenv.openenv_app(env, token=TOKEN, **settings)
+
+
+@contextlib.contextmanager
+def served(app):
+    with http_servers.served(app, **{**http_settings(), "ws": "auto"}) as url:
+        yield f"{url}/{TOKEN}"
 
 
 class Letters(fa.TurnEnv):
@@ -141,23 +159,19 @@ def test_reset_that_fits_no_seat_is_refused(connect, reset, problem):
         connect(url).reset(**reset)
 
 
-def test_seat_is_taken_once_and_free_again_after_its_client_left(connect):
-    with served(openenv_app("served/Letters-v0", clients=["left", "right"], timeout_s=1)) as url:
-
-        def sit(agent, errors):
-            try:
-                connect(url).reset(episode_id="x", agent=agent)
-            except Exception as error:  # noqa: BLE001  # of OpenEnv's client
-                errors.append(str(error))
-
-        waits, refused = [], []
-        thread = threading.Thread(target=sit, args=("left", waits))
-        thread.start()
-        assert holds_within(20, lambda: sit("left", refused) or refused)
-        assert "no free seat in this episode. Free: right" in refused[0]
-        sit("right", [])
-        thread.join(60)
-        assert waits == []
+def test_seat_is_taken_once_and_free_again_after_its_client_left():
+    tables = openenv._Tables(lambda: fa.make("served/Letters-v0"), ("left", "right"), {}, wait_s=30)
+    table, agent = tables.sit("left", "x", 5)
+    with pytest.raises(ArgumentError, match="'left' has no free seat in this episode. Free: right"):
+        tables.sit("left", "x", 6)
+    tables.leave(table, agent)
+    other, _ = tables.sit("left", "x", 6)
+    assert other is not table and other.free == {"right"}, "an episode without clients is forgotten"
+    assert tables.sit("right", "x", 7) == (other, "right") and not other.free
+    assert other.seats["left"].events.get(timeout=30).text.startswith("Word ")
+    assert tables.sit("left", "x", 8)[0] is not other, "the id is free again"
+    tables.leave(other, "left")
+    assert other.seats["right"].events.get(timeout=30).error == "PlayerLeftError: the client of 'left' left"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +200,35 @@ def test_written_package_passes_openenvs_checks(tmp_path):
         words = [command, "validate", "--url", url, "--timeout", "30"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
         assert "Verdict: PASS" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", ["", "/wrong-token-of-a-stranger", f"/{TOKEN}x", f"//{TOKEN}"])
+def test_requests_without_the_token_are_refused(path):
+    with served(openenv_app("served/Letters-v0")) as address:
+        url = address.removesuffix(f"/{TOKEN}") + path
+        assert httpx.post(f"{url}/reset", json={}).status_code == 403
+        with pytest.raises(websockets.exceptions.InvalidStatus, match="403"):
+            websockets.sync.client.connect(url.replace("http", "ws") + "/ws")
+
+
+def test_short_token_is_refused():
+    with pytest.raises(ArgumentError, match="16 or more letters"):
+        openenv.openenv_app("served/Letters-v0", token="secret")
+
+
+def test_written_package_serves_and_prints_its_address(tmp_path, connect):
+    root = scaffold.create(tmp_path / "relay-server", "openenv", "forge/Relay-v0")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "server.app", str(port)]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().removeprefix("serving ").strip()
+            assert holds_within(60, lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
+            assert connect(address).reset(seed=0).observation["agent"] == "asker"
+        finally:
+            process.terminate()
 
 
 @pytest.mark.parametrize(("template", "env"), [("team", "forge/Relay-v0"), ("openenv", None)])

@@ -3,22 +3,25 @@
 python -m server.app [PORT]
 """
 
+import os
+import secrets
 import sys
 
-import uvicorn
-
 import forge_agents as fa
-from forge_agents.episodes.openenv import openenv_app
+from forge_agents.episodes.openenv import openenv_app, serve
 
 CLIENTS = ["player_0"]  # agents that clients play
 PLAYERS = {"player_1": fa.Random()}  # or fa.Oracle(), fa.Scripted(function), fa.Endpoint(model, base_url=...)
+TOKEN = os.environ.get("OPENENV_TOKEN") or secrets.token_urlsafe(
+    32
+)  # the first part of the path: http://HOST:PORT/TOKEN
 
-app = openenv_app("WORD_DUEL", clients=CLIENTS, players=PLAYERS)
+app = openenv_app("WORD_DUEL", token=TOKEN, clients=CLIENTS, players=PLAYERS)
 
 
 def main(port: int = 8000) -> None:
-    """Serve on this machine only. OpenEnv has no authentication."""
-    uvicorn.run(app, host="127.0.0.1", port=port)
+    """Serve on this machine only."""
+    serve(app, port=port)
 
 
 if __name__ == "__main__":
