@@ -26,7 +26,8 @@ def test_every_example_is_described_and_listed_in_the_docs():
         if path.is_file() and path.name != "_study.py":
             assert f"examples/{path.name}" in page, path.name
             if path.suffix == ".py":
-                assert f"python examples/{path.name}" in path.read_text().partition('"""\n\n')[0], path.name
+                text = path.read_text().partition('"""\n\n')[0]
+                assert re.search(rf"(python|inspect eval) examples/{path.name}", text), path.name
 
 
 def test_custom_environment_passes_its_checks_and_random_play_earns_chance(load_example, capsys):
@@ -207,7 +208,53 @@ def test_verifiers_taskset_runs_in_its_own_python_with_its_own_reward(load_examp
         assert episode.error is None and episode.rewards == {"agent": reward}, str(episode)
 
 
+SUMS_TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, system_message
+
+@task
+def sums():
+    samples = [Sample(input=f"{a} * 7?", target=str(a * 7)) for a in range(2, 9)]
+    return Task(dataset=samples, solver=[system_message("Answer with a number."), generate()], scorer=includes())
+"""
+
+
+@pytest.mark.skipif(shutil.which("inspect") is None, reason="pip install inspect-ai openai somewhere on the path")
+def test_inspect_task_runs_in_its_own_python_with_its_own_score(load_example, tmp_path):
+    (tmp_path / "sums.py").write_text(SUMS_TASK)
+    python = Path(shutil.which("inspect")).parent / "python"
+    load_example("inspect_task").register(str(python), f"{tmp_path}/sums.py@sums", 7)
+    right = fa.Scripted(lambda observation: str(int(re.search(r"(\d) \* 7", observation)[1]) * 7))
+    for player, reward in ((right, 1.0), (fa.Scripted(lambda _: "?"), 0.0)):
+        episode = fa.play("my/Task-v0", player, seed=1)
+        assert episode.error is None and episode.rewards == {"agent": reward}, str(episode)
+        assert episode.turns[0].observation.startswith("[system]\nAnswer with a number.")
+
+
 # ---- players and benchmarks
+
+
+def test_suite_runs_as_a_task_of_inspect(load_example, tmp_path):
+    inspect_ai = pytest.importorskip("inspect_ai")
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
+
+    def echo(messages, tools, tool_choice, config):
+        output = ModelOutput.from_content("mock", re.search(r"\d+|$", messages[-1].text)[0])
+        output.usage = ModelUsage()
+        return output
+
+    task = load_example("inspect_suite").suite("core-v1", episodes=2, partner="oracle")
+    model = get_model("mockllm/model", custom_outputs=echo)
+    (log,) = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path))
+    assert log.status == "success", log.error
+    metrics = {name: metric.value for name, metric in log.results.scores[0].metrics.items()}
+    assert {"forge/Relay-v0", "stderr of forge/Relay-v0", "forge/KuhnPoker-v0", "all"} <= set(metrics)
+    relay = [sample for sample in log.samples if sample.metadata["env"] == "forge/Relay-v0"]
+    rewards = {(sample.metadata["agent"], sample.scores["reward"].value) for sample in relay}
+    assert rewards == {("asker", 0.0), ("answerer", 1.0)}, "the answerer repeats the oracle's number"
+    assert [message.role for message in relay[-1].messages] == ["system", "user", "assistant"]
 
 
 def test_benchmark_writes_its_reports(load_example, tmp_path):
