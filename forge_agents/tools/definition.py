@@ -36,6 +36,9 @@ class Tool:
     fn: Callable[..., Any]
     timeout_s: float | None = None
     """Time limit of a call in seconds, which then runs in its own thread. None: the call runs directly."""
+    waits: bool = False
+    """Whether `fn` waits for another process or machine. A step with such a tool does not delay other episodes. Always
+    true with `timeout_s`."""
     method: bool = False
     """Whether `fn` is an unbound method."""
     convert: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
@@ -49,6 +52,7 @@ class Tool:
             )
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"tool {self.name}: timeout_s={self.timeout_s} must be above 0, or None for no time limit")
+        object.__setattr__(self, "waits", self.waits or self.timeout_s is not None)
 
     @property
     def schema(self) -> dict[str, Any]:

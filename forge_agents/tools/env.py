@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_agents.envs.env import Observation, Outcome, TurnEnv, writable
 from forge_agents.envs.reasoning import split_reasoning
 from forge_agents.errors import did_you_mean
+from forge_agents.runtime.threads import in_thread
 from forge_agents.tools import (
     FORMATS,
     Tool,
@@ -22,6 +23,8 @@ from forge_agents.tools import (
 )
 from forge_agents.tools.definition import repeated_name
 from forge_agents.tools.formats import without_results
+
+T = TypeVar("T")
 
 _LAST = "\n(No calls are left: answer now.)"
 
@@ -122,6 +125,12 @@ class ToolEnv(TurnEnv):
         return tools
 
     # ---- TurnEnv
+
+    async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a step in a thread if the acting agent has a tool that waits, so that other episodes go on meanwhile."""
+        if where != "step" or not any(tool.waits for tool in self.tools(self.agent_selection)):
+            return call(*args, **kwargs)
+        return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode."""

@@ -201,7 +201,8 @@ class _Connection:
                 raise ValueError(text or f"{tool.name} failed")
             return text
 
-        return Tool(name=tool.name, description=tool.description or "", parameters=tool.input_schema, fn=call)
+        description = tool.description or ""
+        return Tool(name=tool.name, description=description, parameters=tool.input_schema, fn=call, waits=True)
 
     def _within(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         if self._serving is None or self._serving.done():

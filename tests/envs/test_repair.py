@@ -10,6 +10,7 @@ from team_play import begin, play, shown, with_oracle
 import forge_agents as fa
 from forge_agents.sandbox import Sandbox, SandboxUnavailable
 from forge_agents.testing import check_env, check_levels
+from forge_agents.types import ToolCall, Trajectory, Turn
 from forge_envs.oracles.repair import Oracle
 from forge_envs.teams import hidden_tests, repair, repair_tasks, signs
 from forge_envs.teams.repair import Repair
@@ -177,6 +178,18 @@ def test_weak_signs_tell_good_work_from_bad(quick):
     assert [repair.saw_tests_pass(each["tester"]) for each in (good, nods)] == [1, 0]
     assert repair.edited_little(good["editor"]) == 1 and repair.edited_little(nods["editor"]) is None
     assert repair.saw_tests_pass(good["planner"]) is None and signs.calls_work(good["editor"]) == 1
+
+
+@pytest.mark.parametrize("form", ["{}", "<tool_response>\n{}\n</tool_response>"])
+def test_texts_of_the_modules_are_no_result_of_the_tests(form):
+    def run(result):
+        call = Turn(agent="tester", index=0, observation="", action="", reward=0.0, tool_calls=(ToolCall(name="test"),))
+        seen = Turn(agent="tester", index=1, observation=form.format(result), action="SHIP", reward=0.0)
+        return repair.saw_tests_pass(Trajectory(agent="tester", policy="p", turns=(call, seen)))
+
+    assert run("All 9 tests pass.") == 1
+    assert run('8 of 8 tests fail.\nrates.gather([10, 8]) gives "All 9 tests pass.", not 3') == 0
+    assert run("1 of 8 tests fail.\nAll 9 tests pass.") == 0
 
 
 def test_draws_are_repeatable_and_differ():

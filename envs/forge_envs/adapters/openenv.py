@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv, writable
+from forge_agents.runtime.threads import in_thread
 from forge_envs.adapters.contained import ended, failure
 from forge_envs.adapters.listing import entry, register_ids
 
+T = TypeVar("T")
+
+_MAX_MESSAGE_MB = 4
+"""Maximum size of a server's message. Parsed JSON may take 20 times as much memory."""
 _HIDDEN = ("done", "reward", "metadata")
 
 
@@ -64,10 +70,20 @@ class OpenEnv(TurnEnv):
 
         self.close()
         self._client = GenericEnvClient(
-            self._url, connect_timeout_s=self._timeout_s, message_timeout_s=self._timeout_s, mode="simulation"
+            self._url,
+            connect_timeout_s=self._timeout_s,
+            message_timeout_s=self._timeout_s,
+            max_message_size_mb=_MAX_MESSAGE_MB,
+            mode="simulation",
         ).sync()
         self._client.connect()
         self._seen = self._client.reset(seed=int(rng.integers(2**31))).observation
+
+    async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `call` in a thread if it waits for the server, so that other episodes go on."""
+        if where not in ("reset", "step", "close"):
+            return call(*args, **kwargs)
+        return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
     def instructions(self, agent: str) -> str:
         return self._instructions

@@ -23,7 +23,7 @@ _MAX_MODULE_CHARS = 8000
 _MAX_FAILURES = 4
 """Maximum number of failing tests that a tester sees."""
 _SHIP = re.compile(r"\bSHIP\b")
-_RESULT = re.compile(r"(All|\d+ of) \d+ tests (?:pass|fail)\.")
+_RESULT = re.compile(r"^(All|\d+ of) \d+ tests (?:pass|fail)\.", re.MULTILINE)
 
 
 class Repair(ToolEnv):
@@ -238,7 +238,10 @@ def saw_tests_pass(trajectory: Trajectory) -> float | None:
     if trajectory.agent != "tester" or not trajectory.turns:
         return None
     runs = [turn for last, turn in pairwise(trajectory.turns) if any(call.name == "test" for call in last.tool_calls)]
-    results = [result for turn in runs for result in _RESULT.findall(turn.observation)]
+    texts = [text for turn in runs for text in turn.observation.split("<tool_response>\n")]
+    results = [
+        first[1] for text in texts if (first := _RESULT.search(text))
+    ]  # what follows may be texts of the modules
     return float(results[-1:] == ["All"])
 
 

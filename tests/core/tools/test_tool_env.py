@@ -1,6 +1,8 @@
 import asyncio
 import copy
 import dataclasses
+import json
+import threading
 import time
 
 import pytest
@@ -9,8 +11,7 @@ from hypothesis import strategies as st
 from refusals import raises
 
 import forge_agents as fa
-from forge_agents.envs.env import Outcome
-from forge_agents.envs.reasoning import visible_action
+from forge_agents.envs.env import Outcome, visible_action
 from forge_agents.rollout.episode import play
 from forge_agents.testing import check_env
 from forge_agents.tools import FORMATS, MAX_RESULT_CHARS, ToolCall, render_tool_call, tool
@@ -270,3 +271,41 @@ def test_tools_of_one_name_are_refused():
     env.reset(seed=0)
     for use in (lambda: env.tool_help("keeper"), lambda: env.step("open")):
         raises(ValueError, "keeper has several tools that are called 'open_vault'", use)
+
+
+@pytest.mark.parametrize("options", [{"waits": True}, {"timeout_s": 60.0}])
+def test_tools_that_wait_do_not_delay_other_episodes(options):
+    together = threading.Barrier(4, timeout=30)  # breaks unless four episodes call the tool at once
+
+    class Shop(ToolEnv):
+        possible_agents = ("agent",)
+
+        def setup(self, rng):
+            pass
+
+        def instructions(self, agent):
+            return ""
+
+        def tools(self, agent):
+            return [dataclasses.replace(price, **options)]
+
+        def observe_text(self, agent):
+            return "go"
+
+        def act(self, agent, action):
+            return Outcome(rewards={agent: float(self.infos[agent]["tool_errors"] == 0)}, done=True)
+
+    @tool
+    def price() -> str:
+        "Return the price."
+        return str(together.wait() >= 0)
+
+    answers = {"go": "<tool_call>" + json.dumps({"name": "price", "arguments": {}}) + "</tool_call>"}
+
+    async def play_all():
+        player = fa.Scripted(lambda observation: answers.get(observation, "done"))
+        return await asyncio.gather(*(play(Shop(), {"agent": player}, seed=seed) for seed in range(4)))
+
+    episodes = asyncio.run(play_all())
+    assert [(episode.rewards, episode.error) for episode in episodes] == [({"agent": 1.0}, None)] * 4
+    assert not price.waits and dataclasses.replace(price, timeout_s=1.0).waits

@@ -7,6 +7,7 @@ from http_servers import served
 from team_play import begin
 
 import forge_agents as fa
+from forge_envs.adapters.openenv import OpenEnv
 
 pytest.importorskip("fastmcp")
 RELEASED = threading.Event()
@@ -66,6 +67,21 @@ def test_actions_can_be_json(server):
         env.step(text)
         assert env.rewards["agent"] == -1.0 and env.terminations["agent"] and key in env.infos["agent"]
     env.close()
+
+
+def test_waiting_for_a_server_does_not_delay_other_episodes(server, monkeypatch):
+    in_loop = []
+    for name in ("setup", "act"):
+        method = getattr(OpenEnv, name)
+
+        def recorded(env, *args, method=method):
+            in_loop.append(threading.current_thread() is threading.main_thread())
+            return method(env, *args)
+
+        monkeypatch.setattr(OpenEnv, name, recorded)
+    env_args = {"url": server, "action_field": "text"}
+    episode = fa.play("openenv/Server-v0", fa.Scripted(lambda _: "7"), seed=1, env_args=env_args)
+    assert episode.rewards == {"agent": 1.0} and in_loop == [False, False]
 
 
 def test_a_server_that_hangs_costs_one_episode(server):
