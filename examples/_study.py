@@ -6,6 +6,7 @@ read from this file, and an interrupted run continues from its last checkpoint.
 
 import argparse
 import json
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +24,7 @@ HELP = {
     "episodes": "number of held-out seeds before training",
     "games": "number of the oracle's games to imitate first; 0: none",
     "epochs": "number of epochs of imitation",
+    "imitation_lr": "learning rate of imitation",
     "max_tokens": "maximum number of tokens of an answer",
     "max_model_len": "maximum number of tokens of a conversation",
     "model": "model before training",
@@ -41,10 +43,11 @@ def parser(description, **defaults):
     return result
 
 
-def imitated(policy, env, folder, *, games, epochs, seed):
+def imitated(policy, env, folder, *, games, epochs, seed, lr=2e-5, env_args=None):
     """Return the policy after it has imitated games of the oracle."""
-    config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
-    return after_sft(policy, folder, config, lambda: fa.demonstrations(env, games, seed=seed), epochs=epochs)
+    config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=lr))
+    examples = partial(fa.demonstrations, env, games, seed=seed, env_args=env_args)
+    return after_sft(policy, folder, config, examples, epochs=epochs)
 
 
 def after_sft(policy, folder, config, examples, **limits):

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import forge_agents as fa
+from forge_agents.models.families import inspect_model
 from forge_agents.rollout import Rollout
 
 
@@ -264,3 +266,23 @@ def test_tool_table_has_trained_run_and_control(load_example, tmp_path, monkeypa
     assert "control, lr 0" in capsys.readouterr().out
     result = read_json(tmp_path / "control" / "result.json")
     assert (result["arm"], result["seed"], result["before"][0], result["after"][0]) == ("control", 0, 0.5, 1.0)
+
+
+def test_tiny_model_of_a_family_imitates_the_games_that_it_is_trained_on(load_example, tmp_path, monkeypatch):
+    example = load_example("two_policies")
+    imitated, trained = [], []
+
+    def after_sft(policy, _folder, config, examples, *, epochs):
+        imitated.append((policy, config.learner.lr, examples(), epochs))
+        return policy
+
+    monkeypatch.setattr(example._study, "after_sft", after_sft)
+    monkeypatch.setattr(example._study, "train", lambda *args, **options: trained.append((args[0], options)))
+    monkeypatch.setattr(example._study, "show", lambda *_args, **_options: None)
+    sizes = ["--max-number=2", "--games=8", "--epochs=3", "--imitation-lr=3e-3", "--control-steps=0", "--seeds=0"]
+    example.main(["--family=qwen3_5", *sizes, "--kind=full", "--share=all", f"--out={tmp_path}"])
+    (policy, lr, games, epochs), (team, options) = imitated[0], trained[0]
+    assert inspect_model(Path(policy.model)).family.name == "qwen3_5" and (lr, epochs) == (3e-3, 3)
+    assert {turn.action for game in games for turn in game.turns} <= {"2", "3", "4"}  # without calls of a tool
+    assert options["env_args"] == {"max_number": 2, "tool": False}
+    assert {each.name for each in team.values()} == {"team"} and len(team) == 2
