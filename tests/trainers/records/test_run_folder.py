@@ -18,6 +18,7 @@ from forge_agents.types import Episode, Trajectory
 from forge_trainers.learner.checkpoint import check_replaceable
 from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
 from forge_trainers.records.trackers import TrackerNames
+from forge_trainers.run.plan import Plan
 
 
 def test_metrics_are_kept_by_step_and_nan_is_null(tmp_path):
@@ -325,6 +326,12 @@ def test_a_run_without_its_lock_and_a_folder_of_other_files_are_used(tmp_path):
     for name in ("run", "mine"):
         RunFolder(tmp_path / name, {"trainer": {}}).close()
     assert (tmp_path / "mine" / "train.yaml").read_text() == "env: forge/Relay-v0"
+
+
+def test_a_folder_of_an_evaluation_becomes_that_of_a_run(tmp_path):
+    Plan(engines={}, learners={}).write(tmp_path)
+    RunFolder(tmp_path, {"trainer": {}}).close()
+    assert (tmp_path / "config.yaml").exists()
 
 
 def test_only_exported_models_are_replaced_by_an_export(tmp_path):

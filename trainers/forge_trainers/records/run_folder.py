@@ -51,8 +51,11 @@ _REPLACED = (
     "loss.png", "checkpoints", "export", "league",
 )  # fmt: skip
 """Files and folders that a run replaces or deletes."""
-_RUN_KEYS = frozenset(("policies", "policy", "trainer", "packages"))
-"""Settings of which every run has at least one."""
+_RUN_KEYS = {
+    "config.yaml": frozenset(("policies", "policy", "trainer", "packages")),
+    "plan.yaml": frozenset(("engines", "learners")),  # which an evaluation writes before a run begins
+}
+"""Files of settings, and keys of which each has at least one."""
 _MAX_CHANGES = 20
 _MAX_STEP = 1 << 53
 CHECKPOINT_MARK = "experiment.json"
@@ -102,15 +105,14 @@ def check_is_run(folder: Path) -> None:
     names = [name for name in _REPLACED if (folder / name).exists()]
     if not names:
         return
-    try:
-        settings = safe_yaml.read(folder / "config.yaml")
-    except (OSError, ValueError):
-        settings = None
-    if not isinstance(settings, dict) or _RUN_KEYS.isdisjoint(settings):
-        raise RunFolderError(
-            f"{folder} is no folder of a run and has {', '.join(names)}, which a run would replace. Choose another "
-            "out_dir"
-        )
+    for name, keys in _RUN_KEYS.items():
+        with contextlib.suppress(OSError, ValueError):
+            settings = safe_yaml.read(folder / name)
+            if isinstance(settings, dict) and not keys.isdisjoint(settings):
+                return
+    raise RunFolderError(
+        f"{folder} is no folder of a run and has {', '.join(names)}, which a run would replace. Choose another out_dir"
+    )
 
 
 def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[str]) -> None:
