@@ -12,8 +12,8 @@ HIDDEN = "(hidden)"
 _VARIABLE = re.compile(
     r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|APIKEY|WEBHOOK|NETRC|GPG_AGENT_INFO|KRB5CCNAME"
     r"|ASKPASS|IPC_HANDLE|IDENTITY_HEADER|KUBECONFIG|PGPASSFILE|DOCKER_CONFIG|DBUS_SESSION_BUS_ADDRESS"
-    r"|CONN(?:ECTION)?_?STR|(?:DATABASE|DB|MONGO(?:DB)?|POSTGRES(?:QL)?|MYSQL|REDIS|AMQP|BROKER|RABBITMQ)_UR[IL]"
-    r"|(?:^|_)(?:KEYS?|PASS|PAT|O?AUTH|AUTHORIZATION|DSN|JWT|SAS)(?:_|$)|(?:KEYS?|SSHPASS|XAUTHORITY|_PWD)$",
+    r"|CONFIG_DATA|(?:OP|BW)_SESSION|CONN(?:ECTION)?_?STR|(?:DATABASE|DB|MONGO(?:DB)?|POSTGRES(?:QL)?|MYSQL|REDIS|AMQP|BROKER|RABBITMQ)_UR[IL]"
+    r"|(?:^|_)(?:KEYS?|PASS|PW|PAT|CREDS?|O?AUTH|AUTHORIZATION|DSN|JWT|SAS)(?:_|$)|(?:KEYS?|SSHPASS|XAUTHORITY|_PWD)$",
     re.IGNORECASE,
 )
 """Names of environment variables that hold a credential or locate a process or file with one."""
@@ -36,6 +36,8 @@ _TEXTS = re.compile(
         (?:sk|rk|pk|pplx|xai|nvapi|glpat|xapp|xox[abeoprs]) - (?=[\w-]*\d) [\w-]{8,}
       | (?:hf|gsk|gh[opsur]|r8|npm|dop_v1|tgp_v1|lsv2|github_pat) _ (?=\w*\d|\w{16}) \w{8,}
       | AIza [\w-]{16,} | A[KS]IA [A-Z0-9]{12,} | ya29\. [\w-]{8,} | pypi- [\w-]{16,}
+      | (?:sk|rk|pk)_(?:live|test)_ \w{8,} | SG\. [\w-]{8,} \. [\w-]{8,} | key- [0-9a-f]{32} | HRKU- [\w-]{8,}
+      | (?:lin_api|ntn|figd|shpat)_ (?=\w*\d) \w{8,} | pul- [0-9a-f]{16,} | ATATT \w{16,} | \d{6,12} :AA [\w-]{30,}
       | eyJ [\w-]{8,} \. eyJ [\w-]+ (?:\.[\w-]*)?
     )
     | (?<= ://) [^/@:\s]* : [^/\s]+ (?= @)
@@ -46,7 +48,7 @@ _TEXTS = re.compile(
 """Keys with the prefixes of known providers, JSON web tokens, passwords in URLs, and private keys."""
 _SCHEME = re.compile(r"\b(bearer\s+|(?:basic|token)\s+(?=[^\s'\"]*\d|[^\s'\"]{20}))[\w.~+/=:-]{8,}", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    r"((?<![A-Za-z])(?:(?:(?:api|access|auth|private|secret)[-_]?key|(?:access|auth|refresh|bearer)[-_]?token)"
+    r"((?<![A-Za-z])(?:(?:(?:api|access|account|auth|private|secret)[-_]?key|(?:access|auth|refresh|bearer)[-_]?token)"
     r"[\"']?\s*[=:]\s*[\"']?|(?:token|secret|password|passwd)=[\"']?))[^\s\"'&,;]+",
     re.IGNORECASE,
 )

@@ -30,6 +30,10 @@ _REPLY = "forge_agents.reply"
 """Extension of a response: its parsed body, which may have millions of values."""
 _MAX_BODY_BYTES = 16 << 20
 """Maximum size of a response. 10,000 tokens with 20 alternatives each have 12 MiB."""
+_MAX_TOKEN_CHARS = 64
+"""Characters per token beyond which an answer is cut. Tokens have about four."""
+_ALWAYS_CHARS, _MORE_REASONING = 8192, 65536
+"""Characters that an answer may have whatever `max_tokens` is, and additional ones of its reasoning."""
 _CONTENT_FIELDS = {"content", "reasoning_content", "reasoning", "refusal", "tool_calls"}
 """A message has at least one of these fields, unless it ended before its answer."""
 _TEXT_PARTS = {"text": "text", "output_text": "text", "refusal": "refusal"}
@@ -140,7 +144,7 @@ class EndpointClient:
                 refusals[name] = refusal
                 continue
             self._omit(refusals)
-            reply = read_reply(parsed_body, body, self._label, self._quote)
+            reply = _bounded(read_reply(parsed_body, body, self._label, self._quote), sampling.max_tokens)
             if "stop" in omitted:
                 reply = _apply_stop(reply, sampling.stop)
             if reply.usage is not None:
@@ -235,6 +239,27 @@ def _fields(sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]) -> di
 def _apply_stop(reply: ChatReply, stop: Sequence[str]) -> ChatReply:
     ends = [at for text in stop if (at := reply.text.find(text)) >= 0]
     return replace(reply, text=reply.text[: min(ends)], finish_reason="stop") if ends else reply
+
+
+def _bounded(reply: ChatReply, max_tokens: int) -> ChatReply:
+    """Cut an answer that is far longer than `max_tokens` can be. All answers of an episode are kept in memory.
+
+    Servers may ignore the limit, and reasoning may not count towards it.
+    """
+    most = _ALWAYS_CHARS + _MAX_TOKEN_CHARS * max_tokens
+    calls, left = [], most
+    for call in reply.tool_calls:
+        left -= len(str(call))
+        calls += [call] if left >= 0 else []
+    cut = len(reply.text) > most or left < 0
+    return replace(
+        reply,
+        text=reply.text[:most],
+        reasoning=reply.reasoning[: most + _MORE_REASONING],
+        tool_calls=tuple(calls),
+        logprobs=reply.logprobs[:most],
+        finish_reason="length" if cut else reply.finish_reason,
+    )
 
 
 def read_reply(reply: Any, body: str, label: str, quote: Callable[[str], str]) -> ChatReply:

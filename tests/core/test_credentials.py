@@ -76,7 +76,8 @@ def test_long_texts_are_searched_quickly():
     "name",
     ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PGPASS_PWD", "SSH_AUTH_SOCK", "DOCKER_AUTH_CONFIG",
      "NPM_AUTH", "DATABASE_URL", "TEST_DB_URI", "REDIS_URL", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "XAUTHORITY", "NETRC",
-     "AZURE_STORAGE_CONNECTION_STRING", "GPG_AGENT_INFO", "KRB5CCNAME", "GOOGLE_APPLICATION_CREDENTIALS"],
+     "AZURE_STORAGE_CONNECTION_STRING", "GPG_AGENT_INFO", "KRB5CCNAME", "GOOGLE_APPLICATION_CREDENTIALS",
+     "OP_SESSION_my", "BW_SESSION", "KUBE_CONFIG_DATA", "BASIC_CREDS", "ROOT_PW"],
 )  # fmt: skip
 def test_credential_variables_are_recognized_by_name(name):
     assert is_secret_variable(name)
@@ -89,6 +90,18 @@ def test_credential_variables_are_recognized_by_name(name):
 )  # fmt: skip
 def test_ordinary_variables_are_no_secrets(name):
     assert not is_secret_variable(name, "/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["sk_live_51H8abcdefgh12345", "SG.abc123def456.ghi789jkl012", "key-0123456789abcdef0123456789abcdef",
+     "AccountName=a;AccountKey=abcd1234efgh==;", f"123456789:AA{'x' * 33}", "HRKU-01234567-89ab",
+     "ATATT3xFfGF0abcdefg12345",
+     "lin_api_abcdefgh12345678", "ntn_123456789abcdef", "figd_abcdef123456", "shpat_0123456789abcdef",
+     "pul-0123456789abcdef"],
+)  # fmt: skip
+def test_keys_of_common_providers_are_recognized(value):
+    assert is_secret_variable("SETTING", value) and HIDDEN in redact(f"it is {value} there")
 
 
 @pytest.mark.parametrize(

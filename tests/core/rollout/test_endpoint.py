@@ -218,6 +218,20 @@ def test_invalid_reply_is_an_error_of_the_episode(serve_chat, garbage):
     assert error.message.isprintable() and len(error.message) < 1200
 
 
+def test_answer_far_longer_than_was_asked_for_is_cut(serve_chat):
+    function = {"name": "f", "arguments": json.dumps({"x": "y" * 1_000_000})}
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}, {"function": function}]
+    reply = completion("a" * 3_000_000)
+    reply["choices"][0]["message"] |= {"reasoning_content": "b" * 3_000_000, "tool_calls": calls}
+    answer = ask(serve_chat(lambda request: reply).endpoint_with(sampling=fa.Sampling(max_tokens=100)))
+    assert len(answer.text) == 8192 + 6400 and len(answer.reasoning) == 8192 + 6400 + 65536
+    assert answer.finish_reason == "length" and [call.arguments for call in answer.tool_calls] == [{}]
+    usual = ask(
+        serve_chat(lambda request: completion("a" * 14_000)).endpoint_with(sampling=fa.Sampling(max_tokens=100))
+    )
+    assert len(usual.text) == 14_000 and usual.finish_reason == "stop"
+
+
 def test_missing_content_is_empty_and_surrogates_are_replaced(serve_chat):
     assert ask(serve_chat(lambda request: completion(None)).endpoint).text == ""
     assert ask(serve_chat(lambda request: completion("a\ud800")).endpoint).text == "a\ufffd"
