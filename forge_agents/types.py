@@ -9,7 +9,7 @@ import html
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -177,6 +177,9 @@ class Turn(_Stored):
     """Conversation of the agent that the turn belongs to, numbered from 0 in the order in which conversations start.
     Turns of branches may be interleaved. A turn continues the last turn of its own branch. All branches form one
     trajectory: `index`, rewards and advantages do not depend on them."""
+    session: int = 0
+    """Session of the agent that the turn belongs to, numbered from 0. Programs name the sessions of their calls. All
+    turns of a branch belong to one session."""
     forked_from: int | None = None
     """For a branch's first turn, the `index` of the turn of the same agent whose conversation it continues. None if the
     branch starts a new conversation, and for all later turns."""
@@ -225,6 +228,7 @@ class Turn(_Stored):
         rows += [("reward", f"{self.reward:+g}")] if self.reward else []
         origin = "" if self.forked_from is None else f" from turn {self.forked_from + 1}"
         branch = f", branch {self.branch}{origin}" if self.branch or origin else ""
+        branch += f", session {self.session}" if self.session else ""
         return f"{self.index + 1}. {self.agent} ({self.policy}{branch})", rows
 
     @property
@@ -257,10 +261,27 @@ class Trajectory(_Stored):
     seed: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
     """The environment's last `infos[agent]`, JSON-safe, with gold answers for verifiers."""
+    session_rewards: tuple[float, ...] | None = None
+    """Environment reward of each session (`Turn.session`). None if the environment pays for the whole trajectory."""
+
+    @property
+    def sessions(self) -> tuple[Trajectory, ...]:
+        """The trajectory of each session, if sessions have rewards of their own. Otherwise only this trajectory.
+
+        Rewards and verifiers score each of them, and each has its own advantage.
+        """
+        if self.session_rewards is None:
+            return (self,)
+        parts = []
+        for number, reward in enumerate(self.session_rewards):
+            turns = [replace(turn, reward=0.0) for turn in self.turns if turn.session == number]
+            turns[-1:] = [replace(turn, reward=reward) for turn in turns[-1:]]
+            parts.append(replace(self, turns=tuple(turns), initial_reward=0.0, session_rewards=None))
+        return tuple(parts)
 
     @property
     def reward(self) -> float:
-        """Total environment reward of the agent."""
+        """Total environment reward of the agent: for sessions with rewards of their own, the mean of these."""
         return math.fsum((self.initial_reward, *(turn.reward for turn in self.turns)))
 
 
@@ -381,11 +402,16 @@ class Episode(_Stored):
         if self.error is not None:
             cause = [("because", f"{self.error.kind}: {self.error.message}")]
             yield f"failed in {self.error.where}", [*cause, ("trace", self.error.trace.rstrip())]
-        results = [(agent, f"{t.reward:+g} ({t.policy})") for agent, t in self.trajectories.items()]
+        results = [(agent, f"{t.reward:+g} ({t.policy}){_of_sessions(t)}") for agent, t in self.trajectories.items()]
         if self.program_error:
             results.append(("because", f"the program failed: {self.program_error}"))
         end = f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
         yield end + (": a conversation outgrew its model's context" if self.end_reason == "context" else ""), results
+
+
+def _of_sessions(trajectory: Trajectory) -> str:
+    rewards = trajectory.session_rewards
+    return "" if rewards is None else f", the mean of sessions: {', '.join(f'{reward:+g}' for reward in rewards)}"
 
 
 def _lines(heading: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -417,6 +443,9 @@ class EpisodeGroup:
     """By agent: float32 ``[G]``. NaN where the reward abstained or the agent did not take part in the episode."""
     noise: Mapping[str, np.ndarray] | None = None
     """By agent: float32 ``[G]``, the standard deviation of each reward. None if the reward does not report it."""
+    session_rewards: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
+    """By agent and episode: float32 ``[sessions]`` with the rewards of `Trajectory.sessions`. `rewards` has their mean.
+    Empty if no trajectory has sessions with rewards of their own."""
     turn_rewards: Mapping[str, Sequence[np.ndarray]] | None = None
     """By agent and episode: float32 ``[turns]``, NaN where the reward abstained. None if turns are not scored."""
     parts: Mapping[str, tuple[float, EpisodeGroup]] | None = None

@@ -39,6 +39,8 @@ If the entry is None or absent, the agent's main conversation continues with the
 - ``max_tokens``: limit of this answer. The policy's own limit applies if it is lower.
 - ``stop``: additional stop strings.
 - ``asked``: other requested sampling parameters, recorded but ignored.
+- ``session``: value of `Turn.session`, default 0.
+- ``session_rewards``: after the last turn, the reward of each session. The agent's reward must be their mean.
 
 `Turn.new_messages` stores the messages.
 """

@@ -192,7 +192,7 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
 
 _TURN_FIELDS = (
     "agent", "policy", "observation", "reasoning", "reasoning_tokens", "action", "reward", "finish_reason",
-    "terminated", "truncated", "generate_s", "branch", "forked_from",
+    "terminated", "truncated", "generate_s", "branch", "session", "forked_from",
 )  # fmt: skip
 
 
@@ -241,8 +241,8 @@ class EpisodeTable(Sequence[dict[str, Any]]):
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
         ``observation``, ``reasoning``, ``reasoning_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
-        ``truncated``, ``generate_s``, ``branch``, ``forked_from`` as in `Turn`; ``tokens``, the number of sampled
-        tokens; and ``advantage``, None if the turn was not trained on.
+        ``truncated``, ``generate_s``, ``branch``, ``session``, ``forked_from`` as in `Turn`; ``tokens``, the number of
+        sampled tokens; and ``advantage``, None if the turn was not trained on.
         """
         for at, record in enumerate(self):
             row = self._line(at)

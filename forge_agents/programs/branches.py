@@ -16,8 +16,8 @@ class BranchIndex(Generic[T]):
 
     Programs send the whole conversation with each request and no id. If a request contains an answer of ours, the
     model's prompt must continue with the tokens that were sampled for it, because text may tokenize differently and
-    training needs the exact tokens. So each answer is stored under a digest of its agent, the tool description and all
-    messages up to and including the answer. A request continues the last of its assistant messages whose digest is
+    training needs the exact tokens. So each answer is stored under a digest of its agent, session, tool description and
+    all messages up to and including the answer. A request continues the last of its assistant messages whose digest is
     known: everything before that message is then known to be equal, and only what follows is new. A history that the
     program has edited has another digest from the edit on. The request continues an answer before the edit, which
     starts a branch, or none at all.
@@ -34,7 +34,7 @@ class BranchIndex(Generic[T]):
 
     def match(self, agent: str, request: ChatRequest) -> tuple[T | None, tuple[ChatMessage, ...], bytes]:
         """Return the answer that a request continues, the messages after that answer, and the request's digest."""
-        digest = hashlib.blake2b(f"{agent}\0{request.instructions}".encode()).digest()
+        digest = hashlib.blake2b(f"{agent}\0{request.session}\0{request.instructions}".encode()).digest()
         known, num_known = b"", 0
         for position, message in enumerate(request.messages, 1):
             digest = hashlib.blake2b(digest + message.js_key).digest()

@@ -107,6 +107,8 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields named in `SAMPLING`."""
+    session: str = ""
+    """Name by which the program tells its conversations with one model apart."""
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False

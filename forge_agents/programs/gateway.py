@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
@@ -66,6 +66,8 @@ class ModelCall:
     """The agent's decision that the call continues, counted from 0. None: the call starts a new conversation."""
     new_messages: tuple[ChatMessage, ...]
     """Messages after that decision. All messages for a new conversation."""
+    session: int = 0
+    """Number of the call's session among those of the agent. See `Session.sessions`."""
 
     def conversation(self) -> dict[str, Any]:
         """Return ``infos[agent]["conversation"]`` for the player."""
@@ -75,6 +77,7 @@ class ModelCall:
         return {
             "messages": as_text(self.new_messages, instructions),
             "after": self.after,
+            "session": self.session,
             "only_results": all(message.role == "tool" for message in self.new_messages),
             "tools": [tool.schema for tool in request.tools],
             **{name: value for name, value in options.items() if value},
@@ -141,6 +144,8 @@ class Session:
         self._current: tuple[ModelCall, _PendingCall, bytes] | None = None
         self._branches: BranchIndex[int] = BranchIndex()
         self._num_decisions: Counter[str] = Counter()
+        self.sessions: dict[str, dict[str, int]] = {}
+        """By agent: numbers of the sessions that its calls named, in the order of their first calls."""
         self._num_calls, self._closed, self._lock = 0, False, threading.Lock()
 
     @property
@@ -287,8 +292,14 @@ class Session:
 
     def _start_call(self, pending: _PendingCall, request: ChatRequest) -> ModelCall:
         after, new_messages, digest = self._branches.match(pending.agent, request)
+        sessions = self.sessions.setdefault(pending.agent, {})
         call = ModelCall(
-            agent=pending.agent, request=request, number=self._num_calls, after=after, new_messages=new_messages
+            agent=pending.agent,
+            request=request,
+            number=self._num_calls,
+            after=after,
+            new_messages=new_messages,
+            session=sessions.setdefault(request.session, len(sessions)),
         )
         self._num_calls += 1
         self._current = call, pending, digest
@@ -438,7 +449,7 @@ class Gateway:
             elif method == "GET" and path.startswith("/v1/models/"):
                 raise session.unknown_model(name)
             elif method == "POST" and path in PROTOCOLS:
-                await _handle_call(session, PROTOCOLS[path], receive, send)
+                await _handle_call(session, PROTOCOLS[path], scope, receive, send)
             else:
                 request = abbreviate(f"{method} {path}")
                 raise RefusedError(f"there is no {request}; POST to {', '.join(PROTOCOLS)}", status=404)
@@ -467,10 +478,10 @@ class Gateway:
         return session
 
 
-async def _handle_call(session: Session, protocol: Protocol, receive: Receive, send: Send) -> None:
+async def _handle_call(session: Session, protocol: Protocol, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a call. The response is sent as a whole, as JSON or as a stream."""
     with session.count_bytes() as count:
-        request = protocol.read(await http.read_body(receive, count))
+        request = replace(protocol.read(await http.read_body(receive, count)), session=http.session_id(scope))
         pending = session.submit(request, asyncio.get_running_loop())
         disconnected = asyncio.ensure_future(receive())
         futures: set[asyncio.Future[Any]] = {pending.response, disconnected}

@@ -65,6 +65,11 @@ def read_keys(scope: Scope) -> list[bytes]:
     return tokens + header_values(scope, b"x-api-key")
 
 
+def session_id(scope: Scope) -> str:
+    """Return the name by which a program tells its conversations with one model apart. Empty without the header."""
+    return b", ".join(header_values(scope, b"x-session-id")).decode("latin-1")
+
+
 async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any:
     """Read the JSON of a request. `count_bytes` gets the size of each part before it is kept."""
     parts, size = [], 0

@@ -24,6 +24,7 @@ from forge_agents.programs.running import (
     Ended,
     Finished,
     Running,
+    as_number,
     check_arguments,
     check_program,
     describe_error,
@@ -92,7 +93,8 @@ class Program(TurnEnv):
             and benchmarks, and training plays the others.
         eval_tasks: Tasks of evaluations and benchmarks, in the same forms. Training then plays all of `tasks`. None:
             the part of `tasks` that is held out.
-        reward: ``(task, result) -> number``, or numbers by agent. The result is the function's return value, or the
+        reward: ``(task, result) -> number``, or numbers by agent. An agent may have a mapping of numbers by session,
+            the text of the header ``X-Session-ID`` of its calls. The result is the function's return value, or the
             `Finished` of a command line. None: the result itself if it is a number, a truth value or numbers by agent.
             For a command line, 1 if it exits with 0. Otherwise 0, for verifiers to score. A reward function that raises
             or returns something else is an error of the environment.
@@ -123,7 +125,7 @@ class Program(TurnEnv):
         models: Mapping[str, str] | None = None,
         tasks: AnyTasks = (None,),
         eval_tasks: AnyTasks | None = None,
-        reward: Callable[[Any, Any], float | Mapping[str, float]] | None = None,
+        reward: Callable[[Any, Any], float | Mapping[str, float | Mapping[str, float]]] | None = None,
         timeout_s: float = 60.0,
         error_reward: float = 0.0,
         max_sampled_tokens: int | None = None,
@@ -328,16 +330,20 @@ class Program(TurnEnv):
         facts: dict[str, Any] = {}
         if isinstance(end.value, Finished) and end.value.exit_status:
             facts["program_error"] = f"{end}{self._rejection()}"
-        reward = reward_of(end.value, self.agents) if self._reward is None else self._compute_reward(end.value)
+        reward = self._reward_of(end.value) if self._reward is None else self._compute_reward(end.value)
         return self._end(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
 
-    def _compute_reward(self, result: Any) -> float | Mapping[str, float]:
+    def _reward_of(self, value: Any) -> float | Mapping[str, Any] | None:
+        assert self._session is not None
+        return reward_of(value, self.agents, self._session.sessions)
+
+    def _compute_reward(self, result: Any) -> float | Mapping[str, Any]:
         assert self._reward is not None
         try:
             value = self._reward(self._task, result)
         except Exception as error:
             raise ForgeError(f"reward= of {self} failed with {describe_error(error)}") from error
-        reward = reward_of(value, self.agents)
+        reward = self._reward_of(value)
         if reward is None and isinstance(value, Mapping):
             return value  # empty, or invalid values, which the check of all rewards rejects
         if reward is None:
@@ -348,15 +354,37 @@ class Program(TurnEnv):
         description = f"{describe_error(error)}{self._rejection()}"
         return self._end(self._error_reward, error=description, program_error=description)
 
-    def _end(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
+    def _session_rewards(self, agent: str, rewards: Mapping[Any, Any]) -> list[float]:
+        """Return the rewards of an agent's sessions in their order."""
+        assert self._session is not None
+        sessions = self._session.sessions.get(agent, {})
+        if set(rewards) != set(sessions):
+            paid, called = (", ".join(map(repr, names)) or "none" for names in (rewards, sessions))
+            raise ForgeError(
+                f"the reward of {self} names the sessions {paid:.500} of {agent!r}, but its calls named {called:.500}. "
+                "Every call of the agent must name its session, in the header X-Session-ID"
+            )
+        numbers = [as_number(rewards[name]) for name in sessions]
+        if None in numbers:
+            raise ForgeError(f"the reward of {self} for sessions of {agent!r} is {rewards!r:.200}. Return numbers")
+        return [number for number in numbers if number is not None]
+
+    def _end(self, reward: float | Mapping[str, Any], *, truncated: bool = False, **info: Any) -> Outcome:
         task = as_json(self._task)
         is_mapping = isinstance(task, dict)
         entries = {name: value for name, value in task.items() if name not in _RESERVED_INFOS} if is_mapping else {}
         facts = {**entries, "task": task, "calls": self.num_turns + 1, "result": None, **info}
-        rewards = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward)
+        rewards = dict(reward) if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward)
+        by_agent = {
+            agent: each for agent, each in rewards.items() if agent in self.agents and isinstance(each, Mapping)
+        }
+        sessions = {agent: self._session_rewards(agent, each) for agent, each in by_agent.items()}
         self.close()
         for agent in self.agents:
             self.infos[agent] = {name: value for name, value in self.infos[agent].items() if name != CONVERSATION}
+        for agent, numbers in sessions.items():
+            self.infos[agent][CONVERSATION] = {"session_rewards": numbers}
+            rewards[agent] = math.fsum(numbers) / max(1, len(numbers))
         return Outcome(rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts))
 
     def _rejection(self) -> str:

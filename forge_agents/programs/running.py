@@ -406,17 +406,31 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:400]}" + (f" ({place})" if place else "")
 
 
-def reward_of(value: Any, agents: Sequence[str]) -> float | Mapping[str, float] | None:
-    """Return the reward that a value stands for: a number, numbers by agent, or a command's success. Otherwise None."""
+def reward_of(
+    value: Any, agents: Sequence[str], sessions: Mapping[str, Mapping[str, int]]
+) -> float | Mapping[str, Any] | None:
+    """Return the reward that a value stands for: a number, numbers by agent, or a command's success. Otherwise None.
+
+    An agent with named `sessions` may have numbers by session.
+    """
     if isinstance(value, Finished):
         return float(value.exit_status == 0)
     if isinstance(value, Mapping):  # texts by agent are for verifiers
-        numbers = {agent: number for agent in agents if (number := _as_number(value.get(agent))) is not None}
-        return {**value, **numbers} if numbers else None
-    return _as_number(value)
+        rewards = {agent: value.get(agent) for agent in agents}
+        numbers = {agent: number for agent, reward in rewards.items() if (number := as_number(reward)) is not None}
+        by_session = {
+            agent: reward
+            for agent, reward in rewards.items()
+            if isinstance(reward, Mapping)
+            and any(sessions.get(agent, ()))
+            and None not in map(as_number, reward.values())
+        }
+        return {**value, **numbers, **by_session} if numbers or by_session else None
+    return as_number(value)
 
 
-def _as_number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """Return the number that a value is, with NumPy's and torch's scalars. Otherwise None."""
     if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or torch
         value = value.item()
     return float(value) if isinstance(value, (Real, Decimal)) else None

@@ -67,11 +67,14 @@ class _StepResult(NamedTuple):
     terminated: bool
     truncated: bool
     info: dict[str, Any]
+    session_rewards: tuple[float, ...] | None
 
     @classmethod
     def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _StepResult:
         plain = {str(name): as_json(value) for name, value in info.items() if name != CONVERSATION}
-        return cls(_finite(reward, agent), bool(terminated), bool(truncated), plain)
+        paid = (info.get(CONVERSATION) or {}).get("session_rewards")
+        sessions = None if paid is None else tuple(_finite(each, agent) for each in paid)
+        return cls(_finite(reward, agent), bool(terminated), bool(truncated), plain, sessions)
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class _Agent:
     """Fields of the turns so far. The reward of the last one is not yet complete."""
     initial_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
+    session_rewards: tuple[float, ...] | None = None
     branches: Branches = field(default_factory=Branches)
     without_legal_actions: bool = False
     """Whether it decided at least once without a list of legal actions."""
@@ -113,7 +117,8 @@ class _Agent:
         if notes is not None:
             values["notes"] = Turn(**common, observation=ASK_FOR_NOTES, **decision_fields(notes))
         forked_from = None if after is None else self.drafts[after]["index"]
-        place = {"branch": branch, "forked_from": forked_from, "new_messages": messages}
+        session = 0 if conversation is None else conversation.get("session", 0)
+        place = {"branch": branch, "session": session, "forked_from": forked_from, "new_messages": messages}
         self.drafts.append({**common, "observation": observation, **place, **values})
         if self.watch is not None:
             self.watch(Turn(**self.drafts[-1]))
@@ -127,7 +132,7 @@ class _Agent:
 
     def record(self, result: _StepResult) -> None:
         self.add_reward(result.reward)
-        self.info = result.info
+        self.info, self.session_rewards = result.info, result.session_rewards
         if self.drafts:
             self.drafts[-1] |= {
                 "terminated": result.terminated, "truncated": result.truncated, "info": result.info,
@@ -143,6 +148,7 @@ class _Agent:
             env_id=env_id,
             seed=seed,
             info=self.info,
+            session_rewards=self.session_rewards,
         )
 
 

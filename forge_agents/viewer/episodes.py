@@ -41,7 +41,7 @@ def shown_episode(n: int, row: Mapping[str, Any], pieces: Decode) -> dict[str, A
     agents: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for agent, trajectory in row["trajectories"].items():
-        turns += _turns(row, agent, trajectory["turns"], pieces)
+        turns += _turns(row, agent, trajectory, pieces)
         agents.append(
             {
                 "agent": agent,
@@ -63,8 +63,10 @@ def _result(row: Mapping[str, Any], agent: str) -> dict[str, Any]:
 
 
 def _turns(
-    row: Mapping[str, Any], agent: str, turns: Sequence[Mapping[str, Any]], pieces: Decode
+    row: Mapping[str, Any], agent: str, trajectory: Mapping[str, Any], pieces: Decode
 ) -> Iterator[dict[str, Any]]:
+    turns: Sequence[Mapping[str, Any]] = trajectory["turns"]
+    sessions = dict(enumerate(trajectory.get("session_rewards") or ()))
     advantages = (row.get("advantages") or {}).get(agent) or []
     previous_calls = 0.0
     with_calls: set[int] = set()
@@ -83,6 +85,7 @@ def _turns(
             "left_out": str((turn.get("compaction") or {}).get("text", "")),
             "calls": calls,
             "reward": number(turn.get("reward")),
+            "session_reward": number(sessions.get(int(number(turn.get("session")) or 0))),
             "advantage": number(advantage),
             "ids": list(turn.get("response_ids", ())),
             "pieces": pieces(str(turn.get("policy", "")), turn["response_ids"]) if turn.get("response_ids") else [],

@@ -25,6 +25,7 @@ TURN = fa.Turn(
     policy="p",
     tool_calls=(ToolCall(name="look", arguments={"at": [1.5, "\ud83d"]}), ToolCall(name="", error="no")),
     branch=1,
+    session=1,
     forked_from=4,
     new_messages=NewMessages(messages=(("system", "\u202e"), ("user", "Which digit?")), only_results=True),
     prompt_ids=(1, 2),
@@ -39,8 +40,9 @@ TURN = fa.Turn(
     info={"legal_actions": ["1", None], "deep": {"a": [1.5, True]}, "half": "\ud83d"},
 )
 SEAT = fa.Trajectory(
-    agent="a", policy="p", turns=(TURN,), initial_reward=0.25, instructions="Reply.", env_id="e", seed=7, info={"b": 1}
-)
+    agent="a", policy="p", turns=(TURN,), initial_reward=0.25, instructions="Reply.", env_id="e", seed=7,
+    info={"b": 1}, session_rewards=(1.5, 2.0),
+)  # fmt: skip
 EPISODE = fa.Episode(
     env_id="my/Game-v0",
     seed=2**70,
@@ -113,11 +115,12 @@ def test_printed_episode_escapes_control_characters():
     text = str(EPISODE)
     assert text.splitlines()[0] == f"my/Game-v0, seed {2**70}"
     assert "a\n  prompt   Reply." in text
-    assert "1. a (p, branch 1 from turn 5)\n  forgets  [gone]\n  reads    Which digit?\n  thinks   Nine" in text
+    assert "1. a (p, branch 1 from turn 5, session 1)\n  forgets  [gone]\n  reads    Which digit?\n" in text
+    assert "\n  thinks   Nine" in text
     assert "\n  answers  \\x1b[2J<script>" in text
     assert "cut off  by max_tokens" in text and "\n  reward   +1.5\n" in text
     assert "failed in step\n  because  KeyError: 'x'\n  trace    Traceback\n             here\n" in text
-    assert text.endswith("error after 1 turn\n  a        +1.75 (p)\n  z        +0 (q)")
+    assert text.endswith("error after 1 turn\n  a        +1.75 (p), the mean of sessions: +1.5, +2\n  z        +0 (q)")
     assert all(char == "\n" or char.isprintable() for char in text)
     assert not re.search(r"^(3\. p9|  reward   \+9)", text, re.MULTILINE), "an answer cannot pass for a turn"
     assert repr(EPISODE).startswith("Episode(env_id='my/Game-v0'") and len(repr(EPISODE)) < 200

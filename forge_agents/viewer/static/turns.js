@@ -80,7 +80,7 @@ function branches(turns) {
   const of = new Map(turns.map((turn) => [turn.index, turn.branch]));
   const below = (parent) => [...found.values()].filter(({ first }) => (first.after === null ? null : of.get(first.after)) === parent);
   const tree = (parent) => h("ul", {}, below(parent).map(({ first, turns: own }) => h("li", { class: mark(first) },
-    `branch ${number(first.branch)}`, first.after === null ? null : [", from ", jump(first.after)], ": ", own.map((turn, at) => [at ? " " : "", jump(turn.index)]),
+    `branch ${number(first.branch)}${first.session_reward === null ? "" : `, reward ${number(first.session_reward)}`}`, first.after === null ? null : [", from ", jump(first.after)], ": ", own.map((turn, at) => [at ? " " : "", jump(turn.index)]),
     below(first.branch).length ? tree(first.branch) : null)));
   return h("details", { class: "tree", open: found.size <= 8 }, h("summary", {}, plural(found.size, "conversation")), tree(null));
 }
@@ -99,7 +99,7 @@ function jump(index) {
 
 function turnNode(turn, place, row, colour, most, before) {
   const tags = [
-    turn.reward ? ["reward", `reward ${number(turn.reward)}`] : null,
+    turn.session_reward !== null ? ["reward", `session's reward ${number(turn.session_reward)}`] : turn.reward ? ["reward", `reward ${number(turn.reward)}`] : null,
     turn.advantage !== null ? ["", `advantage ${number(turn.advantage, 3)}`] : null,
     turn.ids.length ? ["", plural(turn.ids.length, "token")] : null,
     turn.finish === "length" || turn.finish === "context" ? ["bad", `cut off: ${turn.finish}`] : null,

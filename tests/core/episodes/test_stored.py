@@ -65,12 +65,14 @@ def test_records_of_turns_have_texts_and_advantages(run):
 
 def test_records_of_turns_have_branches(tmp_path):
     first, *_ = fa.play(KUHN, fa.Random(), seed=0).trajectories["player_0"].turns
-    turns = tuple(dataclasses.replace(first, index=n, branch=n, forked_from=0 if n else None) for n in range(2))
+    turns = tuple(
+        dataclasses.replace(first, index=n, branch=n, session=n, forked_from=0 if n else None) for n in range(2)
+    )
     of = fa.Trajectory(agent="player_0", policy="hero", turns=turns)
     episode = fa.Episode(env_id=KUHN, seed=0, trajectories={"player_0": of})
     RunFolder(tmp_path / "run", {}).keep_episodes(0, [episode], [{}], [{}], trained=["hero"])
     table = fa.load_episodes(tmp_path / "run")
-    assert [(row["branch"], row["forked_from"]) for row in table.turns()] == [(0, None), (1, 0)]
+    assert [(row["branch"], row["session"], row["forked_from"]) for row in table.turns()] == [(0, 0, None), (1, 1, 0)]
 
 
 @pytest.mark.parametrize(

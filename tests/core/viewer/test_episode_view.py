@@ -72,6 +72,12 @@ def test_turns_of_an_agent_form_a_tree():
     shown = shown_episode(1, row, pieces)["turns"]
     assert [turn["after"] for turn in shown] == [None, 0, 0, 2, 6, None, None]
     assert [turn["depth"] for turn in shown] == [0, 1, 0, 1, 2, 0, 0]
+    assert [turn["session_reward"] for turn in shown] == [None] * 7
+    row["trajectories"]["a"]["session_rewards"] = [0.25, 0.75]
+    for n, turn in enumerate(row["trajectories"]["a"]["turns"]):
+        turn["session"] = int(n > 3)
+    shown = shown_episode(1, row, pieces)["turns"]
+    assert [turn["session_reward"] for turn in shown] == [0.25] * 4 + [0.75] * 3
     del row["trajectories"]["a"]["turns"][0]["forked_from"]  # of an earlier version
     assert shown_episode(1, row, pieces)["turns"][0]["after"] is None
 

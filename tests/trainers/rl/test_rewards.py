@@ -83,6 +83,84 @@ def test_only_trainable_policies_learn_with_a_baseline_per_role():
     assert [sorted(own) for own in frozen.advantages.values()] == [["a"], ["a"]]
 
 
+def with_sessions(*rewards, turns_each=1):
+    """Return a group whose agent a has sessions with these rewards, by episode. Turns alternate between sessions."""
+    episodes = []
+    for of_episode in rewards:
+        turns = tuple(
+            dataclasses.replace(
+                turn("a", number, 0.0), session=number % len(of_episode), branch=number % len(of_episode)
+            )
+            for number in range(turns_each * len(of_episode))
+        )
+        own = Trajectory(agent="a", policy="hero", turns=turns, session_rewards=of_episode)
+        episodes.append(Episode(env_id="t", seed=0, trajectories={"a": own}))
+    return EpisodeGroup(env_id="t", seed=0, episodes=tuple(episodes))
+
+
+def test_sessions_are_compared_over_all_episodes_of_the_group():
+    (item,) = scored([with_sessions((1.0, 0.0), (0.0, 0.0), turns_each=2)])
+    assert item.rewards["a"].tolist() == [0.5, 0.0]
+    assert [each.tolist() for each in item.session_rewards["a"]] == [[1.0, 0.0], [0.0, 0.0]]
+    samples = credit_groups([item], Credit(), {"hero"})
+    assert samples.advantages == {  # mean 0.25, standard deviation 0.5
+        (0, 0): {"a": [1.5, -0.5, 1.5, -0.5]},
+        (0, 1): {"a": [-0.5, -0.5, -0.5, -0.5]},
+    }
+    learned = {sample.trajectory: set(sample.advantages[sample.loss_mask]) for sample in samples.samples["hero"]}
+    assert learned == {0: {1.5}, 1: {-0.5}, 2: {-0.5}, 3: {-0.5}}
+
+
+def test_sessions_of_different_number_and_a_whole_trajectory_are_compared():
+    pair = with_sessions((3.0, 0.0))
+    failed = dataclasses.replace(pair.episodes[0].trajectories["a"], session_rewards=None)
+    failed = dataclasses.replace(pair.episodes[0], trajectories={"a": failed})
+    groups = scored([dataclasses.replace(pair, episodes=(*pair.episodes, failed))])
+    assert [each.tolist() for each in groups[0].session_rewards["a"]] == [[3.0, 0.0], [0.0]]
+    samples = credit_groups(groups, Credit(scale="none"), {"hero"})
+    assert samples.advantages == {(0, 0): {"a": [2.0, -1.0]}, (0, 1): {"a": [-1.0, -1.0]}}
+
+
+def test_verifiers_score_each_session():
+    def by_number(trajectories):
+        return [{0: 1.0, 1: 0.0, 2: math.nan}[t.turns[0].session] for t in trajectories]
+
+    groups = scored([with_sessions((0, 0, 0), (0, 0))], by_number)
+    assert groups[0].rewards["a"].tolist() == [0.5, 0.5]
+    samples = credit_groups(groups, Credit(scale="none"), {"hero"})
+    assert samples.advantages == {(0, 0): {"a": [0.5, -0.5, 0.0]}, (0, 1): {"a": [0.5, -0.5]}}
+    assert len(samples.samples["hero"]) == 4  # the session without a score is no sample
+    both = MultiReward({"env": env_reward, "number": by_number}, {"number": 2.0})
+    groups = scored([with_sessions((1.0, 1.0, 4.0), (1.0, 1.0))], both)
+    assert [each.tolist() for each in groups[0].session_rewards["a"]] == [[3.0, 1.0, 4.0], [3.0, 1.0]]
+    samples = credit_groups(groups, Credit(scale="none"), {"hero"})  # 2.4 above the mean 1.6; 0.5 twice
+    assert samples.advantages[0, 0]["a"] == pytest.approx([0.4, -1.6, 2.4])
+
+
+def test_turn_rewards_and_noise_of_sessions():
+    def assess(trajectories):
+        assert [len(t.turns) for t in trajectories] == [2, 2, 2]
+        number = [t.turns[0].session for t in trajectories]
+        turns = [np.array([n, n + 0.5], np.float32) for n in number]
+        return SimpleNamespace(scores=[0.0, 1.0, 0.0], turns=turns, noise=[3.0, 4.0, 1.0])
+
+    reward = partial(env_reward)
+    reward.assess = assess
+    (item,) = scored([with_sessions((0, 0), (0,), turns_each=2)], reward)
+    assert [each.tolist() for each in item.turn_rewards["a"]] == [[0.0, 1.0, 0.5, 1.5], [0.0, 0.5]]
+    np.testing.assert_allclose(item.noise["a"], [math.sqrt(12.5), 1.0], rtol=1e-6)
+    samples = credit_groups([item], Credit(scale="none", turns="return"), {"hero"})
+    # sums to the end of each session: 0.5, 2.5, 0.5, 1.5 and 0.5, 0.5
+    assert samples.advantages == {(0, 0): {"a": [-0.5, 1.5, -0.5, 0.5]}, (0, 1): {"a": [-0.5, -0.5]}}
+
+
+def test_agent_without_sessions_in_an_episode_abstains_there():
+    groups = scored([with_sessions((1.0, 0.0), ())])
+    assert np.isnan(groups[0].rewards["a"]).tolist() == [False, True]
+    samples = credit_groups(groups, Credit(scale="none"), {"hero"})
+    assert samples.advantages == {(0, 0): {"a": [0.5, -0.5]}} and samples.abstained == 1
+
+
 def test_groups_are_counted_by_outcome():
     broken = EpisodeError(where="step", kind="X", message="m")
     groups = [group((0, 0), (1, 0)), group((1, 0), (1, 5)), group((0, 0), (1, 0), error=broken)]

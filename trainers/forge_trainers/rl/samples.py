@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_Row: TypeAlias = tuple[int, str, int]
-"""Group, agent and episode of a trajectory."""
+_Row: TypeAlias = tuple[int, str, int, tuple[int, ...]]
+"""Group, agent and episode of a trajectory, and the turns that share a reward: all, or those of a session."""
 
 MAX_BAD_LOGPROBS = 0.01
 """Maximum fraction of a policy's sampled tokens in a step with a NaN, infinite or positive log-probability."""
@@ -32,7 +32,8 @@ def compute_advantages(
 ) -> list[EpisodeGroup]:
     """Compute the advantages of every turn of the trained policies.
 
-    GRPO (arXiv 2402.03300): ``A_i = (r_i - mean(r)) / std(r)`` over the episodes of a group, per agent. A group with a
+    GRPO (arXiv 2402.03300): ``A_i = (r_i - mean(r)) / std(r)`` over the episodes of a group, per agent. Sessions with
+    rewards of their own are compared with all sessions of the agent in the group's episodes. A group with a
     failed episode has no advantages: the remaining episodes would be compared with a biased baseline. If a reward
     abstained (NaN), only its trajectory is left out, and of a `MultiReward` only that part.
 
@@ -52,13 +53,15 @@ def compute_advantages(
         return [g for group in groups for g in compute_advantages([group], credit, trained, baselines)]
     if credit.is_per_group and groups[0].advantages is not None:
         return [*groups]
-    sums: dict[_Row, list[np.ndarray]] = {}
+    totals: dict[tuple[int, str, int], np.ndarray] = {}
     for weight, rows in _scored_parts(groups, trained):
         for row, advantages in zip(rows, credit.assign([*rows.values()], baselines), strict=True):
             if advantages is not None:
+                number, agent, index, turns = row
+                all_turns = groups[number].episodes[index].trajectories[agent].turns
+                total = totals.setdefault((number, agent, index), np.zeros(len(all_turns), np.float32))
                 # GDPO (arXiv 2601.05242): each reward is compared separately, and the advantages are added.
-                sums.setdefault(row, []).append(weight * advantages)
-    totals = {row: np.sum(values, axis=0) for row, values in sums.items()}
+                total[list(turns)] += weight * advantages
     return [
         replace(
             group,
@@ -75,21 +78,18 @@ def _scored_parts(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> l
     """Return the weight of each part of the reward, and the trajectories that it scored."""
     parts: dict[str, tuple[float, dict[_Row, Scored]]] = {}
     for number, group in enumerate(groups):
-        for agent in () if group.failed else group.rewards_of(trained):
-            for index in np.flatnonzero(~np.isnan(group.rewards[agent])).tolist():
-                for name, (weight, part) in (group.parts or {"": (1.0, group)}).items():
-                    if np.isnan(part.rewards[agent][index]):
-                        continue
-                    turns = part.episodes[index].trajectories[agent].turns
-                    _, rows = parts.setdefault(name, (weight, {}))
-                    rows[number, agent, index] = Scored(
-                        group=number,
-                        role="/".join(filter(None, (part.env_id, agent, name))),
-                        reward=float(part.rewards[agent][index]),
-                        response_tokens=[len(turn.response_ids) for turn in turns],
-                        turns=None if part.turn_rewards is None else part.turn_rewards[agent][index],
-                        noise=None if part.noise is None else float(part.noise[agent][index]),
-                    )
+        for name, (weight, part) in (group.parts or {"": (1.0, group)}).items():
+            for item in _scored_trajectories([part], trained)[0]:
+                _, rows = parts.setdefault(name, (weight, {}))
+                agent, index, turns = item.agent, item.episode, list(item.turns)
+                rows[number, agent, index, item.turns] = Scored(
+                    group=number,
+                    role="/".join(filter(None, (part.env_id, agent, name))),
+                    reward=item.reward,
+                    response_tokens=[len(turn.response_ids) for turn in item.trajectory.turns],
+                    turns=None if part.turn_rewards is None else part.turn_rewards[agent][index][turns],
+                    noise=None if part.noise is None else float(part.noise[agent][index]),
+                )
     return [*parts.values()]
 
 
@@ -165,17 +165,18 @@ def make_samples(
     used, too_long = set[int](), list[int]()
     advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
     rows, abstained = _scored_trajectories(groups, trained)
-    for at, (number, agent, index, trajectory) in enumerate(rows):
-        per_turn = (groups[number].advantages or {})[agent][index]
+    for at, (number, agent, index, turns, trajectory, _) in enumerate(rows):
+        of_all = (groups[number].advantages or {})[agent][index]
+        per_turn = None if of_all is None else of_all[list(turns)]
         cut = [] if per_turn is None else samples_from(trajectory, per_turn.tolist(), group=number, number=at)
         limit = (max_tokens or {}).get(trajectory.policy, math.inf)
         too_long += [number for sample in cut if len(sample.token_ids) > limit]
         bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
         tokens[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
         accepted = [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]
-        if per_turn is not None and accepted:
+        if of_all is not None and accepted:
             samples.setdefault(trajectory.policy, []).extend(accepted)
-            advantages.setdefault((number, index), {})[agent] = per_turn.tolist()
+            advantages.setdefault((number, index), {})[agent] = of_all.tolist()
             used.add(number)
         if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere
             part = trajectory if len(accepted) == len(cut) else _learned_part(trajectory, accepted)
@@ -196,20 +197,41 @@ def make_samples(
     )
 
 
+class _ScoredTrajectory(NamedTuple):
+    """A trajectory with a reward, or the part of one that belongs to a session with its own reward."""
+
+    group: int
+    agent: str
+    episode: int
+    """Index of the episode in the group."""
+    turns: tuple[int, ...]
+    """Positions of its turns in the whole trajectory."""
+    trajectory: Trajectory
+    reward: float
+
+
 def _scored_trajectories(
     groups: Sequence[EpisodeGroup], trained: Collection[str]
-) -> tuple[list[tuple[int, str, int, Trajectory]], int]:
-    """Return group, agent, episode and trajectory of each trained trajectory with a reward, and the number without."""
-    trajectories = [
-        (number, agent, index, episode.trajectories[agent])
-        for number, group in enumerate(groups)
-        if not group.failed
-        for agent in group.rewards_of(trained)
-        for index, episode in enumerate(group.episodes)
-        if agent in episode.trajectories
-    ]
-    scored = [row for row in trajectories if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
-    return scored, len(trajectories) - len(scored)
+) -> tuple[list[_ScoredTrajectory], int]:
+    """Return the trained trajectories with a reward, and the number of those without."""
+    scored, abstained = [], 0
+    for number, group in enumerate(groups):
+        for agent, rewards in {} if group.failed else group.rewards_of(trained).items():
+            for index, episode in enumerate(group.episodes):
+                if (whole := episode.trajectories.get(agent)) is None:
+                    continue
+                abstained += bool(np.isnan(rewards[index]))
+                if whole.session_rewards is None:
+                    parts = [(tuple(range(len(whole.turns))), whole, float(rewards[index]))]
+                else:
+                    positions = [
+                        tuple(at for at, turn in enumerate(whole.turns) if turn.session == session)
+                        for session in range(len(whole.session_rewards))
+                    ]
+                    rewards_n = group.session_rewards[agent][index].tolist()
+                    parts = [*zip(positions, whole.sessions, rewards_n, strict=True)]
+                scored += [_ScoredTrajectory(number, agent, index, *each) for each in parts if not np.isnan(each[2])]
+    return scored, abstained
 
 
 def _learned_part(trajectory: Trajectory, samples: Sequence[Sample]) -> Trajectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ import numpy as np
 
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.threads import in_thread
-from forge_agents.types import EpisodeGroup, Reward
+from forge_agents.types import EpisodeGroup, Reward, Trajectory
 from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.collect import Collector
 from forge_trainers.rl.failures import nothing_to_train_on
@@ -26,6 +27,8 @@ async def score(
     groups: Sequence[EpisodeGroup], reward: Reward | None = None, *, timeout_s: float = 1800.0
 ) -> list[EpisodeGroup]:
     """Score every trajectory of `groups` in one call of `reward`, or one call of each part of a `MultiReward`.
+
+    Sessions with rewards of their own are scored one by one. Their trajectory has the mean of the scores.
 
     Args:
         groups: Collected groups, including failed episodes.
@@ -54,13 +57,57 @@ async def score_groups(groups: Sequence[EpisodeGroup], reward: Reward, *, timeou
         ]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
+    by_session = any(trajectory.session_rewards is not None for trajectory in trajectories)
+    scored = [part for each in trajectories for part in each.sessions] if by_session else trajectories
     assessment = await with_deadline(
-        in_thread(assess, reward, trajectories, name, name=f"reward {name}"),
+        in_thread(assess, reward, scored, name, name=f"reward {name}"),
         timeout_s,
         who=f"reward {name}",
         what="scoring",
     )
-    return _split(groups, assessment)
+    if not by_session:
+        return _split(groups, assessment)
+    return _with_session_rewards(_split(groups, _of_trajectories(trajectories, assessment)), assessment.scores)
+
+
+def _of_trajectories(trajectories: Sequence[Trajectory], of_sessions: Assessment) -> Assessment:
+    """Return the assessment of whole trajectories: mean scores, and one noise for the sessions of a trajectory."""
+    scores, variances, turns, start = [], [], [], 0
+    for trajectory in trajectories:
+        rows = slice(start, start + len(trajectory.sessions))
+        start = rows.stop
+        scores.append(_mean(of_sessions.scores[rows]))
+        if of_sessions.noise is not None:
+            variances.append(_mean(np.square(of_sessions.noise[rows], dtype=np.float64)))
+        if of_sessions.turns is not None:
+            of_session = [iter(each) for each in of_sessions.turns[rows]]
+            numbers = (0 if trajectory.session_rewards is None else turn.session for turn in trajectory.turns)
+            turns.append(np.array([next(of_session[number]) for number in numbers], np.float32))
+    return Assessment(
+        scores=np.array(scores, np.float32),
+        noise=None if of_sessions.noise is None else np.sqrt(variances).astype(np.float32),
+        turns=None if of_sessions.turns is None else turns,
+    )
+
+
+def _mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not NaN, or NaN if there are none."""
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if len(present) else math.nan
+
+
+def _with_session_rewards(groups: Sequence[EpisodeGroup], scores: np.ndarray) -> list[EpisodeGroup]:
+    scored, start = [], 0
+    for group in groups:
+        sessions: dict[str, list[np.ndarray]] = {}
+        for index, episode in enumerate(group.episodes):
+            for agent, trajectory in episode.trajectories.items():
+                stop = start + len(trajectory.sessions)
+                nothing = [np.empty(0, np.float32)] * len(group.episodes)
+                sessions.setdefault(agent, nothing)[index] = scores[start:stop]
+                start = stop
+        scored.append(replace(group, session_rewards=sessions))
+    return scored
 
 
 def _split(groups: Sequence[EpisodeGroup], assessment: Assessment) -> list[EpisodeGroup]:
@@ -82,6 +129,7 @@ def _split(groups: Sequence[EpisodeGroup], assessment: Assessment) -> list[Episo
                 rewards={agent: scores[indices] for agent, indices in rows.items()},
                 noise=None if noise is None else {agent: noise[indices] for agent, indices in rows.items()},
                 turn_rewards=None if turns is None else {a: [turns[i] for i in indices] for a, indices in rows.items()},
+                session_rewards={},
                 parts=None,
                 advantages=None,  # those of an earlier reward
             )
@@ -96,7 +144,14 @@ def _combined(parts: Mapping[str, tuple[float, EpisodeGroup]]) -> EpisodeGroup:
         agent: weighted_sum([(weight, group.rewards[agent]) for weight, group in parts.values()])
         for agent in first.rewards
     }
-    return replace(first, rewards=totals, noise=None, turn_rewards=None, parts=parts)
+    sessions = {
+        agent: [
+            weighted_sum([(weight, group.session_rewards[agent][index]) for weight, group in parts.values()])
+            for index in range(len(first.episodes))
+        ]
+        for agent in first.session_rewards
+    }
+    return replace(first, rewards=totals, session_rewards=sessions, noise=None, turn_rewards=None, parts=parts)
 
 
 class Scorer:
