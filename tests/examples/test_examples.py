@@ -196,16 +196,59 @@ __all__ = ["Sums"]
 """
 
 
-@pytest.mark.skipif(shutil.which("vf-validate") is None, reason="pip install 'verifiers>=0.4' somewhere on the path")
-def test_verifiers_taskset_runs_in_its_own_python_with_its_own_reward(load_example, tmp_path, monkeypatch):
+@pytest.fixture
+def in_verifiers(load_example, tmp_path, monkeypatch):
+    """Return a function that starts an environment of verifiers and registers it."""
+    if shutil.which("vf-validate") is None:
+        pytest.skip("pip install 'verifiers>=0.4' somewhere on the path")
     (tmp_path / "sums.py").write_text(TASKSET)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    python = Path(shutil.which("vf-validate")).parent / "python"
-    load_example("verifiers_v1").register(str(python), "sums", 7)
+    module, programs = load_example("verifiers_v1"), []
+
+    def start(taskset, env_id=""):
+        programs.append(module.Verifiers(str(Path(shutil.which("vf-validate")).parent / "python"), taskset, env_id))
+        module.register(programs[-1], range(7))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.close()
+
+
+def test_verifiers_taskset_runs_in_its_own_python_with_its_own_reward(in_verifiers):
+    assert in_verifiers("sums").roles == {"agent": True}
     right = fa.Scripted(lambda observation: str(int(observation.split()[0]) * 7))
     for player, reward in ((right, 1.0), (fa.Scripted(lambda _: "?"), 0.0)):
-        episode = fa.play("my/Taskset-v0", player, seed=1)
+        episode = fa.play("my/Verifiers-v0", player, seed=1)
         assert episode.error is None and episode.rewards == {"agent": reward}, str(episode)
+
+
+def test_traces_of_one_role_of_verifiers_have_their_own_rewards(in_verifiers):
+    assert in_verifiers("sums", "best-of-n").roles == {"agent": True}
+    answers = iter("???")
+    player = fa.Scripted(lambda observation: next(answers, str(int(observation.split()[0]) * 7)))
+    episode = fa.play("my/Verifiers-v0", player, seed=1)
+    assert episode.rewards == {"agent": 0.25}, str(episode)
+    assert episode.trajectories["agent"].session_rewards == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_roles_of_verifiers_are_agents(in_verifiers):
+    assert in_verifiers("telling").roles == {"teller": True, "guesser": True}
+    guesses = iter(["{}.", "The digit is {}."])
+
+    def play(observation, agent):
+        digit = re.findall(r"\d", observation)[-1]
+        return f"Say {digit}." if agent == "teller" else next(guesses).format(digit)
+
+    episode = fa.play("my/Verifiers-v0", fa.Scripted(play), seed=1)
+    assert [turn.agent for turn in episode.turns] == ["teller", "guesser", "guesser"]
+    assert re.fullmatch(r"Your partner says: Say \d\.\nAnswer with the digit only\.", episode.turns[2].observation)
+    assert episode.rewards == {"teller": 0.5, "guesser": 0.5}
+    assert episode.trajectories["guesser"].session_rewards == (1.0, 0.0)
+
+
+def test_roles_that_verifiers_does_not_train_are_frozen(in_verifiers):
+    assert in_verifiers("sums", "user-sim").roles == {"assistant": True, "user": False}
 
 
 SUMS_TASK = """
