@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forge_agents.errors import ModelNotFoundError
-from forge_agents.models.resolve import weight_bytes
+from forge_agents.models.families import has_latent
+from forge_agents.models.resolve import read_json, weight_bytes
 from forge_agents.policy import LoRA
 from forge_agents.runtime.hosts import MAX_PROCESSES
 from forge_agents.runtime.machine import visible_gpus
@@ -124,6 +125,8 @@ class EnginePlan(EngineConfig):
         """`enforce_eager`, or the default for this model on this machine."""
         if self.enforce_eager is not None:
             return self.enforce_eager
+        if not visible_gpus() and (file := Path(self.model, "config.json")).is_file() and has_latent(read_json(file)):
+            return True  # see `check_kernels`
         return is_too_small_to_compile(Path(self.model))
 
     @property

@@ -205,6 +205,11 @@ def check_kernels(folder: Path, model: str, config: EngineConfig, adapters: Coll
             f"{model} has kv_lora_rank={latent.rank} and qk_rope_head_dim={latent.rotated}, and on CPU vLLM computes "
             f"latent attention (MLA) for {' and '.join(map(str, _LATENT_SIZES))} only. Serve it on a GPU"
         )
+    if size.latent is not None and config.enforce_eager is False:
+        raise ValueError(
+            f"{model} has latent attention (MLA), for which a compiled engine on CPU has returned log-probabilities "
+            "that are not numbers. Leave out engine.enforce_eager, or use a GPU"
+        )
     head_dim = size.head_dim
     if head_dim not in CPU_HEAD_SIZES and not read_json(folder / "config.json").get("kv_lora_rank"):
         raise ValueError(

@@ -110,6 +110,15 @@ def test_latent_attention_without_a_cpu_kernel_is_refused(tiny_models):
         memory.check_kernels(folder, "hero", EngineConfig())
 
 
+def test_latent_attention_is_not_compiled_on_cpu(tiny_models, monkeypatch):
+    model = tiny_models(family="deepseek_v3")
+    monkeypatch.setattr("forge_agents.serving.config.is_too_small_to_compile", lambda _: False)
+    monkeypatch.setattr("forge_agents.serving.config.visible_gpus", list)
+    assert EnginePlan(model=str(model)).eager and not EnginePlan(model=str(tiny_models())).eager
+    with pytest.raises(ValueError, match="^hero has latent attention .* Leave out engine.enforce_eager"):
+        memory.check_kernels(model, "hero", EngineConfig(enforce_eager=False))
+
+
 def test_latent_attention_keeps_one_vector_per_layer(tiny_models):
     size = ModelSize.of(tiny_models(family="deepseek_v3"))
     assert size.kv_per_token() == size.kv_per_token(tp=2) == 2 * (512 + 64)
