@@ -16,7 +16,7 @@ help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "CUDA=1            install requirements/gpu.txt instead of cpu.txt"
-	@echo "FAST=1            leave out of \`make test\` what starts engines, learners or a browser: three minutes"
+	@echo "FAST=1            leave out of \`make test\` what starts engines, learners or a browser: half the time"
 	@echo "WORKERS=2         test files that \`make test\` runs at the same time"
 	@echo "PYTHON=...        the Python for .venv (default: the first of python3.11, 3.12, 3.13, python3 that fits)"
 	@echo "TORCH_INDEX=URL   one more wheel index, e.g. PyTorch's for CPU builds"
