@@ -10,7 +10,7 @@ import pytest
 from forge_verifiers import combiners
 
 from .copies import NEAR, Cell, areas, grid  # noqa: TID252 (tests are no installed package)
-from .regimes import auroc  # noqa: TID252
+from .regimes import Case, auroc  # noqa: TID252
 
 
 def default(cell: Cell, **kwargs) -> float:
@@ -77,3 +77,77 @@ def test_good_verifiers_that_agree_are_not_copies_when_nothing_contradicts_them(
         s = np.where(rng.random((1500, len(accuracies))) < accuracies, y[:, None], 1 - y[:, None]).astype(float)
         model = combiners.get("default").fit(s, np.arange(1500) // 8)
         assert model.report().weight.min() > 0.6, accuracies
+
+
+def criteria(
+    noise: float,
+    copies: int,
+    good: int,
+    *,
+    opposed: bool = False,
+    graded: bool = False,
+    rows: int = 1000,
+    seed: int = 0,
+) -> Case:
+    """`good` verifiers that are right in 75 % of the rows, and `copies` of another criterion with this noise."""
+    rng = np.random.default_rng([33, seed])
+    y = rng.integers(0, 2, rows)
+    criterion = np.where(rng.random(rows) < (0.25 if opposed else 0.5), y, 1 - y)
+    followed = np.column_stack([*[y] * good, *[criterion] * copies])
+    accuracy = np.array([0.75] * good + [1 - noise] * copies)
+    if graded:
+        r = 2 * accuracy - 1
+        z = r * (2 * followed - 1) + np.sqrt(1 - r**2) * rng.standard_normal(followed.shape)
+        return 1 / (1 + np.exp(-z)), np.arange(rows) // 8, y
+    right = rng.random(followed.shape) < accuracy
+    return np.where(right, followed, 1 - followed).astype(float), np.arange(rows) // 8, y
+
+
+def correlation(p: np.ndarray, y: np.ndarray) -> float:
+    return float(np.corrcoef(p, y)[0, 1])
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("opposed", [False, True])
+@pytest.mark.parametrize(
+    "case",  # noise, copies, good verifiers
+    [(0.25, 5, 3), (0.2, 7, 2), (0.2, 6, 4), (0.2, 4, 5), (0.3, 4, 2), (0.3, 7, 5)],
+)
+def test_unrelated_criterion_keeps_the_mean_and_labels_or_an_anchor_decide(
+    case: tuple[float, int, int], opposed: bool, graded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise, copies, good = case
+    s, g, y = criteria(noise, copies, good, opposed=opposed, graded=graded)
+    mean = correlation(combiners.get("mean").fit_predict(s, g), y)
+    with caplog.at_level(logging.WARNING):
+        p = combiners.get("default").fit_predict(s, g)
+    assert correlation(p, y) > mean - 0.05
+    (warned,) = [record.getMessage() for record in caplog.records if "copies" in record.getMessage()]
+    groups = [", ".join(f"column {k}" for k in group) for group in (range(good), range(good, good + copies))]
+    assert all(f"[{group}]" in warned for group in groups) and "twenty" in warned
+    labels = np.full(len(y), np.nan)
+    labels[::10] = y[::10]
+    known = correlation(combiners.get("mean").fit_predict(s[:, :good], g), y)
+    assert correlation(combiners.get("default").fit_predict(s, g, labels), y) > known - 0.07
+    assert correlation(combiners.get("default", anchors=[0]).fit_predict(s, g), y) > known - 0.07
+
+
+@pytest.mark.parametrize("rows", [200, 5000])
+@pytest.mark.parametrize("noise", [0.15, 0.25])
+def test_unrelated_criterion_does_not_win_with_few_or_many_rows(rows: int, noise: float) -> None:
+    """Two hundred rows show the two criteria in most samples, but not in all."""
+    lost = []
+    for seed in range(4):
+        s, g, y = criteria(noise, 5, 4, rows=rows, seed=seed)
+        default, mean = (correlation(combiners.get(name).fit_predict(s, g), y) for name in ("default", "mean"))
+        lost.append(mean - default)
+    assert np.median(lost) < 0.05
+
+
+def test_noise_among_good_verifiers_is_no_second_criterion(caplog: pytest.LogCaptureFixture) -> None:
+    for seed in range(6):
+        s, g, y = criteria(0.5, 4, 4, seed=seed)
+        with caplog.at_level(logging.WARNING):
+            p = combiners.get("default").fit_predict(s, g)
+        assert correlation(p, y) > correlation(s[:, :4].mean(axis=1), y) - 0.03, seed
+    assert not [record for record in caplog.records if "copies" in record.getMessage()]

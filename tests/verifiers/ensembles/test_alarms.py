@@ -9,7 +9,7 @@ from forge_agents.errors import ForgeError
 from forge_verifiers import HackingAlarm, RewardHackingError, RewardHackingWarning
 from forge_verifiers.ensemble.alarms import AlarmMonitor, disagreement, group_spread
 
-from .simulated import judges, played  # noqa: TID252 (tests are no installed package)
+from .simulated import auroc, judges, played  # noqa: TID252 (tests are no installed package)
 
 
 def hacked_run(ensemble, calls, onset=40, seed=0):
@@ -90,9 +90,15 @@ def test_each_series_has_its_alarm(changed, kinds):
 @pytest.mark.parametrize("anchors", [(), ("judge5",)])
 def test_a_hacked_run_of_twenty_steps_is_noticed(anchors):
     ensemble = Ensemble(judges(), anchors=anchors, alarm=HackingAlarm(on_alarm="log"))
+    quality = []
     for call in range(20):
-        ensemble.score(played(call, right=0.4, hacked=min(0.6, 0.05 * call)))
-    assert "reward_against_witness" in [alarm.kind for alarm in ensemble.alarms]
+        rows = played(call, right=0.4, hacked=min(0.6, 0.05 * call))
+        quality.append(auroc(ensemble.score(rows), rows))
+    kinds = [alarm.kind for alarm in ensemble.alarms]
+    if anchors:  # the anchor shows which verifiers are hacked, so the reward follows the others and does not rise
+        assert kinds == ["effective_number"] and min(quality[10:]) > 0.85
+    else:
+        assert "reward_against_witness" in kinds
 
 
 @pytest.mark.parametrize(("reward", "kinds"), [(0.5, ["spread"]), (0.99, [])])

@@ -37,6 +37,8 @@ _EQUIVALENT, _CONTRADICTORY = 0.9, 0.5
 _UNDECIDED, _DECIDED = 1.5, 3.5
 """Log-odds in nats between contradictory hypotheses: up to the first, P(correct) is the plain mean of the scores. From
 the second on, P(correct) is the average over the hypotheses."""
+_MEAN_SLOPE = 0.8
+"""Factor on the slope of this mean: flatter, so that many copies that agree do not count for more than in the mean."""
 _YES = 0.5
 """Scores above it count as "yes" for a `Prior`."""
 
@@ -85,7 +87,7 @@ class Default(Combiner):
     3. EM (Dawid and Skene 1979) fits each probable hypothesis. The fit estimates and discounts the remaining error
        correlation between voices. Each prompt has its own rate of correct responses.
     4. P(correct) is the average over the hypotheses. If two hypotheses contradict each other and neither is much more
-       probable, P(correct) is the mean of the scores, and a warning asks for a family, an anchor or five labels.
+       probable, P(correct) is the mean of the scores, and a warning asks for a family, an anchor or labels.
     5. With fewer than three voices, or if no voice predicts another, accuracies cannot be estimated, and P(correct) is
        the mean of the voices. Priors count as rows. Labels are clamped, count as four rows each, and decide between
        hypotheses and between the two directions.
@@ -119,11 +121,10 @@ class Default(Combiner):
             hypothesis = start.hypothesis._replace(score=start.hypothesis.score + label_likelihood)
             fitted.append(_Fitted(hypothesis, model, q))
         plain = min(fitted, key=lambda each: each.hypothesis.num_copies)
-        fitted, probability = _select_hypotheses(fitted, plain)
-        dispute = _dispute(fitted, probability)
+        fitted, probability, dispute = _select_hypotheses(fitted, plain)
         self._warn(fitted, dispute)
         state = {**scale._asdict(), "probability": probability, "dispute": np.array(dispute)}
-        state |= {"plain_weight": np.abs(plain.model.mean_weight), "plain_slope": plain.model.mean_slope}
+        state |= {"plain_weight": np.abs(plain.model.mean_weight), "plain_slope": _MEAN_SLOPE * plain.model.mean_slope}
         for h, each in enumerate(fitted):
             state |= each.model.state(str(h))
         return {**state, **_estimates(fitted, probability, dispute, codes)}
@@ -173,7 +174,8 @@ class Default(Combiner):
             copies = [[names.get(k, f"column {k}") for k in group] for group in sorted(groups) if len(group) > 1]
             _LOG.warning(
                 "the scores do not tell whether the verifiers %s agree because they are right or because they are "
-                "copies. P(correct) stays near the mean. Declare a family or an anchor, or give five labels",
+                "copies. P(correct) stays near the mean. Declare a family or an anchor, or give five labels where "
+                "the groups differ, or about twenty of random responses",
                 " or ".join(f"[{', '.join(group)}]" for group in copies),
             )
         voices = max(len(each.hypothesis.loading) for each in fitted)
@@ -208,12 +210,13 @@ class Default(Combiner):
         return mean, np.sqrt(weight @ (components - mean) ** 2 + weight[:-1] @ variance)
 
 
-def _select_hypotheses(fitted: Sequence[_Fitted], plain: _Fitted) -> tuple[list[_Fitted], Floats]:
+def _select_hypotheses(fitted: Sequence[_Fitted], plain: _Fitted) -> tuple[list[_Fitted], Floats, float]:
     """The hypotheses that P(correct) averages over, and their probabilities.
 
     Of hypotheses with an equivalent ranking of the responses, only the most probable remains. The hypothesis without
-    undeclared copies remains alone if the average gives the same ranking and is not more certain: this hypothesis uses
-    the evidence of each verifier, and copies do no harm if all agree on which responses are right.
+    undeclared copies remains alone if no other contradicts, and the average gives the same ranking and is not more
+    certain: this hypothesis uses the evidence of each verifier, and copies do no harm if all agree on which responses
+    are right. The last value is that of `_dispute`.
     """
     distinct: list[_Fitted] = []
     for each in sorted(fitted, key=lambda each: -each.hypothesis.score):
@@ -225,9 +228,10 @@ def _select_hypotheses(fitted: Sequence[_Fitted], plain: _Fitted) -> tuple[list[
     distinct = [each for each, is_probable in zip(distinct, probable, strict=True) if is_probable]
     probability = normalize(probability[probable])
     average = probability @ np.stack([each.q for each in distinct])
-    if _similarity(average, plain.q) > _EQUIVALENT and plain.q.std() >= average.std():
-        return [plain], np.ones(1)
-    return distinct, probability
+    dispute = _dispute(distinct, probability)
+    if dispute == 0 and _similarity(average, plain.q) > _EQUIVALENT and plain.q.std() >= average.std():
+        return [plain], np.ones(1), 0.0
+    return distinct, probability, dispute
 
 
 def _dispute(fitted: Sequence[_Fitted], probability: Floats) -> float:
