@@ -127,13 +127,15 @@ def main():
     parser.add_argument("taskset", help="name of a taskset of the library")
     parser.add_argument("--env", default="", help="name of an environment of the library that plays the taskset")
     parser.add_argument("--tasks", type=int, default=100, help="number of tasks; a fifth is held out")
+    parser.add_argument("--rank", type=int, default=16, help="rank of the roles' adapters; 0: all weights")
     parser.add_argument("--groups", type=int, default=4, help="groups of four episodes in a step")
     args = parser.parse_args()
     import forge_agents as fa
 
     program = Verifiers(args.python, args.taskset, args.env)
     register(program, range(args.tasks))
-    shared = {"sampling": fa.Sampling(max_tokens=args.max_tokens), "lora": fa.LoRA()}
+    lora = fa.LoRA(rank=args.rank, alpha=2 * args.rank) if args.rank else None
+    shared = {"sampling": fa.Sampling(max_tokens=args.max_tokens), "lora": lora}
     team = {role: fa.Policy(args.model, name=role, trainable=on, **shared) for role, on in program.roles.items()}
     config = fa.GRPOConfig(
         max_resamples=0,

@@ -1,7 +1,7 @@
 """An environment of verifiers 0.4 with two roles: a teller reads a digit, and guessers read only what the teller says.
 
-`examples/verifiers_v1.py` trains both roles. Each of two guessers is a trace with its own reward. The teller gets their
-mean.
+`examples/verifiers_v1.py` trains both roles. Half of the reward is the fraction of digits in an answer. The other half
+is, for each of two guessers, a right answer, and for the teller the fraction of right answers.
 """
 
 import httpx
@@ -13,9 +13,10 @@ class DigitData(vf.TaskData):
 
 
 class DigitTask(vf.Task[DigitData]):
-    @vf.reward
-    async def right(self, trace: vf.Trace) -> float:
-        return float(trace.agent.name == "guesser" and trace.last_reply.strip(" .") == str(self.data.digit))
+    @vf.reward(weight=0.5)
+    async def brief(self, trace: vf.Trace) -> float:
+        """Fraction of digits in the answer, for both roles."""
+        return sum(char in "0123456789" for char in trace.last_reply) / max(1, len(trace.last_reply))
 
 
 class Digits(vf.Taskset[DigitTask, vf.TasksetConfig]):
@@ -57,7 +58,10 @@ class Telling(vf.Env[TellingConfig]):
 
     async def finalize(self, task, episode):
         teller, *guessers = episode.traces
-        teller.record_reward("understood", sum(trace.reward for trace in guessers) / len(guessers))
+        right = [float(trace.last_reply == str(task.data.digit)) for trace in guessers]
+        for trace, value in zip(guessers, right, strict=True):
+            trace.record_reward("right", value, weight=0.5)
+        teller.record_reward("understood", sum(right) / len(right), weight=0.5)
 
 
 __all__ = ["Ask", "Digits", "Telling"]

@@ -234,7 +234,7 @@ def test_traces_of_one_role_of_verifiers_have_their_own_rewards(in_verifiers):
 
 def test_roles_of_verifiers_are_agents(in_verifiers):
     assert in_verifiers("telling").roles == {"teller": True, "guesser": True}
-    guesses = iter(["{}.", "The digit is {}."])
+    guesses = iter(["{}", "It is {}."])
 
     def play(observation, agent):
         digit = re.findall(r"\d", observation)[-1]
@@ -243,8 +243,8 @@ def test_roles_of_verifiers_are_agents(in_verifiers):
     episode = fa.play("my/Verifiers-v0", fa.Scripted(play), seed=1)
     assert [turn.agent for turn in episode.turns] == ["teller", "guesser", "guesser"]
     assert re.fullmatch(r"Your partner says: Say \d\.\nAnswer with the digit only\.", episode.turns[2].observation)
-    assert episode.rewards == {"teller": 0.5, "guesser": 0.5}
-    assert episode.trajectories["guesser"].session_rewards == (1.0, 0.0)
+    assert episode.rewards == {"teller": pytest.approx(0.5 / 6 + 0.5 / 2), "guesser": pytest.approx((1 + 0.5 / 8) / 2)}
+    assert episode.trajectories["guesser"].session_rewards == (1.0, 0.5 / 8)
 
 
 def test_roles_that_verifiers_does_not_train_are_frozen(in_verifiers):
