@@ -94,6 +94,15 @@ _DEEPSEEK = {
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                         "mscale": 1.0, "mscale_all_dim": 0.8, "original_max_position_embeddings": 128},
 }  # fmt: skip
+_QWEN3_MOE = {
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": EXPERTS_PER_TOKEN,
+    "moe_intermediate_size": EXPERT_INTERMEDIATE,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "router_aux_loss_coef": 0.0,
+}
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
 CHAT_TEMPLATE = (
@@ -224,15 +233,7 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
         del config["head_dim"]
         config |= _LATENT | (_DEEPSEEK if family == "deepseek_v3" else {})
     if family == "qwen3_moe":
-        config |= {
-            "num_experts": EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
-            "moe_intermediate_size": EXPERT_INTERMEDIATE,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "router_aux_loss_coef": 0.0,
-        }
+        config |= _QWEN3_MOE
     if family == "qwen3_5_moe":
         del config["intermediate_size"]
         config |= {

@@ -77,8 +77,7 @@ def spec_from_config(
     has_latent = families.has_latent(config)
     model_kind, block_kind, parallelize = _classes(config)
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
-    head_dim = families.head_dim_of(config)
-    tied = families.is_tied(config)
+    head_dim, tied = families.head_dim_of(config), families.is_tied(config)
     rotated = config["qk_rope_head_dim"] if has_latent else head_dim
     ropes = _ropes(config, LlamaRope if is_llama or has_latent else Rope, rotated, max_seq_len)
 
@@ -112,11 +111,11 @@ def spec_from_config(
         )
         for layer in range(config["num_hidden_layers"])
     ]
-    embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
     model = model_kind.Config(
         dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
         tok_embeddings=(Embedding if lean else titan.Embedding).Config(
-            num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
+            num_embeddings=vocab_size, embedding_dim=dim,
+            param_init={"weight": titan.skip_param_init} if tied else _NORMAL,
         ),
         lm_head=titan.Linear.Config(in_features=dim, out_features=vocab_size, param_init=_NORMAL),
     )  # fmt: skip
