@@ -65,7 +65,8 @@ def check(
                     f"machine. Add {HOST_FLAG} {host} to allow this"
                 )
             )
-    for name, text in (pair for file in files for pair in _texts(file.get("env_args"), "")):
+    arguments = [each for file in files for each in _env_args(file)]
+    for name, text in (pair for each in arguments for pair in _texts(each, "")):
         if re.fullmatch(r"\w+://\S+", text) and (host := urlsplit(text).hostname or text) not in trusted:
             raise ValueError(
                 visible(
@@ -73,7 +74,7 @@ def check(
                     "this"
                 )
             )
-    for name in (name for file in files for name in _CODE_ARGS if name in (file.get("env_args") or ())):
+    for name in (name for each in arguments for name in _CODE_ARGS if name in each):
         raise ValueError(
             f"the settings file sets env_args.{name}, which chooses what runs on this machine. Set it where the "
             f"environment is registered, or with the flag --env_args.{name}"
@@ -97,7 +98,8 @@ def check_paths(values: Mapping[str, Any], folder: Path) -> None:
     """Check that the arguments of environments in a file name no other files of the user.
 
     What an environment reads, it may show to an endpoint. A file may name files in its own folder, and files of tasks
-    also in the current folder.
+    also in the current folder. Libraries look for other paths in folders of their own, so that "..", from there, may
+    lead anywhere.
 
     Args:
         values: Content of the file.
@@ -106,9 +108,11 @@ def check_paths(values: Mapping[str, Any], folder: Path) -> None:
     Raises:
         ValueError: An argument names a file elsewhere.
     """
-    for name, text in _texts(values.get("env_args"), ""):
-        roots = [folder, Path.cwd()] if name in ("tasks", "eval_tasks") else [folder]
-        if any(_leads_out(path, roots) for path in _paths(text, folder)):
+    for name, text in (pair for each in _env_args(values) for pair in _texts(each, "")):
+        tasks = name in ("tasks", "eval_tasks")
+        roots = [folder, Path.cwd()] if tasks else [folder]
+        climbs = not tasks and ".." in re.split(r"[/\\]", text)
+        if climbs or any(_leads_out(path, roots) for path in _paths(text, folder)):
             raise ValueError(
                 visible(
                     f"the settings file sets env_args.{name} to {text[:200]}, a file outside of its folder. Set it "
@@ -133,6 +137,17 @@ def _leads_out(path: Path, roots: Sequence[Path]) -> bool:
         return path.is_file() and not any(path.resolve().is_relative_to(root.resolve()) for root in roots)
     except (OSError, ValueError):  # no path: too long, or with a zero byte
         return False
+
+
+def _env_args(values: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the arguments of environments at any depth of a file, such as those of a warm start."""
+    if isinstance(values, Mapping):
+        if isinstance(found := values.get("env_args"), Mapping):
+            yield found
+        values = [value for name, value in values.items() if name != "env_args"]
+    if isinstance(values, list | tuple):
+        for each in values:
+            yield from _env_args(each)
 
 
 def _texts(values: Any, name: str) -> Iterator[tuple[str, str]]:

@@ -277,6 +277,22 @@ def test_environments_of_a_file_read_no_files_elsewhere(form, config, capsys, tm
     assert read(config(env_args=allowed)).env_args == allowed
 
 
+@pytest.mark.parametrize("path", ["../data/../../../../token.txt", "data/../../token.txt", "..", "..\\token.txt"])
+def test_paths_that_climb_are_refused_because_libraries_look_elsewhere(path, config, capsys, tmp_path):
+    imitation = {"data": "chats.jsonl", "env_args": {"data_file": path}}
+    for settings in ({"env_args": {"data_file": path}}, {"warm_start": {"team": imitation}}):
+        error = " ".join(refused(capsys, config(**settings)).split())
+        assert f"sets env_args.data_file to {path}, a file outside of its folder" in error
+    harmless = {"words": ["a..b", "wait ...", "either../or"]}
+    assert read(config(env_args=harmless)).env_args == harmless
+
+
+def test_a_warm_start_of_a_file_does_not_choose_what_an_environment_runs(config, capsys):
+    imitation = {"data": "forge/Relay-v0", "games": 3, "env_args": {"program": ["sh", "-c", "id"]}}
+    file = config(warm_start={"team": imitation})
+    assert "sets env_args.program, which chooses what runs" in " ".join(refused(capsys, file).split())
+
+
 def test_environments_of_a_file_connect_only_to_trusted_hosts(config, capsys):
     file = config(env_args={"url": "http://169.254.169.254/latest"})
     assert "Add --trust_host 169.254.169.254 to allow" in " ".join(refused(capsys, file).split())
