@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -146,7 +147,8 @@ class Repair(ToolEnv):
         return "\n".join([summary, *failures[:_MAX_FAILURES], *([reason] if reason else [])])
 
     def tools(self, agent: str) -> Sequence[Tool]:
-        return {"planner": [self.show], "editor": [self.show, self.edit], "tester": [self.test]}[agent]
+        test = replace(self.test, waits=True)  # for the sandbox
+        return {"planner": [self.show], "editor": [self.show, self.edit], "tester": [test]}[agent]
 
     def _source(self, module: str) -> str:
         if module not in self.files:

@@ -384,7 +384,7 @@ async def main():
 
 asyncio.run(main())
 """
-LATE = """
+LATE_ANSWERS = """
 import asyncio, os
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, endpoint
 
@@ -402,7 +402,7 @@ class Late(Actor):
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
 def test_answer_of_a_dying_actor_to_a_call_that_was_given_up_is_harmless(how: str, tmp_path: Path) -> None:
-    (tmp_path / "late_answers.py").write_text(LATE)
+    (tmp_path / "late_answers.py").write_text(LATE_ANSWERS)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", GIVEN_UP, how]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
