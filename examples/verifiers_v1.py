@@ -84,7 +84,10 @@ class Verifiers:
     def __init__(self, python, taskset, env_id=""):
         command = [python, __file__, "--serve", taskset, env_id]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.roles = json.loads(self._process.stdout.readline())
+        roles = self._process.stdout.readline()
+        if not roles:
+            raise RuntimeError(f"{python} ended before it served {taskset!r}. Its last lines on the console say why")
+        self.roles = json.loads(roles)
         self._numbers, self._lock = itertools.count(), threading.Lock()
         self._results = {}
         threading.Thread(target=self._read, daemon=True).start()

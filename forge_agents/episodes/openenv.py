@@ -177,12 +177,13 @@ def openenv_app(
     return _WithToken(_application(tables, max_clients), token)
 
 
-def serve(app: Any, *, port: int = 8000) -> None:
+def serve(app: _WithToken, *, port: int = 8000) -> None:
     """Serve the result of `openenv_app` to this machine until Ctrl-C, and print its address with the token."""
     config = uvicorn.Config(app, host="127.0.0.1", port=port, **{**http_settings(), "ws": "auto"})
+    listener = config.bind_socket()  # ends the process if the port is in use
     sys.stdout.write(f"serving http://127.0.0.1:{port}/{app.token}\n")
     sys.stdout.flush()
-    Server(config).run()
+    Server(config).run(sockets=[listener])
 
 
 class _WithToken:
@@ -192,10 +193,10 @@ class _WithToken:
         self._app, self.token = app, token
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        shown, _, path = scope.get("path", "").removeprefix("/").partition("/")
+        token, _, path = scope.get("path", "").removeprefix("/").partition("/")
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif hmac.compare_digest(shown.encode(), self.token.encode()):
+        elif hmac.compare_digest(token.encode(), self.token.encode()):
             trust(scope)
             await self._app({**scope, "path": f"/{path}", "raw_path": f"/{path}".encode()}, receive, send)
         elif scope["type"] == "websocket":

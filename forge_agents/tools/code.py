@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 
 from forge_agents.sandbox import Sandbox, SandboxResult, validate_path
 from forge_agents.tools import Tool, tool
@@ -80,7 +79,7 @@ class Workspace:
                 continue  # the name is not text, or there are too many files
         return result
 
-    @tool
+    @tool(waits=True)
     def python(self, code: str) -> str:
         """Run a Python program in your folder and read what it prints.
 
@@ -120,7 +119,7 @@ class Workspace:
 
     def tools(self) -> list[Tool]:
         """Return the tools python, read_file, write_file and list_files."""
-        return [replace(self.python, waits=True), self.read_file, self.write_file, self.list_files]
+        return [self.python, self.read_file, self.write_file, self.list_files]
 
 
 @functools.lru_cache(maxsize=4096)

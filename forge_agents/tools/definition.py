@@ -73,9 +73,9 @@ class Tool:
 @overload
 def tool(fn: Callable[..., Any]) -> Tool: ...
 @overload
-def tool(*, timeout_s: float | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(*, timeout_s: float | None = None, waits: bool = False) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
-    fn: Callable[..., Any] | None = None, *, timeout_s: float | None = None
+    fn: Callable[..., Any] | None = None, *, timeout_s: float | None = None, waits: bool = False
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool from a function: its name, type hints and Google-style docstring become the schema.
 
@@ -85,17 +85,18 @@ def tool(
         fn: The function. Type hints may be any types that pydantic can create from JSON: str, int, float, bool,
             list[...], dict[str, ...], Literal[...], dataclasses, and unions of them.
         timeout_s: Time limit of a call in seconds, for functions that wait. None: no limit.
+        waits: Value of `Tool.waits`.
 
     Raises:
         TypeError: A parameter is variadic, has no type hint, or has one that JSON cannot express.
         ValueError: The function has no docstring, so a model could not know its purpose.
     """
     if fn is None:
-        return lambda fn: _make_tool(fn, timeout_s)
-    return _make_tool(fn, timeout_s)
+        return lambda fn: _make_tool(fn, timeout_s, waits)
+    return _make_tool(fn, timeout_s, waits)
 
 
-def _make_tool(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
+def _make_tool(fn: Callable[..., Any], timeout_s: float | None, waits: bool) -> Tool:
     from pydantic import PydanticUserError, TypeAdapter  # slow to import
 
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -135,6 +136,7 @@ def _make_tool(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
         parameters={"type": "object", "properties": properties, "required": required, **definitions},
         fn=fn,
         timeout_s=timeout_s,
+        waits=waits,
         method=method,
         convert=lambda arguments: {key: adapters[key].validate_python(value) for key, value in arguments.items()},
     )

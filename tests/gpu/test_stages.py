@@ -101,3 +101,8 @@ def test_an_example_reports_the_results_of_all_its_arms(stages, tmp_path, monkey
     options = stages.Options(model="m")
     result = stages.parts.script(options, str(tmp_path / "part.json"), words=[str(example), "--groups", "2"])
     assert result == {"status": 1, "results": [[0.1], [0.9]], "output": "the end\n"}
+
+
+@pytest.mark.parametrize(("tokens", "answer"), [([1, 2, 9], [1, 2]), ([1, 2], [1, 2]), ([9, 9], [9]), ([], [])])
+def test_greedy_answers_are_compared_without_the_token_that_ended_them(stages, tokens, answer):
+    assert stages.parts._without_end(tokens, {8, 9}) == answer

@@ -109,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
     out, results = args.out.resolve(), dict[str, dict[str, Any]]()
     out.mkdir(parents=True, exist_ok=True)
     model = str(resolve(args.model))
-    options = Options(model=model, quick=args.quick, scale=1 if args.quick else SCALE, peers=())
+    options = Options(model=model, quick=args.quick, scale=1 if args.quick else SCALE)
     end = time.monotonic() + args.limit_s
     with tempfile.TemporaryDirectory(prefix="forge-stages-") as work:
         os.environ["FORGE_STAGES_WORK"] = work
@@ -119,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> int:
             write_atomic(out / f"stage-{args.stage}.json", json.dumps({"goals": goals, **results}, indent=1))
             _print(json.dumps({name: results[name]}))
     missed = [name for name, each in goals.items() if not each["reached"]]
-    failed = [name for name, result in results.items() if "error" in result and name != "out_of_memory"]
+    failed = [name for name, result in results.items() if "error" in result]
     _print(f"failed: {', '.join(failed) or 'none'}. Goals missed: {', '.join(missed) or 'none'}")
     return 1 if failed or missed else 0
 
@@ -135,14 +135,14 @@ def run(part: Part, options: Options, file: Path, left_s: float) -> dict[str, An
     if timeout_s < min(30, part.timeout_s):
         return {"error": f"left out: {left_s:.0f} s were left"}
     shape = {"shape": "tiny"} if options.quick and "shape" in part.arguments else {}
-    recorded = {"file": str(file)} if part.function.__module__ == parts.__name__ else {}
+    own_file = {"file": str(file)} if part.function.__module__ == parts.__name__ else {}
     limit = {"limit_s": timeout_s} if "limit_s" in part.arguments else {}
-    arguments = {**part.arguments, **shape, **recorded, **limit}
+    arguments = {**part.arguments, **shape, **own_file, **limit}
     try:
         result = in_child(part.function, options, timeout_s=timeout_s, env=part.env(options), **arguments)
     except ChildFailedError as failure:
-        known = json.loads(file.read_text()) if file.exists() else {}
-        result = {**known, "error": str(failure)[-2000:]}
+        recorded = json.loads(file.read_text()) if file.exists() else {}
+        result = {**recorded, "error": str(failure)[-2000:]}
     return {**result, "seconds": round(time.monotonic() - started, 1)}
 
 
@@ -170,8 +170,8 @@ def checks(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
     if curve := fact("learns", "curve"):
         at_least("held-out reward", curve[-1][1], parts.TARGET)
     for most in sorted(fact("rollout") or {}):
-        ours, theirs = fact("rollout", most, "tokens_per_s"), fact("rollout_llm", most, "tokens_per_s")
-        at_least(f"rollout of {most} tokens over vLLM's LLM", ours / theirs if ours and theirs else None, 0.95)
+        rate, peer = fact("rollout", most, "tokens_per_s"), fact("rollout_llm", most, "tokens_per_s")
+        at_least(f"rollout of {most} tokens over vLLM's LLM", rate / peer if rate and peer else None, 0.95)
     at_least("MFU at 1.7B", fact("learner_1.7b", "mfu"), 0.35)
     step, peer = fact("step", "numbers", "wall_s"), fact("step_trl", "wall_s")
     at_most("seconds of a step over TRL's", step / peer if step and peer else None, 1.0)

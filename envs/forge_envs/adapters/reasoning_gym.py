@@ -32,9 +32,9 @@ class ReasoningGym(TurnEnv):
     seed, level and settings, which reproduce the question).
 
     Some scorers evaluate the answer as Python or sympy. Such scorers only receive literals and formulas. Other answers
-    score 0 with the reason under ``"refused"``. Five scorers that solve wrong answers, as "x" or "nan", are corrected.
-    The scorers run in a process with memory and time limits. Exceptions and exceeded limits score 0, with a message
-    under ``"error"``.
+    score 0 with the reason under ``"refused"``. Five scorers accept wrong answers, such as "x" or "nan", and are
+    corrected. The scorers run in a process with memory and time limits. Exceptions and exceeded limits score 0, with a
+    message under ``"error"``.
 
     Args:
         generator: Name in reasoning-gym, e.g. ``"leg_counting"``.

@@ -97,7 +97,7 @@ def _score_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float
 
 
 def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
-    """Return the highest score of an answer, for scorers of reasoning-gym 0.1.25 that solve wrong answers."""
+    """Return the highest score of an answer, for scorers of reasoning-gym 0.1.25 that accept wrong answers."""
     match generator:
         case "coin_flip":  # its part of equal digits is that of the shorter number: "0" equals 0.3125
             given, gold = (float(Fraction(text.replace(",", ""))) for text in (answer, str(entry["answer"])))

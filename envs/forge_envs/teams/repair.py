@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -134,7 +133,7 @@ class Repair(ToolEnv):
         self.edits += 1
         return f"Line {line} of {module} was {old.strip()!r}. {_fault(source)}".strip()
 
-    @tool
+    @tool(waits=True)
     def test(self) -> str:
         """Run the tests."""
         tests = self.repository.visible
@@ -147,8 +146,7 @@ class Repair(ToolEnv):
         return "\n".join([summary, *failures[:_MAX_FAILURES], *([reason] if reason else [])])
 
     def tools(self, agent: str) -> Sequence[Tool]:
-        test = replace(self.test, waits=True)  # for the sandbox
-        return {"planner": [self.show], "editor": [self.show, self.edit], "tester": [test]}[agent]
+        return {"planner": [self.show], "editor": [self.show, self.edit], "tester": [self.test]}[agent]
 
     def _source(self, module: str) -> str:
         if module not in self.files:
@@ -241,9 +239,8 @@ def saw_tests_pass(trajectory: Trajectory) -> float | None:
         return None
     runs = [turn for last, turn in pairwise(trajectory.turns) if any(call.name == "test" for call in last.tool_calls)]
     texts = [text for turn in runs for text in turn.observation.split("<tool_response>\n")]
-    results = [
-        first[1] for text in texts if (first := _RESULT.search(text))
-    ]  # what follows may be texts of the modules
+    # what follows the first result may be texts of the modules
+    results = [first[1] for text in texts if (first := _RESULT.search(text))]
     return float(results[-1:] == ["All"])
 
 

@@ -231,6 +231,15 @@ def test_written_package_serves_and_prints_its_address(tmp_path, connect):
             process.terminate()
 
 
+def test_port_in_use_ends_the_server_before_it_prints_an_address(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SystemExit):
+            openenv.serve(openenv_app("served/Letters-v0"), port=taken.getsockname()[1])
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(("template", "env"), [("team", "forge/Relay-v0"), ("openenv", None)])
 def test_environment_is_named_for_its_template_only(tmp_path, template, env):
     with pytest.raises(ForgeError, match="environment"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from process_checks import holds_within
+from http_servers import served
 
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import ToolCall, mcp, run_tool
@@ -300,18 +300,10 @@ def test_blocking_client_is_reported(monkeypatch):
 @pytest.fixture
 def address(script):
     """The same server over streamable HTTP, on a free port of loopback, in a thread."""
-    import uvicorn
-
     space = {"__name__": "shelf"}
     exec(compile(script.read_text(), str(script), "exec"), space)
-    config = uvicorn.Config(space["server"].streamable_http_app(), host="127.0.0.1", port=0, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    assert holds_within(20, lambda: server.started)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp"
-    server.should_exit = True
-    thread.join(20)
+    with served(space["server"].streamable_http_app()) as url:
+        yield f"{url}/mcp"
 
 
 def test_streamable_http_server_works(address):

@@ -24,6 +24,12 @@ def test_texts_are_scored_with_their_columns_and_without_reasoning():
     assert reward.__name__ == "numeric" and fv.TextReward(fv.Numeric(), name="maths").__name__ == "maths"
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_columns_may_be_sequences_or_arrays(kind):
+    reward = fv.TextReward(fv.Numeric())
+    assert reward(["6 * 7?"] * 2, ["It is 42.", "It is 41."], answer=kind([42, 42])) == [1.0, 0.0]
+
+
 def test_parts_of_a_message_are_joined_and_one_without_text_is_empty():
     parts = [{"type": "text", "text": "It is "}, {"type": "image"}, {"type": "text", "text": "42."}]
     calls = [{"role": "assistant", "content": None, "tool_calls": []}]

@@ -96,23 +96,17 @@ def spec_from_config(
             config, layer, inner_attention, head_dim=head_dim, rope=ropes[layer], qk_norm=qk_norm, fuse_qkv=fuse_qkv
         )
 
-    def block(**parts: Any) -> Any:
+    def block(layer: int) -> Any:
+        parts = {"attention_norm": norm(dim), "ffn_norm": norm(dim), "attention": attention(layer)}
+        parts |= _feed_forward(config, layer, lean=lean)
         if is_gemma:
             parts |= {"attention_post_norm": norm(dim), "ffn_post_norm": norm(dim)}
             parts["scale"] = config.get("query_pre_attn_scalar", 256) ** -0.5
         return block_kind.Config(**parts)
 
-    layers = [
-        block(
-            attention_norm=norm(dim),
-            ffn_norm=norm(dim),
-            attention=attention(layer),
-            **_feed_forward(config, layer, lean=lean),
-        )
-        for layer in range(config["num_hidden_layers"])
-    ]
     model = model_kind.Config(
-        dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
+        dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim),
+        layers=[block(layer) for layer in range(config["num_hidden_layers"])],
         tok_embeddings=(Embedding if lean else titan.Embedding).Config(
             num_embeddings=vocab_size, embedding_dim=dim,
             param_init={"weight": titan.skip_param_init} if tied else _NORMAL,

@@ -70,11 +70,16 @@ async def score_groups(groups: Sequence[EpisodeGroup], reward: Reward, *, timeou
     return _with_session_rewards(_split(groups, _of_trajectories(trajectories, assessment)), assessment.scores)
 
 
+def _num_sessions(trajectory: Trajectory) -> int:
+    """Return the length of `Trajectory.sessions`."""
+    return 1 if trajectory.session_rewards is None else len(trajectory.session_rewards)
+
+
 def _of_trajectories(trajectories: Sequence[Trajectory], of_sessions: Assessment) -> Assessment:
     """Return the assessment of whole trajectories: mean scores, and one noise for the sessions of a trajectory."""
     scores, variances, turns, start = [], [], [], 0
     for trajectory in trajectories:
-        rows = slice(start, start + len(trajectory.sessions))
+        rows = slice(start, start + _num_sessions(trajectory))
         start = rows.stop
         scores.append(_mean(of_sessions.scores[rows]))
         if of_sessions.noise is not None:
@@ -102,7 +107,7 @@ def _with_session_rewards(groups: Sequence[EpisodeGroup], scores: np.ndarray) ->
         sessions: dict[str, list[np.ndarray]] = {}
         for index, episode in enumerate(group.episodes):
             for agent, trajectory in episode.trajectories.items():
-                stop = start + len(trajectory.sessions)
+                stop = start + _num_sessions(trajectory)
                 nothing = [np.empty(0, np.float32)] * len(group.episodes)
                 sessions.setdefault(agent, nothing)[index] = scores[start:stop]
                 start = stop

@@ -8,12 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from forge_agents.envs.reasoning import split_response
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers.core.verifier import verifier_of
 
-AGENT = "model"
+_AGENT = "model"
 """Name of the only agent."""
 
 
@@ -38,8 +40,8 @@ class TextReward:
         Args:
             prompts: [n], equal for completions of one group.
             completions: [n].
-            columns: Facts that the verifier reads, such as ``answer``: lists of n values, by name. Values of other
-                types, such as TRL's ``trainer_state``, are ignored.
+            columns: Facts that the verifier reads, such as ``answer``: sequences or arrays of n values, by name.
+                Others, such as TRL's ``trainer_state``, are ignored.
 
         Raises:
             ArgumentError: The numbers of prompts, completions and values of a column differ.
@@ -49,7 +51,11 @@ class TextReward:
 
 
 def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Trajectory]:
-    lists = {name: values for name, values in columns.items() if isinstance(values, (list, tuple))}
+    lists = {
+        name: values.tolist() if isinstance(values, np.ndarray) else values
+        for name, values in columns.items()
+        if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+    }
     for name, values in {"prompts": prompts, **lists}.items():
         if len(values) != len(completions):
             raise ArgumentError(
@@ -58,10 +64,10 @@ def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: M
     result = []
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         reasoning, raw, answer = split_response(_last_text(completion))
-        turn = Turn(agent=AGENT, index=0, observation=_last_text(prompt), action=answer, reasoning=reasoning,
+        turn = Turn(agent=_AGENT, index=0, observation=_last_text(prompt), action=answer, reasoning=reasoning,
                     raw_reasoning=raw, reward=0.0)  # fmt: skip
         info = {name: values[row] for name, values in lists.items()}
-        result.append(Trajectory(agent=AGENT, policy=AGENT, turns=(turn,), seed=_number_of(prompt), info=info))
+        result.append(Trajectory(agent=_AGENT, policy=_AGENT, turns=(turn,), seed=_number_of(prompt), info=info))
     return result
 
 

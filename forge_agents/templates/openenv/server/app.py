@@ -11,10 +11,8 @@ import forge_agents as fa
 from forge_agents.episodes.openenv import openenv_app, serve
 
 CLIENTS = ["player_0"]  # agents that clients play
-PLAYERS = {"player_1": fa.Random()}  # or fa.Oracle(), fa.Scripted(function), fa.Endpoint(model, base_url=...)
-TOKEN = os.environ.get("OPENENV_TOKEN") or secrets.token_urlsafe(
-    32
-)  # the first part of the path: http://HOST:PORT/TOKEN
+PLAYERS = {"player_1": fa.Random()}  # or fa.Oracle(), fa.Scripted(function), fa.Endpoint(url, model)
+TOKEN = os.environ.get("OPENENV_TOKEN") or secrets.token_urlsafe(32)  # begins the path: http://HOST:PORT/TOKEN
 
 app = openenv_app("WORD_DUEL", token=TOKEN, clients=CLIENTS, players=PLAYERS)
 
