@@ -119,11 +119,11 @@ def compare(recipe: Recipe, seed: int, out: Path) -> list[Row]:
 
 def table(rows: list[Row]) -> Table:
     """The comparison as it is printed."""
-    shown = Table("recipe", "arm", "seed", "before", "after", "holds", title="before and after training")
+    table = Table("recipe", "arm", "seed", "before", "after", "holds", title="before and after training")
     for row in rows:
         values = ("-" if value is None else f"{value:.3f}" for value in (row.before, row.after))
-        shown.add_row(row.recipe, row.arm, str(row.seed), *values, row.problem or "yes")
-    return shown
+        table.add_row(row.recipe, row.arm, str(row.seed), *values, row.problem or "yes")
+    return table
 
 
 def update(rows: list[Row], out: Path, machine: str) -> None:
@@ -155,8 +155,8 @@ def results_of(name: str, records: list[dict[str, Any]]) -> str:
     lines.append("|---" * (len(seeds) + 2) + "|")
     for arm, intervals in recipe.expect.items():
         cells = {record["seed"]: record for record in mine if record["arm"] == arm}
-        shown = [_change(cells[seed]) if seed in cells else "not run" for seed in seeds]
-        lines.append(f"| {arm} | " + " | ".join([*shown, _expected(intervals)]) + " |")
+        values = [_change(cells[seed]) if seed in cells else "not run" for seed in seeds]
+        lines.append(f"| {arm} | " + " | ".join([*values, _expected(intervals)]) + " |")
     measured = sorted({f"{record['date']}, {record['machine']}" for record in mine})
     lines += ["", f"{recipe.measure.capitalize()} before and after training. Measured {'; '.join(measured)}."]
     if (ROOT / "docs" / "results" / f"{name}.png").exists():

@@ -27,8 +27,8 @@ def document(report: Results, *, brief: bool) -> Document:
         f"(seed {settings['seed']}), {count(settings['samples'], 'sample')}, {swapped(settings)}, "
         f"{count(report.records, 'episode')}{departures(report)}"
     )
-    shown = [_players(report), *_environments(report, brief), _passes(report), *_differences(report)]
-    shown += [_teamwork(report), *_meetings(report, brief), *_exploitability(report), _spent(report)]
+    sections = [_players(report), *_environments(report, brief), _passes(report), *_differences(report)]
+    sections += [_teamwork(report), *_meetings(report, brief), *_exploitability(report), _spent(report)]
     packages = ", ".join(f"{name} {version}" for name, version in report.provenance["packages"].items())
     commit = report.provenance.get("commit")
     facts = [f"Python {report.provenance['python']}; {packages}{f'; commit {commit}' if commit else ''}"]
@@ -44,7 +44,7 @@ def document(report: Results, *, brief: bool) -> Document:
         headline=headline,
         warnings=_warnings(report),
         bars=report.summary.overall,
-        sections=[section for section in shown if section.rows],
+        sections=[section for section in sections if section.rows],
         facts=facts,
     )
 

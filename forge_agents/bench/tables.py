@@ -75,8 +75,8 @@ def show(document: Document) -> str:
     from rich.console import Console
 
     screen = Console()
-    shown = screen if screen.is_terminal else Console(width=_WIDEST, color_system=None)
-    shown.print(*_renderables(document), sep="\n")
+    console = screen if screen.is_terminal else Console(width=_WIDEST, color_system=None)
+    console.print(*_renderables(document), sep="\n")
     return as_text(document)
 
 

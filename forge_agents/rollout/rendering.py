@@ -347,8 +347,8 @@ class Renderer:
             except TemplateRefusalError as error:  # Gemma and Mistral, if one role has two messages in a row
                 refusal = refusal or error
                 continue
-            shown = set(_LAYOUT_MARK.findall(rendered))  # one search: a program may send 200,000 messages
-            lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in shown]
+            found_marks = set(_LAYOUT_MARK.findall(rendered))  # one search: a program may send 200,000 messages
+            lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in found_marks]
             if not lost:
                 return layout
             refusal = refusal or ValueError(
@@ -376,11 +376,11 @@ class Renderer:
 
     def _role_tokens(self) -> set[str]:
         """Tokens between messages. Some tokenizers, such as DeepSeek's, do not mark them as special."""
-        shown = self._apply_template(_PROBE)
+        text = self._apply_template(_PROBE)
         with contextlib.suppress(ValueError):
-            shown = self._template([{"role": role, "content": "-"} for role in ("system", "user", "assistant", "user")])
+            text = self._template([{"role": role, "content": "-"} for role in ("system", "user", "assistant", "user")])
         tokens = (token.content for token in self._tokenizer.added_tokens_decoder.values())
-        return {token for token in tokens if token in shown and _BRACKETED.fullmatch(token) and not is_tag(token)}
+        return {token for token in tokens if token in text and _BRACKETED.fullmatch(token) and not is_tag(token)}
 
     def _result_tokens(self) -> set[str]:
         """Tokens around tool results. Qwen's tokens are left out, because environments write results with them."""

@@ -161,8 +161,8 @@ def _read(text: str, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]])
                     raise ValueError("more than one value")
             except ValueError:
                 if has_mark or '"parameters"' in text or '"arguments"' in text:
-                    shown = _FORMS[form].replace("NAME", name)
-                    error = f"the tool call is {_describe_error(text, position, form)}; write {shown}"
+                    example = _FORMS[form].replace("NAME", name)
+                    error = f"the tool call is {_describe_error(text, position, form)}; write {example}"
                     yield match.start(), ToolCall(name=name, error=error)
                 break
             if not has_mark and not (isinstance(content, dict) and {"parameters", "arguments"} & content.keys()):

@@ -192,16 +192,20 @@ def serve_page(
     """
     import uvicorn
 
-    shown = find_runs(runs)
+    found_runs = find_runs(runs)
     token = secrets.token_urlsafe(24)
     listening = _socket(port)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
     stop = threading.Event()
-    watcher = threading.Thread(target=watch, args=(shown, stop), name="forge-viewer-index", daemon=True)
+    watcher = threading.Thread(target=watch, args=(found_runs, stop), name="forge-viewer-index", daemon=True)
     # without an access log, whose lines would contain the token
-    settings = uvicorn.Config(make_app(shown, token), timeout_graceful_shutdown=2, **http_settings())
+    settings = uvicorn.Config(make_app(found_runs, token), timeout_graceful_shutdown=2, **http_settings())
     watcher.start()
-    say(visible(f"{len(shown)} run{'s' if len(shown) > 1 else ''}: {', '.join(run.name for run in shown)}"))
+    say(
+        visible(
+            f"{len(found_runs)} run{'s' if len(found_runs) > 1 else ''}: {', '.join(run.name for run in found_runs)}"
+        )
+    )
     say(f"open   {url}\nstop   Ctrl-C")
     try:
         Server(settings).run(sockets=[listening])

@@ -52,33 +52,33 @@ def test_a_game_is_played_through_a_pipe():
 
 
 def test_person_acts_for_the_requested_agent(typed):
-    shown = typed("check\nfold\nfold\n")
+    terminal = typed("check\nfold\nfold\n")
     assert cli.main(["play", "forge/KuhnPoker-v0", "--agent=player_1", "--seed=1"]) == 0
-    text = shown.console.file.getvalue()
+    text = terminal.console.file.getvalue()
     assert "you are player_1" in text and "player_1 sees" in text and "player_0 sees" not in text
 
 
 def test_leaving_a_game_is_no_failure(typed):
-    shown = typed("")
+    terminal = typed("")
     assert cli.main(["play", "forge/KuhnPoker-v0"]) == 0
-    assert "the person who plays 'player_0' left" in shown.console.file.getvalue()
+    assert "the person who plays 'player_0' left" in terminal.console.file.getvalue()
 
 
 def test_endpoint_acts_for_the_other_agents(typed, serve_chat, monkeypatch):
     monkeypatch.setenv("RIVAL_KEY", "s3cret")
     server = serve_chat(lambda request: "fold")
-    shown = typed("bet\n")
+    terminal = typed("bet\n")
     words = ["--endpoint", server.url, "--endpoint_model", "stub", "--api_key_env", "RIVAL_KEY"]
     assert cli.main(["play", "forge/KuhnPoker-v0", *words, "--sampling.max_tokens", "9"]) == 0
-    assert "endpoint" in shown.console.file.getvalue() and server.requests[0]["max_tokens"] == 9
+    assert "endpoint" in terminal.console.file.getvalue() and server.requests[0]["max_tokens"] == 9
     assert server.headers_seen[0]["authorization"] == "Bearer s3cret"
 
 
 def test_broken_endpoint_is_shown_as_a_failure(typed, serve_chat):
-    shown = typed("bet\n")
+    terminal = typed("bet\n")
     server = serve_chat(lambda request: b"\x1b[2Jgarbage")
     assert cli.main(["play", "forge/KuhnPoker-v0", "--endpoint", server.url, "--endpoint_model", "stub"]) == 1
-    text = shown.console.file.getvalue()
+    text = terminal.console.file.getvalue()
     assert "the episode ended early: stub at" in text and "\x1b" not in text
 
 
@@ -103,9 +103,9 @@ def test_two_people_share_a_terminal(typed):
         def act_all(self, actions):
             return fa.Outcome(rewards={a: float(output == self.word) for a, output in actions.items()}, done=True)
 
-    shown = typed("right\nright\n")
+    terminal = typed("right\nright\n")
     assert cli.main(["play", "play/Pick-v0", "--opponent=human", "--env_args.word=right"]) == 0
-    text = shown.console.file.getvalue()
+    text = terminal.console.file.getvalue()
     assert text.count("Say right.") == 2
     assert [line.split()[5] for line in text.splitlines() if "human" in line or "other" in line] == ["1", "1"]
 
@@ -161,13 +161,13 @@ async def crew(task, client):
 
 
 def test_program_is_watched_turn_by_turn(typed, monkeypatch):
-    shown = typed("")
+    terminal = typed("")
     call = '<think>hm</think>Yes. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     monkeypatch.setattr(PlayConfig, "other", fa.Scripted(lambda seen: call, name="script"))
     fa.register("test/Watched-v0", entry_point=fa.Program, program=crew, agents=("planner", "coder"))
     seen = []
-    show = shown.show
-    monkeypatch.setattr(shown, "show", lambda text, style="": (seen.append(text), show(text, style)))
+    show = terminal.show
+    monkeypatch.setattr(terminal, "show", lambda text, style="": (seen.append(text), show(text, style)))
     episode = playing.play_in_terminal(PlayConfig(env="test/Watched-v0", watch=True))
     assert episode.rewards == {"planner": 1.0, "coder": 1.0}
     heads = [text.strip().split("\n")[0] for text in seen]
@@ -180,7 +180,7 @@ def test_program_is_watched_turn_by_turn(typed, monkeypatch):
         "5. planner (script, branch 2 from turn 3)",
     ]
     assert 'calls    add {"a": 1}' in seen[1] and "thinks   hm" in seen[1]
-    output = shown.console.file.getvalue()
+    output = terminal.console.file.getvalue()
     assert "\x1b" not in output and "planner" in output.split("terminated after 5 turns")[1]
 
 
@@ -189,14 +189,14 @@ def test_failed_program_shows_its_error(typed):
         reply = await client.chat.completions.create(model="agent", messages=[{"role": "user", "content": "-"}])
         return json.loads(reply.choices[0].message.content)
 
-    shown = typed("yes\n")
+    terminal = typed("yes\n")
     fa.register("test/Trips-v0", entry_point=fa.Program, program=trips)
     playing.play_in_terminal(PlayConfig(env="test/Trips-v0"))
-    assert "the program failed: JSONDecodeError" in shown.console.file.getvalue()
+    assert "the program failed: JSONDecodeError" in terminal.console.file.getvalue()
 
 
 def test_person_who_watches_sees_other_agents_turns(typed, monkeypatch):
-    shown = typed("bet\nbet\n")
+    terminal = typed("bet\nbet\n")
     playing.play_in_terminal(PlayConfig(env="forge/KuhnPoker-v0", agent="player_1", watch=True, seed=1))
-    output = shown.console.file.getvalue()
+    output = terminal.console.file.getvalue()
     assert "you are player_1" in output and ". player_0 (random)" in output and ". player_1 (human)" not in output

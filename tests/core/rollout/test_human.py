@@ -59,9 +59,9 @@ def test_person_plays_an_agent(terminal):
     turn = episode.trajectories["player_0"].turns[0]
     assert (turn.action, turn.policy, turn.finish_reason, turn.response_ids) == ("bet", "human", "scripted", ())
     assert episode.rewards == {"player_0": 1.0, "player_1": -1.0}
-    shown = terminal.shown()
-    assert "You play Kuhn poker" in shown and turn.observation in shown and "legal: check | bet" in shown
-    assert shown.endswith("player_0> ")
+    output = terminal.shown()
+    assert "You play Kuhn poker" in output and turn.observation in output and "legal: check | bet" in output
+    assert output.endswith("player_0> ")
 
 
 def test_instructions_are_shown_once(terminal):
@@ -117,8 +117,8 @@ def test_people_are_asked_one_at_a_time(terminal):
 def test_model_text_cannot_control_the_terminal(terminal, text):
     terminal.keys.write(b"ok\n")
     asyncio.run(terminal.ask(text, text, instructions=text, legal_actions=(text,)))
-    shown = terminal.shown()
-    plain = shown.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[36m", "").replace("\x1b[0m", "")
+    output = terminal.shown()
+    plain = output.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[36m", "").replace("\x1b[0m", "")
     assert all(char == "\n" or char.isprintable() for char in plain)
     assert plain.count(visible(text)) >= 4
 
@@ -126,10 +126,10 @@ def test_model_text_cannot_control_the_terminal(terminal, text):
 @settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_visible_text_has_no_control_characters_and_keeps_ordinary_ones(text):
-    shown = visible(text)
-    assert all(char in "\n\t" or char.isprintable() or char.isspace() for char in shown)
+    output = visible(text)
+    assert all(char in "\n\t" or char.isprintable() or char.isspace() for char in output)
     if text.isprintable() and text.isascii():
-        assert shown == text
+        assert output == text
 
 
 def test_escapes_name_the_character():

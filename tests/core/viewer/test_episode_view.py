@@ -18,13 +18,13 @@ def pieces(policy, ids):
 
 
 def test_turns_of_all_agents_are_in_order():
-    shown = shown_episode(4, episode(), pieces)
-    assert [(turn["index"], turn["agent"]) for turn in shown["turns"]] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
-    first, *_, last = shown["turns"]
+    page = shown_episode(4, episode(), pieces)
+    assert [(turn["index"], turn["agent"]) for turn in page["turns"]] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
+    first, *_, last = page["turns"]
     assert (first["advantage"], last["advantage"], first["pieces"]) == (-1.0, 0.5, ["hero:104", "hero:105"])
     assert (first["logprobs"], first["versions"]) == ([-0.5, -1.0], [[0, 0, 1], [1, 1, 9]])
     assert (first["ended"], last["ended"], last["reward"]) == ("", "terminated", 1.0)
-    assert [(a["agent"], a["policy"], a["reward"], a["trained"]) for a in shown["agents"]] == [
+    assert [(a["agent"], a["policy"], a["reward"], a["trained"]) for a in page["agents"]] == [
         ("a", "hero", 1.0, 0.25),
         ("b", "hero", 1.0, 0.25),
     ]
@@ -69,15 +69,15 @@ def test_turns_of_an_agent_form_a_tree():
         {**first, "index": 2 * n, "branch": branch, "forked_from": None if fork is None else 2 * fork}
         for n, (branch, fork) in enumerate(output)
     ]
-    shown = shown_episode(1, row, pieces)["turns"]
-    assert [turn["after"] for turn in shown] == [None, 0, 0, 2, 6, None, None]
-    assert [turn["depth"] for turn in shown] == [0, 1, 0, 1, 2, 0, 0]
-    assert [turn["session_reward"] for turn in shown] == [None] * 7
+    page = shown_episode(1, row, pieces)["turns"]
+    assert [turn["after"] for turn in page] == [None, 0, 0, 2, 6, None, None]
+    assert [turn["depth"] for turn in page] == [0, 1, 0, 1, 2, 0, 0]
+    assert [turn["session_reward"] for turn in page] == [None] * 7
     row["trajectories"]["a"]["session_rewards"] = [0.25, 0.75]
     for n, turn in enumerate(row["trajectories"]["a"]["turns"]):
         turn["session"] = int(n > 3)
-    shown = shown_episode(1, row, pieces)["turns"]
-    assert [turn["session_reward"] for turn in shown] == [0.25] * 4 + [0.75] * 3
+    page = shown_episode(1, row, pieces)["turns"]
+    assert [turn["session_reward"] for turn in page] == [0.25] * 4 + [0.75] * 3
     del row["trajectories"]["a"]["turns"][0]["forked_from"]  # of an earlier version
     assert shown_episode(1, row, pieces)["turns"][0]["after"] is None
 
@@ -97,10 +97,10 @@ def test_nan_becomes_none():
     row = episode()
     row["rewards"] = {"a": math.nan, "b": 0.5}
     row["advantages"] = {"a": [math.inf]}
-    shown = shown_episode(1, row, pieces)
-    assert [agent["trained"] for agent in shown["agents"]] == [None, 0.5]
-    assert [turn["advantage"] for turn in shown["turns"]] == [None, None, None, None]
-    assert shown["trained"] == 0.5
+    page = shown_episode(1, row, pieces)
+    assert [agent["trained"] for agent in page["agents"]] == [None, 0.5]
+    assert [turn["advantage"] for turn in page["turns"]] == [None, None, None, None]
+    assert page["trained"] == 0.5
     assert "..." in str(finite(functools.reduce(lambda inside, _: [inside], range(900), 1)))
     assert finite({"a": [math.nan, 1, {"b": -math.inf}], 3: "x"}) == {"a": [None, 1, {"b": None}], "3": "x"}
 
@@ -114,15 +114,15 @@ def test_older_rows_without_newer_fields_are_shown():
         for turn in trajectory["turns"]:
             for name in ("logprobs", "versions", "info", "generate_s", "usage", "finish_reason"):
                 del turn[name]
-    shown = shown_episode(1, row, pieces)
-    assert (shown["trained"], shown["error"], shown["seconds"]) == (None, None, 0.0)
-    assert shown["turns"][0]["action"] == "hello a 0"
+    page = shown_episode(1, row, pieces)
+    assert (page["trained"], page["error"], page["seconds"]) == (None, None, 0.0)
+    assert page["turns"][0]["action"] == "hello a 0"
 
 
 def test_benchmark_record_shows_its_agents():
-    shown = shown_episode(1, record(), pieces)
-    assert shown["turns"] == [] and shown["agents"][0]["policy"] == "random"
-    assert shown["agents"][0]["facts"]["decisions"] == 3 and shown["agents"][0]["reward"] == 1.0
+    page = shown_episode(1, record(), pieces)
+    assert page["turns"] == [] and page["agents"][0]["policy"] == "random"
+    assert page["agents"][0]["facts"]["decisions"] == 3 and page["agents"][0]["reward"] == 1.0
     failed = shown_episode(1, record(error="step: X: boom"), pieces)
     assert failed["error"] == {"message": "step: X: boom"} and failed["reward"] is None
 
@@ -187,8 +187,8 @@ def test_time_of_all_turns_together_is_bounded(model, tmp_path, monkeypatch):
     seconds = itertools.count(0, 0.002)
     monkeypatch.setattr("forge_agents.viewer.episodes.time", SimpleNamespace(thread_time=lambda: next(seconds)))
     pieces, ids = Pieces(tmp_path, {"hero": str(model)}), [1] * 100
-    shown = [pieces.of("hero", ids) is not None for _ in range(40)]
-    assert 20 <= sum(shown) <= 30 and not any(shown[30:])
+    shown_turns = [pieces.of("hero", ids) is not None for _ in range(40)]
+    assert 20 <= sum(shown_turns) <= 30 and not any(shown_turns[30:])
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ ROW = {"reward/mean": 0.5, "learner/kl": 0.01, "time/step_s": 2.0}
 
 
 @pytest.fixture
-def shown(monkeypatch, tmp_path):
-    """``shown(**options)`` runs two steps on a console with these options and returns what was written."""
+def console_output(monkeypatch, tmp_path):
+    """``console_output(**options)`` runs two steps on a console with these options and returns what was written."""
 
     def run(line="a line", **options):
-        file = (tmp_path / "said").open("w+")
+        file = (tmp_path / "text").open("w+")
         console = Console(file=file, width=100, **options)
         monkeypatch.setattr(display, "Console", lambda: console)
         with display.Display("train", 2) as live:
@@ -26,51 +26,52 @@ def shown(monkeypatch, tmp_path):
     return run
 
 
-def test_a_pipe_gets_plain_lines(shown):
-    assert shown(force_terminal=False).splitlines() == [
+def test_a_pipe_gets_plain_lines(console_output):
+    assert console_output(force_terminal=False).splitlines() == [
         "a line",
         "train 1/2  reward 0.500  kl 0.0100  s/step 2.0",
         "train 2/2  reward 0.500  kl 0.0100  s/step 2.0",
     ]
 
 
-def test_what_was_dropped_is_shown(shown, monkeypatch):
+def test_what_was_dropped_is_shown(console_output, monkeypatch):
     monkeypatch.setitem(ROW, "groups/abstained", 2.0)
     monkeypatch.setitem(ROW, "dropped/too_long", 3.0)
     monkeypatch.setitem(ROW, "dropped/bad_logprobs", 0.0)
-    assert shown(force_terminal=False).splitlines()[-1].endswith("s/step 2.0  abstained 2  too long 3")
+    assert console_output(force_terminal=False).splitlines()[-1].endswith("s/step 2.0  abstained 2  too long 3")
 
 
-def test_a_dumb_terminal_gets_the_same(shown):
-    said = shown(force_terminal=True, _environ={"TERM": "dumb"})
-    assert "\x1b" not in said and said.splitlines()[-1] == "train 2/2  reward 0.500  kl 0.0100  s/step 2.0"
+def test_a_dumb_terminal_gets_the_same(console_output):
+    text = console_output(force_terminal=True, _environ={"TERM": "dumb"})
+    assert "\x1b" not in text and text.splitlines()[-1] == "train 2/2  reward 0.500  kl 0.0100  s/step 2.0"
 
 
-def test_a_terminal_gets_a_bar(shown):
-    said = shown(force_terminal=True, _environ={"TERM": "xterm"})
-    assert "\x1b[" in said and "2/2" in said and "━" in said
+def test_a_terminal_gets_a_bar(console_output):
+    text = console_output(force_terminal=True, _environ={"TERM": "xterm"})
+    assert "\x1b[" in text and "2/2" in text and "━" in text
 
 
-def test_progress_bar_leaves_room_for_ctrl_c(shown, monkeypatch):
+def test_progress_bar_leaves_room_for_ctrl_c(console_output, monkeypatch):
     for _, key, _ in display._SHOWN:
         monkeypatch.setitem(ROW, key, 1.0)
-    said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
-    rows = [re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", row).strip("\r") for row in said.splitlines()]
+    text = console_output(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
+    rows = [re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", row).strip("\r") for row in text.splitlines()]
     assert max(map(len, rows)) == 97
 
 
-def test_a_narrow_terminal_shows_the_step_and_every_metric(shown, monkeypatch):
+def test_a_narrow_terminal_shows_the_step_and_every_metric(console_output, monkeypatch):
     every = {key: 1.0 for _, key, _ in display._SHOWN}
     for key, value in every.items():
         monkeypatch.setitem(ROW, key, value)
-    message = " ".join(shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"}).split())  # lines joined
+    output = console_output(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
+    message = " ".join(output.split())  # lines joined
     assert "2/2" in message and all(label in message for label, key, _ in display._SHOWN if key in every)
 
 
-def test_a_reward_of_no_game_is_left_out_and_no_other_nan(monkeypatch, shown):
+def test_a_reward_of_no_game_is_left_out_and_no_other_nan(monkeypatch, console_output):
     for name in ("reward/mean", "learner/kl"):
         monkeypatch.setitem(ROW, name, float("nan"))
-    assert shown(force_terminal=False).splitlines()[1] == "train 1/2  kl nan  s/step 2.0"
+    assert console_output(force_terminal=False).splitlines()[1] == "train 1/2  kl nan  s/step 2.0"
 
 
 def test_rewards_of_several_policies_follow_their_mean(monkeypatch, capsys):
@@ -91,11 +92,11 @@ def test_held_out_rewards_and_skipped_steps_of_several_policies_are_shown(capsys
     assert "a skipped 1" in out and "b skipped" not in out
 
 
-def test_no_colour_leaves_the_bar(shown):
-    said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
-    assert "━" in said and "\x1b[3" not in said.replace("\x1b[3A", "")
+def test_no_colour_leaves_the_bar(console_output):
+    text = console_output(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
+    assert "━" in text and "\x1b[3" not in text.replace("\x1b[3A", "")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_line_is_no_markup_and_no_command_to_the_terminal(shown, terminal):
-    assert r"[/INST] [bold]x \x1b]0;title" in shown("[/INST] [bold]x \x1b]0;title", force_terminal=terminal)
+def test_a_line_is_no_markup_and_no_command_to_the_terminal(console_output, terminal):
+    assert r"[/INST] [bold]x \x1b]0;title" in console_output("[/INST] [bold]x \x1b]0;title", force_terminal=terminal)

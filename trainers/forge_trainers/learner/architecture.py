@@ -381,7 +381,7 @@ class RecurrentStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[mi
         super().__init__(model_config, hf_assets_path)
         self.from_hf_map |= {
             f"model.layers.{{}}.linear_attn.{name}": f"layers.{{}}.attention.{name}" for name in qwen3_5.WEIGHTS
-        } | {f"model.layers.{{}}.mlp.{theirs}": f"layers.{{}}.moe.{ours}" for theirs, ours in qwen3_5.SHARED.items()}
+        } | {f"model.layers.{{}}.mlp.{hf_name}": f"layers.{{}}.moe.{name}" for hf_name, name in qwen3_5.SHARED.items()}
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The tensors by the names of the checkpoint."""
@@ -396,7 +396,7 @@ class RecurrentStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[mi
         """The tensors by TorchTitan's names."""
         stacks, others = _split(hf_state_dict, ".mlp.experts.")
         result: dict[str, Any] = super().from_hf(others)
-        names = {theirs: ours for ours, theirs in qwen3_5.STACKS.items()}
+        names = {hf_name: name for name, hf_name in qwen3_5.STACKS.items()}
         for name, value in stacks.items():
             layer, _, weight = name.removeprefix("model.").partition(".mlp.")
             result[f"{layer}.moe.{names[weight]}"] = value

@@ -97,8 +97,8 @@ _LAYER = {
     "mlp.experts.gate_up_proj_bias": "moe.routed_experts.inner_experts.mlp1_bias_EG",
     "mlp.experts.down_proj_bias": "moe.routed_experts.inner_experts.mlp2_bias_ED",
 } | {
-    f"{theirs}.{kind}": f"{ours}.{kind}"
-    for theirs, ours in {
+    f"{hf_name}.{kind}": f"{name}.{kind}"
+    for hf_name, name in {
         **{f"self_attn.{x}_proj": f"attention.qkv_linear.w{x}" for x in "qkv"},
         "self_attn.o_proj": "attention.wo",
         "mlp.router": "moe.router.gate",
@@ -117,7 +117,7 @@ class StateDictAdapter(titan.StateDictAdapter):  # type: ignore[misc]  # torchti
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The tensors by the names of the checkpoint, without adapters. Weights of experts are views."""
-        names = {ours: theirs for theirs, ours in (_TOP | _LAYER | _TURNED).items()}
+        names = {name: hf_name for hf_name, name in (_TOP | _LAYER | _TURNED).items()}
         state_dict = {name: value for name, value in state_dict.items() if not is_adapter(name)}
         return _renamed(state_dict, names, "layers.", "model.layers.")
 
