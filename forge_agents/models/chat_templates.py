@@ -3,8 +3,7 @@
 A template is a program of a model's author. Jinja's sandbox keeps it from files, but not from endless loops and huge
 values, which would stop the process that renders it. A single operation such as ``10 ** 10 ** 8`` cannot be interrupted
 inside a process, and a loop may depend on what a message says. So templates are rendered in a worker, which the kernel
-ends at its limits. The next rendering starts another worker. Only templates that provably do little are rendered in
-this process, because a busy machine takes milliseconds to switch to the worker.
+ends at its limits. The next rendering starts another worker.
 """
 
 from __future__ import annotations
@@ -34,10 +33,6 @@ _MAX_GROWTH = 8
 """Maximum size of a rendered text, as a multiple of its conversation, in addition to 1 MB."""
 _INHERITED = ("LD_LIBRARY_PATH", "PATH", "TZ")
 """Variables of the worker. Credentials are none of them."""
-_MAX_PLAIN_CHARS = 1 << 13
-"""Maximum size of a conversation that is rendered in this process. A loop may write a token for each letter."""
-_SHORT_TOKEN = 64
-"""Maximum length of special tokens in such a conversation. With longer ones it must be as much smaller."""
 _WORKERS: dict[int, _Worker] = {}
 """The worker by the id of the process that uses it, because a forked child must not use its parent's."""
 _lock = threading.Lock()
@@ -59,16 +54,10 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: b
         TemplateLimitError: The template took more than 5 s of processor time or 1 GB of memory, or wrote far more than
             it read.
     """
-    from forge_agents.models._plain_templates import is_plain
-
     template = tokenizer.get_chat_template(None, None)
     num_chars = sum(len(text) for message in messages for text in message.values())
-    longest = max((len(str(token)) for token in tokenizer.special_tokens_map.values()), default=0)
     try:
-        if num_chars * max(1, longest / _SHORT_TOKEN) <= _MAX_PLAIN_CHARS and is_plain(template):
-            text, refusal = _render_here(tokenizer, messages, variables)
-        else:
-            text, refusal = _render_in_worker(template, {**tokenizer.special_tokens_map, **variables}, messages)
+        text, refusal = _render_in_worker(template, {**tokenizer.special_tokens_map, **variables}, messages)
         if len(text) > (1 << 20) + _MAX_GROWTH * num_chars:
             raise TemplateLimitError(f"wrote {len(text):,} characters for a conversation of {num_chars:,}")
     except TemplateLimitError as reason:
@@ -83,17 +72,6 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: b
             "model or a template that accepts it"
         )
     return text
-
-
-def _render_here(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], variables: Mapping[str, bool]
-) -> tuple[str, str]:
-    from jinja2 import TemplateError
-
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **variables)), ""
-    except TemplateError as error:
-        return "", str(error)
 
 
 def _render_in_worker(

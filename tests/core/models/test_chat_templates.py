@@ -1,3 +1,4 @@
+import copy
 import itertools
 import os
 import shutil
@@ -12,7 +13,6 @@ import pytest
 from process_checks import holds_within
 
 from forge_agents.models import chat_templates
-from forge_agents.models._plain_templates import is_plain
 from forge_agents.models.chat_templates import TemplateLimitError, render
 from forge_agents.rollout.rendering import Renderer
 
@@ -69,7 +69,6 @@ def tokenizer(tiny_llama):
 def test_endless_template_is_stopped_and_its_folder_named(tokenizer, name):
     template, reason = HOSTILE[name]
     tokenizer.chat_template = template
-    assert not is_plain(template)
     with pytest.raises(TemplateLimitError, match=reason) as error:
         render(tokenizer, [{"role": "user", "content": "x" * 200}])
     assert tokenizer.name_or_path in str(error.value)
@@ -117,55 +116,13 @@ def test_worker_renders_as_transformers(tokenizer, messages):
     assert refused < len(NAMES) or not NAMES
 
 
-def test_common_templates_are_plain():
-    names = ["qwen2_5", "qwen3", "qwen3_instruct_2507", "phi3", "phi3_5", "cohere", "cohere2", "gemma"]
-    assert [name for name in names if NAMES and not is_plain((TEMPLATES / f"{name}.jinja").read_text())] == []
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}{% for n in messages %}{% endfor %}{% endfor %}",
-        "{% for m in messages %}{% set m = messages %}{% for n in m %}{% endfor %}{% endfor %}",
-        "{% for m in messages %}{% if true %}{% for n in loop %}{% endfor %}{% endif %}{% endfor %}",
-        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s = n.s + n.s %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s = namespace(a=n.s, b=n.s) %}{% endfor %}",
-        "{% set a = namespace(x=1) %}{% set b = namespace(x=a, y=a) %}{{ b }}",
-        "{{ messages[0].content % 1 }}", "{% set loop = messages[0] %}{{ loop.content % 2 }}", "{{ 2 * 3 }}",
-        "{{ 'x'.center(99) }}", "{{ 'x' | tojson(indent=9) }}", "{{ 'x'.split(*messages) }}", "{{ lipsum(9) }}",
-        "{% macro f() %}{% endmacro %}", "{{ [1] }}", "{{ {1: 2} }}", "{% for m in", "x" * 20_000,
-        "{% for m in 'a' %}{% endfor %}", "{% block b %}{% endblock %}", "{% include 'x' %}",
-        # each letter of a message writes the whole conversation
-        "{% for m in messages %}{% for c in m.content %}{{ m }}{{ m }}{{ m }}{% endfor %}{% endfor %}",
-        "{% set t = messages[0].content %}{% for c in t %}{{ t }}{{ messages }}{{ t }}{% endfor %}",
-        "{% for m in messages %}{% set x = messages %}" + "{{ x }}" * 40 + "{% endfor %}",
-        "{% for m in messages %}{% for messages in m.role %}{% endfor %}" + "{{ messages }}" * 40 + "{% endfor %}",
-        # each step doubles the backslashes
-        "{{ messages | tojson | upper | tojson }}", "{% set a = messages | tojson %}",
-        "{{ ((messages | string).split('x') | string).split('x') | string }}",
-        "{% set n = namespace(s='x') %}{% for m in messages %}{% set n.s = n | string %}{% endfor %}",
-        "{% set n = namespace(s='x') if messages else '' %}{{ n }}",
-    ],
-)  # fmt: skip
-def test_template_that_could_grow_is_not_plain(template):
-    assert not is_plain(template)
-
-
-def test_long_special_tokens_are_rendered_in_the_worker(tokenizer, monkeypatch):
-    """A plain template may write a token for each letter of a message."""
-    letters = "{% for c in m.content %}{% if c == 'y' %}{{ bos_token }}{{ bos_token }}{% endif %}{% endfor %}"
+def test_long_special_tokens_are_rendered_in_the_worker(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    letters = "{% for c in m.content %}{{ bos_token }}{% endfor %}"
     tokenizer.chat_template = f"{{% for m in messages %}}{letters}{{% endfor %}}"
-    assert is_plain(tokenizer.chat_template)
-    used = []
-    monkeypatch.setattr(chat_templates, "_render_in_worker", lambda *values: used.append(values) or ("", ""))
-    usual = tokenizer.bos_token
-    for token, is_here in (("a" * 65, False), ("a" * 1024, False), (usual, True)):
-        tokenizer.bos_token = token
-        used.clear()
+    tokenizer.bos_token = "a" * 1_000_000
+    with pytest.raises(TemplateLimitError, match="wrote|memory"):
         render(tokenizer, [{"role": "user", "content": "y" * 8170}])
-        assert not used if is_here else used
 
 
 def test_worker_ends_with_its_process():
