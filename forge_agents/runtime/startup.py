@@ -1,32 +1,21 @@
-"""Startup progress: which processes are starting, on what hardware, and how long that usually takes here."""
+"""Startup progress: which processes are starting, on what hardware, and how long they took."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import math
 import os
-import platform
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from forge_agents.display import visible
-from forge_agents.files import cache_folder, write_atomic
 from forge_agents.runtime.machine import visible_gpus
 
-_MAX_SAMPLES = 5
-"""Number of latest durations kept for each kind of startup. Their median is the estimate."""
-_MAX_KINDS = 1000
-"""Number of latest kinds kept."""
 _LINE_S = 30.0
 """Interval between repeated lines about a long startup, if there is no spinner."""
 
@@ -42,12 +31,11 @@ class _View:
         self._spinner = spinner
 
     @contextlib.contextmanager
-    def show(self, name: str, what: str, estimate: str) -> Iterator[None]:
+    def show(self, name: str, what: str) -> Iterator[None]:
         """Show the startup that happens in the block."""
         began = time.monotonic()
-        self.say(f"starting {name}: {what} ({estimate})")
-        in_between = self._lines(name, estimate) if self._spinner is None else self._row(f"{name} ({estimate})")
-        with in_between:
+        self.say(f"starting {name}: {what}")
+        with self._lines(name) if self._spinner is None else self._row(name):
             yield
         self.say(f"started {name} ({_seconds(time.monotonic() - began)})")
 
@@ -61,12 +49,12 @@ class _View:
             self._spinner.remove_task(row)
 
     @contextlib.contextmanager
-    def _lines(self, name: str, estimate: str) -> Iterator[None]:
+    def _lines(self, name: str) -> Iterator[None]:
         began, ended = time.monotonic(), threading.Event()
 
         def repeat() -> None:
             while not ended.wait(_LINE_S):
-                self.say(f"still starting {name} after {_seconds(time.monotonic() - began)} ({estimate})")
+                self.say(f"still starting {name} after {_seconds(time.monotonic() - began)}")
 
         thread = threading.Thread(target=repeat, name="forge-startup", daemon=True)
         try:
@@ -82,28 +70,17 @@ _views: list[_View] = []
 """Only the last view shows startups. A reward, for example, starts its judge in another thread."""
 
 
-@contextlib.contextmanager
-def track(role: str, name: str, what: str, *, on: str = "") -> Iterator[None]:
-    """Show the startup that happens in the block, and record its duration if it succeeds.
+def track(role: str, name: str, what: str, *, on: str = "") -> contextlib.AbstractContextManager[object]:
+    """Show the startup that happens in the block.
 
     Args:
         role: Such as "engine".
-        what: Properties that the duration depends on, such as the model's name and whether it is compiled.
+        what: The model's name, whether it is compiled, and the like.
         on: Hardware, such as "2 CPU cores". Empty is this machine.
     """
-    hardware = on or machine()
-    kind = f"{role} {what} on {hardware}"
-    usual = usual_s(kind)
-    estimate = "first start on this machine" if usual is None else f"usually {_seconds(usual)}"
-    shown = (
-        _views[-1].show(visible(f"{role} {name}"), visible(f"{what}, on {hardware}"), estimate)
-        if _views
-        else contextlib.nullcontext()
-    )
-    began = time.monotonic()
-    with shown:
-        yield
-    _record(kind, time.monotonic() - began)
+    if not _views:
+        return contextlib.nullcontext()
+    return _views[-1].show(visible(f"{role} {name}"), visible(f"{what}, on {on or machine()}"))
 
 
 @contextlib.contextmanager
@@ -151,47 +128,3 @@ def machine(threads: int | None = None) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-# ---- recorded durations
-
-
-def usual_s(kind: str) -> float | None:
-    """Return the median duration of the last few startups of a kind on this machine, in seconds. None if unknown."""
-    seconds = _durations().get(_key(kind))
-    return statistics.median(seconds) if seconds else None
-
-
-def _key(kind: str) -> str:
-    """Machines of several kinds may share the cache folder, so the key names the machine as well."""
-    return f"{kind}; {_processor()}, {machine()}"
-
-
-@functools.cache
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _file() -> Path:
-    return cache_folder() / "startup.json"
-
-
-def _record(kind: str, seconds: float) -> None:
-    durations = _durations()
-    earlier = durations.pop(_key(kind), [])
-    durations[_key(kind)] = [*earlier, round(seconds, 2)][-_MAX_SAMPLES:]
-    with contextlib.suppress(OSError):  # a lost estimate must not fail a startup that succeeded
-        write_atomic(_file(), json.dumps(dict(list(durations.items())[-_MAX_KINDS:])))
-
-
-def _durations() -> dict[str, list[float]]:
-    """Seconds by machine and kind. Empty if the file is missing or invalid."""
-    try:
-        content: Any = json.loads(_file().read_text())
-        return {kind: [float(s) for s in seconds if math.isfinite(s)] for kind, seconds in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return {}

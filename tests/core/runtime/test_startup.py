@@ -1,7 +1,5 @@
-"""Startup progress and recorded durations."""
+"""Startup progress."""
 
-import contextlib
-import json
 import re
 import threading
 from types import SimpleNamespace
@@ -9,14 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from forge_agents.files import CACHE_VARIABLE
 from forge_agents.runtime import startup
-
-
-@pytest.fixture(autouse=True)
-def memory(tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache" / "startup.json"
 
 
 @pytest.fixture
@@ -33,47 +24,11 @@ def clock(monkeypatch):
 
 def test_startup_is_printed_as_lines_without_a_terminal(clock, capsys):
     with startup.show(), startup.track("engine", "team", "tiny, not compiled", on="2 CPU cores"):
-        line = "starting engine team: tiny, not compiled, on 2 CPU cores (first start on this machine)\n"
+        line = "starting engine team: tiny, not compiled, on 2 CPU cores\n"
         assert capsys.readouterr().err == line
         clock(12.3)
     output = capsys.readouterr()
     assert output.err == "started engine team (12 s)\n" and output.out == ""
-
-
-def test_estimate_is_the_median_of_the_last_five_successful_startups(clock, capsys):
-    for seconds in (100, 8, 50, 9, 10, 11):
-        with startup.track("engine", "other", "tiny", on="here"):
-            clock(seconds)
-    with startup.show(), contextlib.suppress(KeyError), startup.track("engine", "team", "tiny", on="here"):
-        clock(500)
-        raise KeyError
-    assert capsys.readouterr().err == "starting engine team: tiny, on here (usually 10 s)\n"  # of 8 9 10 11 50
-    assert startup.usual_s("engine tiny on here") == 10
-    assert startup.usual_s("engine tiny on elsewhere") is None and startup.usual_s("learner tiny on here") is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "[]", "nonsense", "[" * 10_000, '{"a": 1}', '{"a": ["c"]}', '{"a": {"b": [3]}}'),
-        json.dumps({"a": [10**400]}),
-    ],
-)
-def test_invalid_file_is_replaced(text, memory, clock):
-    memory.parent.mkdir()
-    memory.write_text(text)
-    with startup.track("store", "weights", "x", on="here"):
-        clock(3)
-    assert startup.usual_s("store x on here") == 3
-    assert list(json.loads(memory.read_text())) == [startup._key("store x on here")]
-
-
-def test_unwritable_cache_does_not_fail_a_startup(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    with startup.track("store", "weights", "x", on="here"):
-        pass
-    assert startup.usual_s("store x on here") is None
 
 
 def test_long_startup_prints_repeated_lines(monkeypatch, capsys):
@@ -87,7 +42,7 @@ def test_long_startup_prints_repeated_lines(monkeypatch, capsys):
 
     with startup.show(say), startup.track("learner", "team-learner", "tiny", on="here"):
         assert again.wait(20)
-    pattern = r"still starting learner team-learner after \d+\.\d s \(first start on this machine\)"
+    pattern = r"still starting learner team-learner after \d+\.\d s"
     assert re.fullmatch(pattern, message[1])
     assert message[0].startswith("starting learner team-learner") and "started learner" in message[-1]
 
@@ -112,7 +67,6 @@ def test_terminal_shows_a_spinner_and_keeps_the_lines(monkeypatch, tmp_path, clo
     file.seek(0)
     message = file.read()
     assert r"engine team: [bold]a\x1b]0;title, on here" in message  # no markup, no commands
-    assert "first start on this machine" in message
     assert "[i]beside" in message and "\x1b]0;" not in message
     assert message.count("started engine team (7.0 s)") == 1
 
