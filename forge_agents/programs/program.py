@@ -61,8 +61,9 @@ class Program(TurnEnv):
     exited with a status other than 0 ``"program_error"``. The program gets a copy of its task, `reward` the task
     itself.
 
-    A program that raises, or exceeds its time limit between two calls, ends its episode with `error_reward`: the reason
-    may be what a model wrote. The failure is an error of the environment only if no model has answered before.
+    A program that raises, exceeds its time limit between two calls, or names other sessions than its reward, ends its
+    episode with `error_reward`: the reason may be what a model wrote. The failure is an error of the environment only
+    if no model has answered before.
 
     Calls of one episode are answered one after the other, even if a program sends several at once. A fork of the
     environment runs the program again with the same answers.
@@ -330,12 +331,35 @@ class Program(TurnEnv):
         facts: dict[str, Any] = {}
         if isinstance(end.value, Finished) and end.value.exit_status:
             facts["program_error"] = f"{end}{self._rejection()}"
-        reward = self._reward_of(end.value) if self._reward is None else self._compute_reward(end.value)
-        return self._end(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
+        if self._reward is not None:
+            reward = self._compute_reward(end.value)
+        else:
+            try:
+                reward = self._result_reward(end.value)
+            except (ArithmeticError, TypeError, ValueError) as error:  # a model's answer may be the result
+                return self._fail(error)
+        if problem := self._compare_sessions(reward):
+            return self._fail(ForgeError(problem))
+        return self._end(reward, result=as_json(result_as_json(end.value)), **facts)
 
     def _reward_of(self, value: Any) -> float | Mapping[str, Any] | None:
         assert self._session is not None
         return reward_of(value, self.agents, self._session.sessions)
+
+    def _result_reward(self, value: Any) -> float | Mapping[str, Any]:
+        """Return the reward that a program's result is, 0 if it is none.
+
+        Raises:
+            ArithmeticError, TypeError, ValueError: The result has values that cannot be rewards.
+        """
+        reward = self._reward_of(value)
+        by_agent = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward or 0.0)
+        self._check_agents(by_agent, "the program's result has rewards of")
+        parts = [each.values() if isinstance(each, Mapping) else [each] for each in by_agent.values()]
+        numbers = [as_number(each) for part in parts for each in part]
+        if not all(number is not None and math.isfinite(number) for number in numbers):
+            raise ValueError(f"the result {value!r:.200} of the program is no reward. Return finite numbers")
+        return 0.0 if reward is None else reward
 
     def _compute_reward(self, result: Any) -> float | Mapping[str, Any]:
         assert self._reward is not None
@@ -354,17 +378,26 @@ class Program(TurnEnv):
         description = f"{describe_error(error)}{self._rejection()}"
         return self._end(self._error_reward, error=description, program_error=description)
 
+    def _compare_sessions(self, reward: float | Mapping[str, Any]) -> str:
+        """Return a description of the first agent whose calls named other sessions than its reward, "" if none.
+
+        A command that a model wrote can name further sessions or end the program early.
+        """
+        assert self._session is not None
+        for agent, rewards in reward.items() if isinstance(reward, Mapping) else ():
+            sessions = self._session.sessions.get(agent, {})
+            if agent in self.agents and isinstance(rewards, Mapping) and set(rewards) != set(sessions):
+                paid, called = (", ".join(map(repr, names)) or "none" for names in (rewards, sessions))
+                return (
+                    f"the reward of {self} names the sessions {paid:.500} of {agent!r}, but its calls named "
+                    f"{called:.500}. Every call of the agent must name its session, in the header X-Session-ID"
+                )
+        return ""
+
     def _session_rewards(self, agent: str, rewards: Mapping[Any, Any]) -> list[float]:
         """Return the rewards of an agent's sessions in their order."""
         assert self._session is not None
-        sessions = self._session.sessions.get(agent, {})
-        if set(rewards) != set(sessions):
-            paid, called = (", ".join(map(repr, names)) or "none" for names in (rewards, sessions))
-            raise ForgeError(
-                f"the reward of {self} names the sessions {paid:.500} of {agent!r}, but its calls named {called:.500}. "
-                "Every call of the agent must name its session, in the header X-Session-ID"
-            )
-        numbers = [as_number(rewards[name]) for name in sessions]
+        numbers = [as_number(rewards[name]) for name in self._session.sessions.get(agent, {})]
         if None in numbers:
             raise ForgeError(f"the reward of {self} for sessions of {agent!r} is {rewards!r:.200}. Return numbers")
         return [number for number in numbers if number is not None]

@@ -126,6 +126,27 @@ def test_rewards_by_agent_must_be_numbers():
         assert played(plain, reward=lambda task, result, odd=odd: odd).error is not None
 
 
+@pytest.mark.parametrize(
+    "result",
+    [
+        "NaN", "-Infinity", "1e999", "1" + "0" * 400, '{"agent": NaN}', '{"agent": 1, "agnet": 2}',
+        '{"agent": 1, "log": "x"}', '{"agent": {"a": NaN}}', '{"agent": {"a": 1%s}}' % ("0" * 400),
+    ],
+)  # fmt: skip
+def test_result_that_is_no_reward_is_a_failure_of_the_program(result):
+    """A model can write it, so it is no error of the environment, with which the episode would be played again."""
+
+    def program(task, client):
+        messages = [{"role": "user", "content": "Hello."}]
+        headers = {"X-Session-ID": "a"}
+        reply = client.chat.completions.create(model="agent", messages=messages, extra_headers=headers)
+        return json.loads(reply.choices[0].message.content)
+
+    episode = played(program, result, error_reward=-1.0)
+    assert episode.error is None and episode.rewards == {"agent": -1.0}
+    assert episode.program_error.startswith(("ValueError", "OverflowError"))
+
+
 def test_program_gets_a_copy_of_its_task_without_reserved_infos():
     task = {"words": ["a"], "answer": 7, "success": True, "error": "of the data"}
 

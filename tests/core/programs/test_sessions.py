@@ -66,13 +66,11 @@ def test_mapping_in_a_result_is_no_reward_without_named_sessions():
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ({"a": 1.0, "b": 0.0}, "names the sessions 'a', 'b' of 'solver', but its calls named 'b', 'a', 'c'"),
-        ({}, "names the sessions none of 'solver', but its calls named 'b', 'a', 'c'"),
         ({"a": 1.0, "b": "good", "c": 0.0}, "for sessions of 'solver' is {'a': 1.0, 'b': 'good', 'c': 0.0}"),
         ({"a": 1.0, "b": float("nan"), "c": 0.0}, "nan"),
     ],
 )
-def test_rewards_of_other_sessions_are_refused(rewards, message):
+def test_rewards_by_session_that_are_no_numbers_are_refused(rewards, message):
     async def program(task, client):
         for name in "bac":
             await ask(client, "Hello.", name)
@@ -81,13 +79,28 @@ def test_rewards_of_other_sessions_are_refused(rewards, message):
     assert episode.error is not None and message in episode.error.message, episode.error
 
 
-def test_calls_without_a_session_are_named_in_the_error():
-    async def program(task, client):
-        await ask(client, "Hello.", "a")
-        await ask(client, "Hello.", None)
+@pytest.mark.parametrize(
+    ("named", "paid", "message"),
+    [
+        ("bac", {"a": 1.0, "b": 0.5}, "names the sessions 'a', 'b' of 'solver', but its calls named 'b', 'a', 'c'"),
+        ("a", {"a": 1.0, "b": 0.5}, "names the sessions 'a', 'b' of 'solver', but its calls named 'a'"),
+        ("a", {}, "names the sessions none of 'solver', but its calls named 'a'"),
+        (["a", None], {"a": 1.0}, "names the sessions 'a' of 'solver', but its calls named 'a', ''"),
+    ],
+)
+@pytest.mark.parametrize("as_result", [False, True])
+def test_other_sessions_than_rewarded_are_a_failure_of_the_program(named, paid, message, as_result):
+    """A command that a model wrote can cause them, so the episode counts as an error of the program would."""
 
-    episode = played(program, **TEAM, reward=lambda task, result: {"solver": {"a": 1.0}})
-    assert "names the sessions 'a' of 'solver', but its calls named 'a', ''" in episode.error.message
+    async def program(task, client):
+        for name in named:
+            await ask(client, "Hello.", name)
+        return {"planner": 1.0, "solver": paid}
+
+    reward = None if as_result else lambda task, result: {"planner": 1.0, "solver": paid}
+    episode = played(program, **TEAM, reward=reward, error_reward=-1.0)
+    assert episode.error is None and episode.rewards == {"planner": -1.0, "solver": -1.0}
+    assert message in episode.program_error and message in episode.trajectories["solver"].info["error"]
 
 
 def test_agent_without_calls_has_no_sessions():
