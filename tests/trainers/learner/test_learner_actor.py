@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,3 +59,15 @@ def test_garbage_collections_of_a_learner_do_not_visit_its_modules(monkeypatch):
     assert any(each is module for each in gc.get_objects())
     LearnerActor({}, "hero", None, {})
     assert not any(each is module for each in gc.get_objects())
+
+
+def test_a_controller_imports_no_torch_for_a_learner_and_a_learner_no_inductor():
+    code = """
+import sys
+import forge_trainers.learner.actor
+assert "torch" not in sys.modules
+from forge_trainers.learner import titan
+print("torch" in sys.modules, "torch._inductor.compile_fx" in sys.modules, titan.torch.compile.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["True", "False", "compile"]

@@ -1,7 +1,8 @@
 """Monarch actor of one learner rank, around `LearnerCore`.
 
 All work on the model and all collectives run on one thread, whose current device is the rank's device. The process's
-event loop stays free for heartbeats and for messages of the weight store.
+event loop stays free for heartbeats and for messages of the weight store. The controller imports this module, too, so
+only the actor's methods import torch and TorchTitan.
 """
 
 from __future__ import annotations
@@ -11,19 +12,17 @@ import gc
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.imports import without_garbage_collection
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint
+from forge_agents.runtime.machine import keep_freed_memory, limit_matmul_cache
 
-with without_garbage_collection():
-    import torch
-
-    from forge_agents.runtime._monarch import Actor, concurrent_endpoint
-    from forge_agents.runtime.machine import keep_freed_memory, limit_matmul_cache
+if TYPE_CHECKING:
     from forge_agents.weights import Publisher, WeightStoreRef
     from forge_trainers.learner.core import LearnerCore
     from forge_trainers.learner.plan import LearnerPlan
-    from forge_trainers.losses.registry import Loss, add_loss
+    from forge_trainers.losses.registry import Loss
 
 T = TypeVar("T")
 
@@ -48,6 +47,10 @@ class LearnerActor(Actor):
     def __init__(
         self, configs: Mapping[str, LearnerPlan], name: str, store: WeightStoreRef | None, losses: Mapping[str, Loss]
     ) -> None:
+        with without_garbage_collection():
+            import forge_trainers.learner.core  # noqa: F401
+            from forge_trainers.losses.registry import add_loss
+
         gc.freeze()  # collections do not visit the imported modules, which takes an eighth of the learner's start
         keep_freed_memory()
         limit_matmul_cache()
@@ -65,6 +68,7 @@ class LearnerActor(Actor):
     @concurrent_endpoint
     async def build(self) -> dict[str, int]:
         """Load the model. Called once. Returns `LearnerCore.max_sample_tokens` of each learner."""
+        from forge_trainers.learner.core import LearnerCore
 
         def build() -> dict[str, int]:
             for learner, config in self._configs.items():
@@ -100,6 +104,8 @@ class LearnerActor(Actor):
         """Publish the current weights to the store. Returns the publisher's timings and ``version``."""
         if self._store is None:
             raise RuntimeError(f"learner {self._name!r} cannot publish: it was started without a store")
+        import torch
+
         dtype: torch.dtype = getattr(torch, self._configs[learner].compute_dtype)
         core = self._core(learner)
         async with self._one_at_a_time:

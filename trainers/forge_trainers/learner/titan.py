@@ -5,11 +5,13 @@ The import takes seconds, so only the learner's process imports this module.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch._utils
@@ -74,8 +76,33 @@ def _choose_installed_flash_attention() -> None:
 _choose_installed_flash_attention()
 
 
+@contextlib.contextmanager
+def _compile_at_first_call() -> Iterator[None]:
+    """Make `torch.compile` wait for the first call of the function.
+
+    TorchTitan compiles its FlexAttention when it is imported. That imports Inductor, for a sixth of a learner's start,
+    and learners here use other kernels.
+    """
+    compile_now: Any = torch.compile
+
+    def compile_later(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        compiled = functools.cache(functools.partial(compile_now, function, **options))
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    torch.compile = compile_later  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
+
+
 # these imports must follow the choice of the device above
-with without_garbage_collection():
+with without_garbage_collection(), _compile_at_first_call():
     from torchtitan.components.checkpointer.utils import canonical_fqn
     from torchtitan.components.lora import LoRAConverter
     from torchtitan.components.loss import ChunkedLossWrapper
