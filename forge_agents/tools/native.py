@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -36,6 +37,16 @@ _PARSERS = {
     "xml": ("parse_qwen35", {"tool_call_id": "<tool_call>", "tool_call_end_id": "</tool_call>"}),
 }
 """Grammars that a function of the library parses: its name, and the control tokens that it needs."""
+_SEPARATORS = {
+    "xml": "</tool_call>",
+    "minimax": "</minimax:tool_call>",
+    "deepseek": "<\uff5ctool\u2581call\u2581end\uff5c>",
+    "harmony": "<|start|>",
+}
+"""Token between calls in the grammars whose parsers do not take linear time for every answer."""
+_MAX_UNFINISHED, _MAX_STEPS, _MAX_MESSAGES = 16, 10**7, 4 * MAX_CALLS
+"""Maximum number of parts of a call without an end, of steps of the pattern that looks for a fence, and of Harmony's
+messages. The library reads the rest of the answer for each of them and holds the GIL meanwhile."""
 
 
 def reader_for(tokenizer: Any) -> CallReader | None:
@@ -52,6 +63,7 @@ def reader_for(tokenizer: Any) -> CallReader | None:
         return None
     try:
         parse = _parser(tokenizer, grammar)
+        separator = tokenizer.convert_tokens_to_ids(_SEPARATORS[grammar]) if grammar in _SEPARATORS else None
     except ImportError as error:
         raise MissingExtraError(
             f"tool calls in the grammar {grammar!r} are read by the package renderers. "
@@ -63,6 +75,8 @@ def reader_for(tokenizer: Any) -> CallReader | None:
 
     def read(ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
         try:
+            if separator is not None and _is_slow(tokenizer, _split(ids, separator), grammar):
+                return "", (ToolCall(name="", error="the tool call cannot be read (too many unfinished parts)"),)
             parsed = parse(list(ids), list(tools))
         except Exception as error:  # noqa: BLE001  # a third-party parser on arbitrary tokens
             return "", (ToolCall(name="", error=f"the tool call cannot be read ({type(error).__name__})"),)
@@ -91,6 +105,47 @@ def _parser(tokenizer: Any, grammar: str) -> Callable[[list[int], list[Any]], An
     # the prompt ends with this header
     header = [ids["start_id"], *tokenizer.encode("assistant", add_special_tokens=False)]
     return lambda tokens_read, tools: parse(tokenizer, header + tokens_read, **ids, constrain_id=_NO_TOKEN)
+
+
+def _split(ids: Sequence[int], separator: int) -> list[list[int]]:
+    parts: list[list[int]] = [[]]
+    for token_id in ids:
+        if token_id == separator:
+            parts.append([])
+        else:
+            parts[-1].append(token_id)
+    return parts
+
+
+def _is_slow(tokenizer: Any, calls: Sequence[list[int]], grammar: str) -> bool:
+    """Whether the library takes more than linear time for the tokens of an answer's calls."""
+    if grammar == "harmony":
+        return len(calls) > _MAX_MESSAGES
+    texts = [str(tokenizer.decode(call)) for call in calls]
+    if grammar == "deepseek":
+        return any(_steps_of_fence(text) > _MAX_STEPS for text in texts)
+    if grammar == "xml":
+        parts = [
+            (text, *marks) for text in texts for marks in (("<function=", ">"), ("<parameter=", ">", "</parameter>"))
+        ]
+    else:
+        parts = [(text, '<invoke name="', "</invoke>") for text in texts]
+        parts += [(body, '<parameter name="', "</parameter>") for text in texts for body in text.split("</invoke>")]
+    return any(_unfinished(*part) > _MAX_UNFINISHED for part in parts)
+
+
+def _steps_of_fence(text: str) -> int:
+    """Steps of the pattern that removes a fence: it divides the first blanks and all others in every way."""
+    after_fence = max(map(len, re.findall(r"```(?:json)?(\s*)", text)), default=-1)
+    return (after_fence + 1) * (len(text) + sum(len(blanks) ** 2 for blanks in re.findall(r"\s+", text)))
+
+
+def _unfinished(text: str, beginning: str, *ends: str) -> int:
+    """Number of beginnings after which `ends` do not follow in this order."""
+    last = len(text)
+    for mark in reversed(ends):
+        last = max(0, text.rfind(mark, 0, last))
+    return text.count(beginning, last)
 
 
 def _call(parsed: Any) -> ToolCall:

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -169,6 +170,45 @@ class Desk(fa.ToolEnv):
     def act(self, agent, action):
         self.said = action
         return fa.Outcome(done=agent == "other")
+
+
+CALL_OF_DEEPSEEK = (
+    f"{DEEPSEEK['calls begin']}{DEEPSEEK['call begin']}function{DEEPSEEK['sep']}book\n%s"
+    f"{DEEPSEEK['call end']}{DEEPSEEK['calls end']}"
+)
+CALL_OF_MINIMAX = "<minimax:tool_call>%s</minimax:tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("deepseek", CALL_OF_DEEPSEEK % f"```json{' ' * 6000}x"),
+        ("deepseek", CALL_OF_DEEPSEEK % f"```\n\n{'x ' + ' ' * 6000}x"),
+        ("qwen3.5", f"<tool_call><function=book>{'<parameter=a>' * 3_000}</tool_call>"),
+        ("qwen3.5", f"<tool_call><function=book>{'<parameter=' * 3_000}</parameter></tool_call>"),
+        ("qwen3.5", f"<tool_call>{'<function=' * 3_000}</tool_call>"),
+        ("qwen3.5", f"<tool_call>{'<function=' * 3_000}</tool_call><tool_call><function=book></tool_call>"),
+        ("minimax", CALL_OF_MINIMAX % ('<invoke name="book">' * 2_000)),
+        ("minimax", CALL_OF_MINIMAX % f"""<invoke name="book">{'<parameter name="a">' * 2_000}</invoke>"""),
+        ("gpt-oss", "<|start|>assistant<|channel|>commentary to=functions.book <|message|>{}<|call|>" * 1_000),
+    ],
+)
+def test_calls_whose_patterns_take_more_than_linear_time_are_refused(speaking, family, text):
+    tokenizer = speaking(family)
+    _, calls = reader_for(tokenizer)(encoded(tokenizer, text), [book.schema])
+    assert [call.error for call in calls] == ["the tool call cannot be read (too many unfinished parts)"]
+
+
+def test_marks_within_arguments_are_not_unfinished(speaking):
+    code = "```\n" + "".join(f"{' ' * (number % 40)}<parameter=x> <function=f\n" for number in range(200)) + "```"
+    qwen = f"<tool_call><function=book>\n<parameter=city>\n{code}\n</parameter>\n</function></tool_call>"
+    body = code.replace("<parameter=x>", '<invoke name="a"> <parameter name="x">')
+    minimax = CALL_OF_MINIMAX % f'<invoke name="book">\n<parameter name="city">{body}</parameter>\n</invoke>'
+    deepseek = CALL_OF_DEEPSEEK % f"```json\n{json.dumps({'city': code}, indent=8)}\n```"
+    for family, text, city in (("qwen3.5", qwen, code), ("minimax", minimax, body), ("deepseek", deepseek, code)):
+        tokenizer = speaking(family)
+        _, calls = reader_for(tokenizer)(encoded(tokenizer, text), [book.schema])
+        assert [(call.name, call.arguments) for call in calls] == [("book", {"city": city})], family
 
 
 @pytest.mark.parametrize("keep_reasoning", ["all", "turn", "none"])
