@@ -49,10 +49,14 @@ _MAX_UNFINISHED, _MAX_STEPS, _MAX_MESSAGES = 16, 10**7, 4 * MAX_CALLS
 messages. The library reads the rest of the answer for each of them and holds the GIL meanwhile."""
 
 
+_JSON_CALL = re.compile(r"[^<]*(?:<(?!tool_call>)[^<]*)*<tool_call>\s*\{")
+"""Matches an answer whose first call is JSON in the tags of Qwen3.5 and GLM, as instructions of `ToolEnv` show it."""
+
+
 def reader_for(tokenizer: Any) -> CallReader | None:
     """Return the parser of a tokenizer's family. None if its chat template uses only JSON.
 
-    None with a warning if the tokenizer lacks the grammar's control tokens.
+    The parser leaves answers with JSON in ``<tool_call>`` to `formats`. None with a warning if the tokenizer lacks the grammar's control tokens.
 
     Raises:
         MissingExtraError: The package with the parsers is missing.
@@ -74,6 +78,8 @@ def reader_for(tokenizer: Any) -> CallReader | None:
         return None
 
     def read(ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
+        if _JSON_CALL.match(str(tokenizer.decode(list(ids)))):
+            return "", ()
         try:
             if separator is not None and _is_slow(tokenizer, _split(ids, separator), grammar):
                 return "", (ToolCall(name="", error="the tool call cannot be read (too many unfinished parts)"),)

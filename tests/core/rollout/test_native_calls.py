@@ -242,6 +242,19 @@ def test_environment_gets_one_form_for_all_grammars(speaking, family, keep_reaso
         assert engine.prompts[1].count(mark) == 1, "its own call stands whole in a history that is written anew"
 
 
+@pytest.mark.parametrize("family", CALLS)
+def test_json_call_as_in_the_instructions_runs_in_every_family(speaking, family):
+    tokenizer = speaking(family)
+    engine = TextEngine(tokenizer, [f"I <3 it.\n{BOOK}", '<tool_call>{"name": "book", "arg', "done"])
+    policy = fa.Policy("m", name="m", sampling=fa.Sampling(max_tokens=999))
+    seats = {"guest": policy, "other": fa.Scripted(lambda o: "thanks")}
+    episode = asyncio.run(play(Desk(), seats, seed=0, engines={"m": PolicyEngine(engine, Renderer(tokenizer))}))
+    first, second, third = episode.trajectories["guest"].turns
+    assert (first.action, first.tool_calls) == (f"I <3 it.\n{BOOK}", (BOOK,))
+    assert "booked Rome for 2" in second.observation
+    assert "is not closed by </tool_call>; write <tool_call>{" in third.observation
+
+
 def test_unfinished_reasoning_contains_no_call(speaking):
     tokenizer = speaking("qwen3.5")
     engine = TextEngine(tokenizer, [f"<think>maybe {CALLS['qwen3.5']}"])
