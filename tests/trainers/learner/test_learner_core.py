@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,12 +225,31 @@ def test_a_learning_rate_of_zero_changes_no_weight(tiny_llama, random_batch):
 def test_the_kl_term_is_the_divergence_from_the_start_model(tiny_llama, random_batch, lora, lr):
     batch = random_batch()
     core = LearnerCore(config(tiny_llama, kl_coef=0.1, lora=lora, lr=lr))
-    assert (core._reference is core.model) == (lora is not None)  # no second copy next to an adapter
+    assert (core._reference.model is core.model) == (lora is not None)  # no second copy next to an adapter
     assert core.train_step(batch)["kl"] == pytest.approx(0.0, abs=1e-9)
     core.train_step(batch)
     start, now = hf_logprobs(tiny_llama, batch), core.logprobs(batch)  # k3, from log-probabilities computed apart
     k3 = float(((start - now).exp() - (start - now) - 1)[batch["tokens"]["loss_mask"]].mean())
     assert core.train_step(batch)["kl"] == pytest.approx(k3, rel=1e-3) and k3 > (1e-4 if lora else 1e-6)
+
+
+@pytest.mark.parametrize(("lora", "lr"), [(None, 1e-3), (LoRA(rank=4, alpha=8), 3e-3)], ids=["weights", "adapter"])
+def test_the_reference_becomes_the_weights_of_every_second_step(tiny_llama, random_batch, lora, lr):
+    batch = random_batch()
+    mask = batch["tokens"]["loss_mask"]
+    core = LearnerCore(config(tiny_llama, kl_coef=0.1, reference_update_every=2, lora=lora, lr=lr))
+    others = [] if lora is None else [LearnerCore(core.config, base=core)]
+    before, reference = weights(core), core.logprobs(batch)
+    assert equal(before, weights(core))
+    for step in range(5):
+        now = core.logprobs(batch)
+        k3 = float(((reference - now).exp() - (reference - now) - 1)[mask].mean())
+        assert core.train_step(batch)["kl"] == pytest.approx(k3, rel=0.02, abs=1e-9)
+        assert (k3 > (1e-4 if lora else 1e-7)) == (step in (1, 3))
+        for other in others:  # shares the model, and has a reference of its own
+            other.train_step(random_batch(seed=step))
+        if core.version % 2 == 0:
+            reference = core.logprobs(batch)
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "fsdp"])
@@ -244,6 +264,20 @@ def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path, mome
     _, resumed = check_resume(settings, random_batch, tmp_path / "step-2")
     types = {name: {str(value.dtype) for value in held} for name, held in moments_of(resumed).items()}
     assert types == {name: {f"torch.{moments}"} for name in ("exp_avg", "exp_avg_sq")}
+
+
+@pytest.mark.usefixtures("with_or_without_fsdp")
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4, alpha=8)], ids=["weights", "adapter"])
+def test_a_reference_that_moved_is_resumed(tiny_llama, random_batch, tmp_path, lora):
+    """With the start model as the reference, the loss after the checkpoint would differ."""
+    settings = config(tiny_llama, kl_coef=100.0, reference_update_every=2, lora=lora, lr=3e-3)
+    check_resume(settings, random_batch, tmp_path / "step-2")
+    other = LearnerCore(replace(settings, reference_update_every=0))
+    other.load(tmp_path / "step-2")
+    resumed = LearnerCore(settings)
+    resumed.load(tmp_path / "step-2")
+    batch = random_batch(seed=2)
+    assert other.train_step(batch)["kl"] > 100 * resumed.train_step(batch)["kl"] + 1e-6
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
@@ -477,7 +511,7 @@ def test_gradients_are_clipped_as_torchtitan_does_and_else_not_touched(tiny_llam
 
 def held_bytes(core: LearnerCore) -> int:
     """Bytes of weights, reference and moments, each counted once."""
-    models = (core.model, core._reference or core.model)
+    models = (core.model, core._reference.model if core._reference else core.model)
     held = [value for model in models for value in (*model.parameters(), *model.buffers())]
     held += [value for own in moments_of(core).values() for value in own]
     pieces = [getattr(value, "_local_tensor", value).untyped_storage() for value in held]

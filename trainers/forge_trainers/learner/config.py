@@ -74,9 +74,13 @@ class LearnerConfig:
     set, or "truncate" if neither is set and rollouts are asynchronous (`GRPOConfig.max_staleness`). See
     `for_old_samples`."""
     kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL divergence from the start model, see `forge_trainers.losses.correction.kl_estimate`."""
+    """Estimator of the KL divergence from the reference, see `forge_trainers.losses.correction.kl_estimate`."""
     kl_coef: float = 0.0
     """Weight of the KL divergence in the loss. Above 0, a frozen copy of the start model is kept in memory."""
+    reference_update_every: int = 0
+    """Number of training steps after which the reference of the KL divergence becomes the current weights. 0 (default)
+    keeps the start model. Self-play against a reference that follows slowly approaches an equilibrium instead of
+    cycling (arXiv 2206.15378, 2206.05825)."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus: the mean entropy of the loss tokens' distributions is subtracted from the loss."""
     threads: int | None = None
@@ -107,8 +111,9 @@ class LearnerConfig:
             value = getattr(self, name)
             _require(value is None or (math.isfinite(value) and value >= 0), self, name, "finite and >= 0")
         for name in ("num_iterations", "num_minibatches", "warmup_steps", "max_tokens_per_microbatch",
-                     "tp", "dp_replicate", "ep", "threads"):  # fmt: skip
-            least, value = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1), getattr(self, name)
+                     "reference_update_every", "tp", "dp_replicate", "ep", "threads"):  # fmt: skip
+            least = {"warmup_steps": 0, "reference_update_every": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
+            value = getattr(self, name)
             _require(value is None or value >= least, self, name, f"at least {least}")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
         if self.optimizer_state_dtype == "bfloat16" and max(self.betas) > _LARGEST_ROUNDED_BETA:

@@ -35,6 +35,7 @@ from forge_trainers.learner.model import (
 )
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import learning_rate, with_rate
+from forge_trainers.learner.reference import Reference
 from forge_trainers.losses.correction import loss_columns, needed_samples
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
 
@@ -88,12 +89,11 @@ class LearnerCore:
         if config.lora is not None:
             first = None if base is None else base._adapter
             self._adapter = lora.Adapter(self.model, seed=config.seed, beside=first)
-        self._reference = None  # the start model: the model without its adapter, or a frozen copy
-        if config.kl_coef > 0 and self._adapter is not None:
-            self._reference = self.model
-        elif config.kl_coef > 0:
-            self._reference = build_model(config, self._ranks, trainable=False).model
-            self._models.append(self._reference)
+        self._reference = None
+        if config.kl_coef > 0:
+            self._reference = Reference(config, self.model, self._ranks, self._adapter)
+            if self._reference.model is not self.model:
+                self._models.append(self._reference.model)
         self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1).build()
         self._loss.loss_fn = PolicyLoss(config.loss_settings)  # TorchTitan accepts any callable
         self._loss.set_lm_head(self.model.lm_head)
@@ -179,6 +179,9 @@ class LearnerCore:
         if not steps:
             raise failures[0]
         self.version += 1
+        every = self.config.reference_update_every
+        if self._reference is not None and every and self.version % every == 0:
+            self._reference.update()
         metrics = averaged(steps)
         seconds = time.perf_counter() - start - metrics["save_wait_s"]  # waiting for the disk is no training
         counts = self._counts(parts)
@@ -258,8 +261,8 @@ class LearnerCore:
             columns_T = loss_columns(self.config.loss_settings, batch, logprobs, part.old_T)
             if self._reference is not None:
                 if part.reference_T is None:
-                    with lora.switched_off(self._reference):
-                        part.reference_T = self._logprobs(self._reference, batch, microbatches, temperature)
+                    with self._reference.computing() as model:
+                        part.reference_T = self._logprobs(model, batch, microbatches, temperature)
                 columns_T["reference_logprobs"] = part.reference_T
             for i, microbatch in enumerate(microbatches):
                 # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes
@@ -358,10 +361,12 @@ class LearnerCore:
         self._enter()
         free_unsharded(self.model)
         self._writer.wait()
-        state = checkpoint.load(self._state(), Path(folder), optional=("random",))
+        state = checkpoint.load(self._state(), Path(folder), optional=("random", "reference"))
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         self._optimizers.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["random"])
+        if self._reference is not None and self._reference.moves:
+            self._reference.load(state["reference"])
         self.version = int(state["version"])
         return self.version
 
@@ -428,7 +433,8 @@ class LearnerCore:
         model = self.model.state_dict()
         if self._adapter is not None:
             model = {name: value.clone() for name, value in model.items() if lora.is_adapter(name)}
-        return {
+        moving = {} if self._reference is None or not self._reference.moves else {"reference": self._reference.state()}
+        return moving | {
             "model": model,
             "optimizer": checkpoint.optimizer_state(self._optimizers),
             "random": torch.get_rng_state(),

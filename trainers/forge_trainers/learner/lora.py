@@ -119,6 +119,12 @@ class Adapter:
         self._inside[:] = [self]
         return True
 
+    def copy_from(self, other: Adapter) -> None:
+        """Copy the values of `other`, an adapter of the same model, which is in the model afterwards."""
+        other.enter()
+        self._save()
+
+    @torch.no_grad()
     def _save(self) -> None:
         for live, away in zip(self._parameters.values(), self._away, strict=True):
             away.copy_(_local(live))

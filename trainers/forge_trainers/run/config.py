@@ -136,7 +136,8 @@ def _switched_off(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
             "lr_decay='none' keeps the learning rate constant. Set lr_decay to 'linear', 'cosine' or 'sqrt'",
         )
     if not learner.kl_coef:
-        yield "kl", "kl_coef=0 leaves out the KL divergence. Set kl_coef above 0"
+        for name in ("kl", "reference_update_every"):
+            yield name, "kl_coef=0 leaves out the KL divergence. Set kl_coef above 0"
 
 
 def _unread_by_loss(learner: LearnerConfig) -> Iterator[tuple[str, str]]:

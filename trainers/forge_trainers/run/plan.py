@@ -31,8 +31,8 @@ STORE = "weights"
 _ANSWER_TIMEOUT_S = 600.0
 _OF_AN_ADAPTER = frozenset({
     "lr", "warmup_steps", "lr_decay", "lr_min_ratio", "weight_decay", "betas", "max_grad_norm",
-    "optimizer_state_dtype", "loss", "clip", "sequence", "correction", "kl", "kl_coef", "entropy_coef",
-    "num_iterations", "num_minibatches",
+    "optimizer_state_dtype", "loss", "clip", "sequence", "correction", "kl", "kl_coef", "reference_update_every",
+    "entropy_coef", "num_iterations", "num_minibatches",
 })  # fmt: skip
 """Fields in which adapters on one model may differ. The others belong to the model or its processes."""
 
