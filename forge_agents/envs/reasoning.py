@@ -17,18 +17,25 @@ _TAGS = (
     (r"<\|channel>thought\b", r"<channel\|>"),  # Gemma 4
     (r"<\|channel\|>analysis<\|message\|>", r"<\|end\|>(?:<\|start\|>assistant)?"),  # gpt-oss
 )
+_ANALYSIS, _FINAL_HEADER = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+"""Headers of reasoning and answer of gpt-oss."""
+_OPENING = (
+    *(f"{opening}\n".replace("\\", "") for opening, _ in _PREFILLED),
+    "<|channel>thought\n",
+    _ANALYSIS,
+)
+"""Text that opens the reasoning of each family."""
 _OPENS = re.compile(r"\s*(?:" + "|".join(f"({opening})" for opening, _ in _TAGS) + ")")
 _CLOSES = tuple(re.compile(close) for _, close in _TAGS)
 _CLOSING = (
     *(f"\n{close}\n\n".replace("\\", "") for _, close in _PREFILLED),
     "<channel|>",
-    "<|end|><|start|>assistant<|channel|>final<|message|>",
+    f"<|end|><|start|>assistant{_FINAL_HEADER}",
 )
 """Text that closes unfinished reasoning of each family, up to the start of the answer."""
 _OPEN = "|".join(opening for opening, _ in _PREFILLED)
 _CLOSE = re.compile("|".join(close for _, close in _PREFILLED))
-_FINAL = re.compile(r"\s*<\|channel\|>final<\|message\|>")
-"""Header of an answer of gpt-oss."""
+_FINAL = re.compile(r"\s*" + re.escape(_FINAL_HEADER))
 
 
 def split_reasoning(text: str, *, opened: bool | None = False) -> tuple[str, str]:
@@ -134,13 +141,23 @@ def is_tag(text: str) -> bool:
     return any(re.fullmatch(tag, text) for pair in _PREFILLED for tag in pair)
 
 
-def continuation(prompt: str, message: str) -> str:
-    """Return `message` as a model would write it after `prompt`, which may already have opened the reasoning."""
-    opening = opens_reasoning(prompt)
-    if not opening:
-        return message
+def continuation(prompt: str, message: str, *, template: str = "") -> str:
+    """Return `message` as a model would write it after `prompt`, which may already have opened the reasoning.
+
+    Args:
+        prompt: The prompt.
+        message: Reasoning in the tags of any family, and the answer.
+        template: Chat template of the model. Its tags and headers replace those of `message`.
+    """
     reasoning, answer = split_reasoning(message)
-    return reasoning if closing_text(message) else f"{reasoning}{closing_text(opening)}{answer}"
+    if opening := opens_reasoning(prompt):
+        return reasoning if closing_text(message) else f"{reasoning}{closing_text(opening)}{answer}"
+    opening = "" if "<think>" in template else next((tag for tag in _OPENING if tag.strip() in template), "")
+    if opening and closing_text(message):
+        return f"{opening}{reasoning}"
+    if opening and reasoning:
+        return f"{opening}{reasoning}{closing_text(opening)}{answer}"
+    return f"{_FINAL_HEADER}{answer}" if opening == _ANALYSIS else message
 
 
 def join_reasoning(reasoning: str, answer: str, *, cut: bool = False) -> str:

@@ -153,8 +153,8 @@ class Renderer:
         """Tokens of an answer that was not sampled, as the model would have written it after a prompt.
 
         Args:
-            text: Reasoning in tags, if there is any, and the answer. Surrounding blanks are removed. If prompts end
-                with an opening tag, the text needs none.
+            text: Reasoning in the tags of any family, if there is any, and the answer. Surrounding blanks are removed.
+                If prompts end with an opening tag, the text needs none.
             cut: Whether the text is incomplete. Otherwise `end_ids` are appended.
 
         Raises:
@@ -171,7 +171,9 @@ class Renderer:
                     f"an answer contains the control token {token!r}, which the chat template writes between messages. "
                     "Remove it, or write it with a space in between"
                 )
-        pieces = self._without_control_tokens(continuation(self._sample_prompt, text.strip()).strip())
+        template = str(self._tokenizer.chat_template)
+        written = continuation(self._sample_prompt, text.strip(), template=template)
+        pieces = self._without_control_tokens(written.strip())
         ids = tuple(token for piece in pieces for token in self._encode(piece))
         for token in filter(None, map(self._lookalikes.get, ids)):
             if not (_is_call_mark(token) or is_tag(token)):

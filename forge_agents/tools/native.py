@@ -56,7 +56,9 @@ _JSON_CALL = re.compile(r"[^<]*(?:<(?!tool_call>)[^<]*)*<tool_call>\s*\{")
 def reader_for(tokenizer: Any) -> CallReader | None:
     """Return the parser of a tokenizer's family. None if its chat template uses only JSON.
 
-    The parser leaves answers with JSON in ``<tool_call>`` to `formats`. None with a warning if the tokenizer lacks the grammar's control tokens.
+    The parser leaves answers with JSON in ``<tool_call>`` to `formats`.
+
+    None with a warning if the tokenizer lacks the grammar's control tokens.
 
     Raises:
         MissingExtraError: The package with the parsers is missing.

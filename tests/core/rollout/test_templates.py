@@ -72,6 +72,33 @@ def test_written_answer_ends_as_the_familys_turns(family):
     assert tokenizer.decode(renderer.answer("two", cut=True)).endswith("two")
 
 
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("text", ["<think>hm</think>two", f"{ANALYSIS}hm<|end|><|start|>assistant{FINAL}two"])
+def test_answers_that_were_not_sampled_have_the_channels_of_gpt_oss(text):
+    tokenizer = tokenizer_of("gptoss")
+    renderer = Renderer(tokenizer)
+    headers = f"{ANALYSIS}hm<|end|><|start|>assistant{FINAL}"
+    assert tokenizer.decode(renderer.answer(text)) == f"{headers}two<|return|>"
+    assert renderer.parse(renderer.answer(text)) == ("hm", "two")
+    assert tokenizer.decode(renderer.answer("two")) == f"{FINAL}two<|return|>"
+    assert tokenizer.decode(renderer.answer("<think>hm", cut=True)) == f"{ANALYSIS}hm"
+    prompt, answer = renderer.start("", "one"), renderer.answer("two")
+    answered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}], tokenize=False
+    )
+    assert tokenizer.decode((*prompt, *answer)) == answered
+
+
+def test_reasoning_that_was_not_sampled_has_the_tags_of_the_template():
+    tokenizer = tokenizer_of("qwen2_5")
+    for template_tag, expected in (("[THINK]", "[THINK]\nhm\n[/THINK]\n\ntwo"), ("<think>", "<think>hm</think>two")):
+        tokenizer.chat_template = f"{{% set tag = '{template_tag}' %}}{TEMPLATES.joinpath('qwen2_5.jinja').read_text()}"
+        assert tokenizer.decode(Renderer(tokenizer).answer("<think>hm</think>two")) == f"{expected}<|im_end|>"
+        assert tokenizer.decode(Renderer(tokenizer).answer("two")) == "two<|im_end|>"
+
+
 def test_engine_receives_end_tokens_of_the_template(family):
     name, tokenizer = family
     told = []
