@@ -329,6 +329,12 @@ class Episode(_Stored):
         return {agent: trajectory.reward for agent, trajectory in self.trajectories.items()}
 
     @property
+    def out_of_context(self) -> bool:
+        """Whether the context of an agent was full at a decision. The episode then ended, or the answer was empty."""
+        unanswered = any(turn.finish_reason == "context" and not turn.response_ids for turn in self.turns)
+        return self.end_reason == "context" or unanswered
+
+    @property
     def program_error(self) -> str:
         """Failure of the program of an `fa.Program` after its first call, not an `error`. Empty if none.
 

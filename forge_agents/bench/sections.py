@@ -99,7 +99,7 @@ def public_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def incomplete(report: Results) -> list[str]:
-    """Return warnings about missing and failed episodes."""
+    """Return warnings about missing, failed and unfinished episodes."""
     warnings = []
     if report.missing:
         reason = f": {report.stopped}" if report.stopped else ""
@@ -107,6 +107,11 @@ def incomplete(report: Results) -> list[str]:
     failed = [record for record in report.records if record.error]
     if failed:
         warnings.append(f"{len(failed)} episodes failed and are not counted. The first: {failed[0].error}")
+    if full := [record for record in report.records if record.end == "context"]:
+        warnings.append(
+            f"{len(full)} episodes ended because the context of a player was full. No rating counts them. The first: "
+            f"{full[0].env} with {', '.join(dict.fromkeys(full[0].lineup.values()))}"
+        )
     return warnings
 
 
@@ -215,8 +220,8 @@ def _players(report: Results) -> Section:
         "Success is the mean over the environments that define it, with each seed of each as a unit. An opponent's "
         "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from games "
         "that are zero-sum or pay one reward each for a win, a loss and a draw, with a draw added to each pair. A game "
-        "is a deal in all its line-ups. The player with the higher total reward wins it. Deals with a forfeit are left "
-        "out."
+        "is a deal in all its line-ups. The player with the higher total reward wins it. Deals with a forfeit or a "
+        "full context are left out."
     )
     return Section("Players", ("player", "type", "success", "rating", "games"), rows, names=2, note=note)
 

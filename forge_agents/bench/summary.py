@@ -13,7 +13,7 @@ from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
-from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
+from forge_agents.bench.verdicts import is_spoiled, is_won_or_lost, is_zero_sum, judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +374,8 @@ def _games(records: Iterable[Record]) -> Iterator[Game]:
     """Yield one game per deal that two players met in. The player with the higher reward over all its line-ups wins.
 
     The line-ups of a deal count together, because with swapped agents both players had the better hand once. A deal is
-    left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a forfeit.
+    left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a forfeit or a full
+    context.
     """
     deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
     for record in records:
@@ -385,7 +386,7 @@ def _games(records: Iterable[Record]) -> Iterator[Game]:
     for (_, _, names), played in deals.items():
         complete[names] = max(len(played), complete[names])
     for (seed, _, names), played in deals.items():
-        spoiled = any(record.error or any(result.forfeit for result in record.seats.values()) for record in played)
+        spoiled = any(map(is_spoiled, played))
         first, second = both = tuple(dict.fromkeys(played[0].lineup.values()))
         agents = [{agent for record in played for agent, by in record.lineup.items() if by == name} for name in both]
         rewards = [[result.reward for record in played for result in _results(record, name)] for name in both]

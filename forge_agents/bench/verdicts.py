@@ -45,17 +45,13 @@ def is_zero_sum(records: Iterable[Record], environment: SuiteEnv) -> bool:
     """Return whether one side wins what the others lose: by the environment's tag, or by the rewards of all episodes.
 
     By rewards, a game is zero-sum if they differ within an episode and add up to the same in each. Episodes that failed
-    or ended by a forfeit are left out.
+    or ended by a forfeit or a full context are left out.
     """
     if environment.kind in ("single", "cooperative"):
         return False
     if environment.zero_sum:
         return True
-    rewards = [
-        [agent.reward for agent in record.seats.values()]
-        for record in records
-        if not record.error and not _forfeited(record)
-    ]
+    rewards = [[agent.reward for agent in record.seats.values()] for record in records if not is_spoiled(record)]
     totals = [math.fsum(values) for values in rewards]
     differ = any(max(values) - min(values) > _TOLERANCE for values in rewards)
     return differ and max(totals) - min(totals) <= _TOLERANCE * max(1.0, *map(abs, totals))
@@ -69,7 +65,7 @@ def is_won_or_lost(records: Sequence[Record], environment: SuiteEnv) -> bool:
         return False
     rewards: dict[str, set[float]] = {"win": set(), "loss": set(), "draw": set()}
     for record in records:
-        if record.error or _forfeited(record):
+        if is_spoiled(record):
             continue
         sides = [{round(record.seats[a].reward, 6) for a in side if a in record.seats} for side in environment.sides]
         paid = [next(iter(values)) for values in sides if len(values) == 1]
@@ -87,8 +83,9 @@ def is_won_or_lost(records: Sequence[Record], environment: SuiteEnv) -> bool:
     return unique and all(max(rewards["loss"]) <= draw <= max(rewards["win"]) for draw in rewards["draw"])
 
 
-def _forfeited(record: Record) -> bool:
-    return any(agent.forfeit for agent in record.seats.values())
+def is_spoiled(record: Record) -> bool:
+    """Return whether an episode failed, or ended by a forfeit or a full context. Its rewards then show no winner."""
+    return bool(record.error) or record.end == "context" or any(agent.forfeit for agent in record.seats.values())
 
 
 def _winning_reward(record: Record, agent: str, environment: SuiteEnv) -> float:

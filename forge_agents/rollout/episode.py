@@ -93,13 +93,23 @@ class _Agent:
     branches: Branches = field(default_factory=Branches)
     without_legal_actions: bool = False
     """Whether it decided at least once without a list of legal actions."""
+    has_rivals: bool = False
+    """Whether its game is tagged as zero-sum or competitive."""
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """Ask the player. Its failure is recorded, except for a dead engine or a spent budget."""
+        """Ask the player. Its failure is recorded, except for a dead engine or a spent budget.
+
+        With rivals, a player whose context is full gives an empty answer, and the game goes on or counts a forfeit.
+        Otherwise a player could end each game that it is about to lose.
+        """
         try:
             decision = await self.player(observation, info)
             return decision.published((info.get(CONVERSATION) or {}).get("tools", self.tools))
-        except (FailureError, ContextFullError, ActorDiedError, BudgetError, MissingExtraError, StallError):
+        except ContextFullError:
+            if not self.has_rivals:
+                raise
+            return Decision(action="", finish_reason="context")
+        except (FailureError, ActorDiedError, BudgetError, MissingExtraError, StallError):
             raise
         except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
             raise FailureError("policy", cause) from cause
@@ -177,16 +187,18 @@ class _Agents(dict[str, _Agent]):
         async def compact(turns: Sequence[tuple[str, str]]) -> str:
             return str(await run_env_code("observe", env, _compact, env, name, turns))
 
+        spec = getattr(env, "spec", None)
         player = make_player(
             policies[name],
             agent=name,
             instructions=instructions,
             tools=tools,
             compact=compact,
-            spec=getattr(env, "spec", None),
+            spec=spec,
             **self._options,
         )
         self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch)
+        self[name].has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(spec, "tags", ()))
         return self[name]
 
     async def record(self, results: Mapping[str, _StepResult]) -> None:

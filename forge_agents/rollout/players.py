@@ -110,7 +110,7 @@ Compact: TypeAlias = Callable[[Sequence[tuple[str, str]]], Awaitable[str]]
 
 
 class ContextFullError(Exception):
-    """The conversation no longer fits the model's context. The episode ends truncated."""
+    """The conversation no longer fits the model's context. The episode ends, or goes on with an empty answer."""
 
 
 @dataclass(frozen=True, eq=False)

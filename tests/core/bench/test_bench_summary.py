@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from bench_helpers import FIRST_FREE, TOE, WordGame, play
@@ -6,6 +7,7 @@ from bench_helpers import FIRST_FREE, TOE, WordGame, play
 import forge_agents as fa
 from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record, reported_success
+from forge_agents.bench.sections import incomplete
 from forge_agents.bench.summary import summarize
 from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
@@ -71,6 +73,22 @@ def test_forfeit_of_an_opponent_is_no_success():
     ]
     earned = summarize(won, [TWO], ("one", "two"))
     assert earned.cells[0].success.value == 1 and earned.ratings["one"].games == 8
+
+
+def test_games_that_a_full_context_ended_are_named_and_not_rated():
+    won = [
+        record(seed, lineup, {seat: 1.0 if name == "one" else -1.0 for seat, name in lineup.items()})
+        for seed in range(8)
+        for lineup in (HERE, THERE)
+    ]
+    ended = [replace(record(seed, HERE, {"x": 0.0, "y": 0.5}), end="context") for seed in (3, 4)]
+    records = [each for each in won if each.seed not in (3, 4)] + ended
+    records += [each for each in won if each.seed in (3, 4) and each.lineup == THERE]
+    assert summarize(records, [TWO], ("one", "two")).ratings["one"].games == 6
+    assert is_zero_sum(records, TWO)
+    (warning,) = incomplete(SimpleNamespace(missing=0, records=records))
+    assert warning.startswith("2 episodes ended because the context of a player was full. No rating counts them.")
+    assert warning.endswith("The first: bench/Two-v0 with one, two")
 
 
 def test_report_warns_if_no_pair_can_differ(tmp_path):

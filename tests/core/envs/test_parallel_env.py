@@ -1,6 +1,7 @@
 import asyncio
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from fake_models import Tokens, completion
@@ -248,6 +249,12 @@ def test_limits_and_failures_are_the_episodes():
     model = fa.Policy("m", name="m")
     episode = run(Auction(), dict.fromkeys(everyone, model), engines={"m": PolicyEngine(full, Numbered())})
     assert episode.end_reason == "context" and len(episode.turns) == 3
+    env, alone = Auction(), Engine(together=1)
+    env.spec, alone.max_model_len = SimpleNamespace(tags=("competitive",), max_turns=None), 2
+    policies = {**dict.fromkeys(everyone, fa.Scripted(lambda observation: "2", name="two")), "player_0": model}
+    episode = run(env, policies, engines={"m": PolicyEngine(alone, Numbered())})
+    assert episode.end_reason == "terminated" and episode.error is None
+    assert [turn.action for turn in episode.trajectories["player_0"].turns] == ["1", ""], "it has lost both lives"
 
 
 def test_make_gives_the_parallel_environment_itself(own_registry):

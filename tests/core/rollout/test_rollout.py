@@ -1,10 +1,12 @@
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from plain_env import Plain
 
 import forge_agents as fa
+from forge_agents.bench.records import forfeits_of
 from forge_agents.errors import ActorDiedError, ArgumentError, LateAnswerError
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
@@ -191,6 +193,33 @@ def test_turn_limit_truncates():
 def test_full_context_ends_the_episode():
     episode = run_model(Engine(max_model_len=4))
     assert episode.end_reason == "context" and len(episode.turns) == 2
+
+
+class Duel(Count):
+    """Whoever gives no number loses."""
+
+    def act(self, agent, action):
+        if action.isdecimal():
+            return super().act(agent, action)
+        rewards = {each: -1.0 if each == agent else 1.0 for each in self.agents}
+        return fa.Outcome(rewards=rewards, done=True, info={agent: {"illegal": f"{action!r} is no number"}})
+
+
+@pytest.mark.parametrize(("tags", "lost"), [(("2p", "zero-sum"), True), (("competitive",), True), (("2p",), False)])
+def test_full_context_gives_a_game_with_rivals_an_empty_answer(tags, lost):
+    """Otherwise a player could end each game that it is about to lose as a draw."""
+    env = Duel()
+    env.spec = SimpleNamespace(tags=tags, max_turns=None)
+    episode = run_model(Engine(max_model_len=4), env)
+    assert episode.error is None and episode.out_of_context
+    assert [(turn.agent, turn.action) for turn in episode.turns[:2]] == [("a", "7"), ("b", "7")]
+    if not lost:
+        assert episode.end_reason == "context" and len(episode.turns) == 2
+        return
+    assert episode.end_reason == "terminated" and episode.rewards == {"a": 6.0, "b": 8.0}
+    last = episode.turns[2]
+    assert (last.agent, last.action, last.finish_reason, last.response_ids) == ("a", "", "context", ())
+    assert forfeits_of(episode) == {"a"}
 
 
 def test_response_is_limited_to_the_room_left():

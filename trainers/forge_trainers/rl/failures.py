@@ -86,9 +86,9 @@ def nothing_to_train_on(groups: Sequence[EpisodeGroup], trained: Collection[str]
     trajectories = [t for episode in episodes for t in episode.trajectories.values() if t.policy in trained]
     if any(turn.response_ids for trajectory in trajectories for turn in trajectory.turns) or not episodes:
         return None
-    if any(episode.error is None and episode.end_reason != "context" and episode.turns for episode in episodes):
+    if any(episode.error is None and not episode.out_of_context and episode.turns for episode in episodes):
         return None  # games may end before a trained policy's turn; `StoppingCriteria` waits before it stops the run
-    out_of_context = [episode for episode in episodes if episode.end_reason == "context"]
+    out_of_context = [episode for episode in episodes if episode.out_of_context]
     if not out_of_context:
         return (
             f"no token was sampled in {len(episodes)} episodes: no trained policy had a turn. Check that the "

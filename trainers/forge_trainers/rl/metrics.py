@@ -107,7 +107,7 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
         "turns": float(len(turns)),
         "response_tokens": float(np.mean([len(turn.response_ids) for turn in of_models])) if of_models else 0.0,
         "reasoning_tokens": float(np.mean([turn.reasoning_tokens for turn in of_models])) if of_models else 0.0,
-        "out_of_context": float(np.mean([e.end_reason == "context" for e in episodes])) if episodes else 0.0,
+        "out_of_context": float(np.mean([each.out_of_context for each in episodes])) if episodes else 0.0,
         "program_failed": float(np.mean([bool(e.program_error) for e in episodes])) if episodes else 0.0,
         "cut_off": float(np.mean([turn.finish_reason == "length" for turn in of_models])) if of_models else 0.0,
     }
