@@ -1,4 +1,4 @@
-"""The examples that train, with a tiny model and as short as they go: one of each kind on the whole stack."""
+"""The examples that train, with a tiny model and as short as they go."""
 
 import inspect
 import json
@@ -36,8 +36,6 @@ WRITES = {
                "Codewords-v0-1/curves.png": None},
 }  # fmt: skip
 """Files that each example writes, and the number of steps in metrics."""
-LOCAL = {"custom_env", "own_loss", "think_then_answer", "tool_use", "asynchronous", "algorithms", "worlds"}
-"""Examples without processes of their own: the others, and the example of the README, have all kinds of them."""
 SAYS = {
     "custom_env": ["Meeting-v0", "before training 0.", "after 1 steps 0."],
     "own_loss": ["ratio 1.00  pull 1.000"],
@@ -57,8 +55,7 @@ GOLD = {"arm": "gold", "seed": 0, "before": [0.0, 0.1], "after": [0.5, 0.1], "cu
 @pytest.fixture(params=SHORT)
 def example(request, load_example, monkeypatch):
     """The name of an example, and its module."""
-    if request.param in LOCAL:
-        use_local_processes(monkeypatch)
+    use_local_processes(monkeypatch)  # the example of the README and `rl_loop` have all kinds of processes
     return request.param, load_example(request.param)
 
 

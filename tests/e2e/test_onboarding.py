@@ -35,8 +35,7 @@ TEMPLATES = {
 def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_path, monkeypatch, capsys):
     """From where the user stands: the modules and data are found beside the file, the run is written here."""
     monkeypatch.chdir(tmp_path)
-    if template != "sft":  # whose training has processes of all kinds
-        use_local_processes(monkeypatch)
+    use_local_processes(monkeypatch)
     name, folder, env = TEMPLATES[template]
     run = Path(folder)
     assert cli.main(["init", "mine", "--template", template]) == 0
@@ -59,7 +58,6 @@ def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_p
     if template == "sft":
         assert len((run / "warm-start/team/metrics.jsonl").read_text().splitlines()) == 1
         capsys.readouterr()
-        use_local_processes(monkeypatch)
         assert cli.main(["eval", *words]) == 0
         assert " episodes, 0 failed" in capsys.readouterr().out
 

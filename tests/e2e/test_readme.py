@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import inspect
 import json
 import re
 import runpy
@@ -47,7 +48,8 @@ def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_pat
 
 @pytest.mark.timeout(900)
 def test_the_quick_start_learns_with_the_default_rate(tmp_path, monkeypatch):
-    """The example as written but for four of its ten steps and an engine that is not compiled."""
+    """The example as written but for four of its ten steps, an engine that is not compiled, and a short evaluation."""
+    monkeypatch.setitem(inspect.unwrap(fa.GRPOTrainer.evaluate).__kwdefaults__, "episodes", 2)
     monkeypatch.syspath_prepend(str(README.parent / "recipes"))
     code = importlib.import_module("documented").example("quick_start")
     assert "steps=10" in code and "lr" not in code

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from local_processes import use_local_processes
 
 PERF = Path(__file__).parents[1] / "perf"
 
@@ -26,7 +27,18 @@ def read(out: Path, stage: int) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_parts_train_on_the_cpu_and_write_what_they_measure(stages, tmp_path):
+def test_parts_train_on_the_cpu_and_write_what_they_measure(stages, tmp_path, monkeypatch):
+    """Adapters train in a process of their own with an engine and a learner, the other part without processes."""
+
+    def in_child(function, options, *, timeout_s, env, **arguments):
+        if function is stages.parts.adapters:
+            return start(function, options, timeout_s=timeout_s, env=env, **arguments)
+        return function(options, **arguments)
+
+    start = stages.in_child
+    monkeypatch.setattr(stages, "in_child", in_child)
+    monkeypatch.setattr(stages.parts.Colocation, "_change", stages.parts.Colocation._change)  # the part replaces it
+    use_local_processes(monkeypatch)
     words = ["--stage", "3", "--parts", "turns_1.7b", "adapters", "--model", "tiny-random", "--quick"]
     assert stages.main([*words, "--out", str(tmp_path), "--limit_s", "800"]) == 0
     results = read(tmp_path, 3)

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "perf" / "parallel_table.py"
 def rows() -> dict[str, dict[str, Any]]:
     """The rows of `parallel_table`, by layout."""
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(SCRIPT), "--json", "--steps=3"],
+        [sys.executable, "-X", "faulthandler", str(SCRIPT), "--json", "--steps=2"],
         capture_output=True,
         text=True,
         timeout=920,
@@ -37,7 +37,7 @@ LIMITS = {"loss": 1e-6, "norm": 1e-5, "weights": 1e-5, "logprobs": 1e-4, "adapte
 
 @pytest.mark.timeout(960)
 def test_every_layout_computes_what_one_process_does_and_resumes_another(rows):
-    assert len(rows) == 39
+    assert len(rows) == 37
     for name, row in rows.items():
         for part, limit in LIMITS.items():
             # the norm after Qwen3.5's recurrence raises small outputs
