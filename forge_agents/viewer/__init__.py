@@ -2,7 +2,7 @@
 
 `runs` reads a folder, `index` finds episodes among 100,000, `episodes` prepares one of them, `server` answers the
 browser, and `page` writes a single file. The page is in ``static/``: ``app.js``, a module per tab, and one library in
-``static/vendor/`` with its license. Run folders are never changed. The index is in the cache folder.
+``static/vendor/`` with its license. Run folders are never changed. The index is a temporary file.
 """
 
 from forge_agents.viewer.page import save_page

@@ -5,28 +5,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import operator
 import os
 import re
 import sqlite3
 import threading
-import time
+import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 from forge_agents.episodes.stored import Digest, digest, whole_lines
 from forge_agents.errors import RunFolderError
-from forge_agents.files import cache_folder
 
-FORMAT = 2
-"""Version of the index. Raised when its content changes, so that older ones are rebuilt."""
 SORTS = {
     "newest": "n DESC",
     "oldest": "n",
@@ -44,16 +39,10 @@ _MAX_PROBLEMS = 1000
 """Maximum number of unreadable lines that are stored."""
 _MAX_ENVS = 1000
 _ALL = "1"
-_APPLICATION = 0x466F7267
-"""SQLite application id of our databases."""
-_MAX_AGE_S = 30 * 24 * 3600.0
 _BATCH_BYTES = 2_000_000
 _SHOWN = [field.name for field in fields(Digest) if field.name != "text"]
 _values = operator.attrgetter(*_SHOWN)
 _TABLES = """
-CREATE TABLE state (at INTEGER, line INTEGER, n INTEGER);
-INSERT INTO state VALUES (0, 0, 0);
-CREATE TABLE problems (line INTEGER, why TEXT);
 CREATE TABLE episodes (n INTEGER PRIMARY KEY, start INTEGER, length INTEGER, crc INTEGER, step INTEGER, env TEXT,
     seed INTEGER, reward REAL, trained REAL, turns INTEGER, tokens INTEGER, seconds REAL, error TEXT, end TEXT,
     agents TEXT);
@@ -99,8 +88,8 @@ class Query:
 class EpisodeIndex:
     """SQLite index of the episodes in one file.
 
-    The index is in the cache folder: run folders may come from a stranger, so nothing is written there and no database
-    in them is read. The index can be deleted at any time, and is deleted if it was not opened for a month.
+    The database is a private temporary file: run folders may come from a stranger, so nothing is written there and no
+    database in them is read.
 
     Args:
         log: ``episodes.jsonl``, which may not exist yet.
@@ -108,16 +97,18 @@ class EpisodeIndex:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        folder = cache_folder() / "viewer"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.file = folder / f"{hashlib.sha256(str(log.absolute()).encode()).hexdigest()[:24]}.index"
-        if self.file.exists():
-            os.utime(self.file)
-        for file in folder.glob("*.index*"):
-            with contextlib.suppress(OSError):  # another viewer deleted it
-                if file.stat().st_mtime < time.time() - _MAX_AGE_S:
-                    file.unlink()
-        self._writing = threading.Lock()
+        self._updating = threading.Lock()
+        self._using = threading.Lock()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        # The empty name makes SQLite create a file that it deletes when the connection is closed.
+        self._database = sqlite3.connect("", check_same_thread=False)
+        self._close = weakref.finalize(self, self._database.close)
+        self._database.execute("PRAGMA synchronous = OFF")
+        self._database.executescript(_TABLES)
+        self._at = self._line = self._n = 0  # bytes, lines and episodes that are indexed
+        self._problems: list[str] = []
 
     def update(self, stop: threading.Event | None = None) -> int:
         """Index new lines, or the whole file if it was rewritten. Returns the number of indexed episodes.
@@ -126,15 +117,17 @@ class EpisodeIndex:
             stop: Ends indexing after the current batch.
         """
         total = 0
-        with self._writing, self._opened() as db:
+        with self._updating:
             try:
                 file = self.log.open("rb")
             except FileNotFoundError:
                 return 0
             with file:
-                if not _continues(db, file):
-                    _create_tables(db)
-                while (count := _index_batch(db, file)) is not None:
+                if not self._continues(file):
+                    with self._using:
+                        self._close()
+                        self._start_anew()
+                while (count := self._index_batch(file)) is not None:
                     total += count
                     if stop is not None and stop.is_set():
                         break
@@ -143,14 +136,12 @@ class EpisodeIndex:
     def status(self) -> dict[str, Any]:
         """Return ``episodes``, ``bytes`` of the file, ``indexed`` bytes, and ``problems`` (unreadable lines)."""
         size = self.log.stat().st_size if self.log.exists() else 0
-        with self._opened() as db:
-            at, n = db.execute("SELECT at, n FROM state").fetchone()
-            num_problems = db.execute("SELECT count(*) FROM problems").fetchone()[0]
-            first = db.execute("SELECT line, why FROM problems ORDER BY line LIMIT 5").fetchall()
-        problems = [f"line {line} of {self.log.name} is left out: {why}" for line, why in first]
-        if num_problems > len(first):
-            at_least = "at least " * (num_problems >= _MAX_PROBLEMS)
-            problems.append(f"... and {at_least}{num_problems - len(first)} more lines")
+        with self._using:
+            at, n, all_problems = self._at, self._n, list(self._problems)
+        problems = all_problems[:5]
+        if more := len(all_problems) - len(problems):
+            at_least = "at least " * (len(all_problems) >= _MAX_PROBLEMS)
+            problems.append(f"... and {at_least}{more} more lines")
         return {"episodes": n, "bytes": size, "indexed": min(at, size), "problems": problems}
 
     def find(self, query: Query) -> dict[str, Any]:
@@ -203,81 +194,57 @@ class EpisodeIndex:
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection to an index of this version, in a transaction that is committed at the end."""
+        """Give one thread the database, in a transaction that is committed at the end."""
         try:
-            with closing(self._connection()) as db, db:
-                yield db
+            with self._using, self._database:
+                yield self._database
         except sqlite3.DatabaseError as cause:
-            raise RunFolderError(f"the index {self.file} cannot be used ({cause}). Delete it and reload") from cause
+            raise RunFolderError(f"the index of {self.log} failed ({cause}). It is a temporary file") from cause
 
-    def _connection(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.file, timeout=30.0)
-        db.execute("PRAGMA journal_mode = WAL")  # readers do not wait for indexing
-        db.execute("PRAGMA synchronous = OFF")  # the index can be rebuilt
-        if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
-            owner = db.execute("PRAGMA application_id").fetchone()[0]
-            if owner != _APPLICATION and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise sqlite3.DatabaseError("it is a database of another program")
-            _create_tables(db)
-        return db
+    def _continues(self, file: IO[bytes]) -> bool:
+        """Return whether the file still begins with the indexed lines, judged by its size and the last indexed line."""
+        if os.fstat(file.fileno()).st_size < self._at:
+            return False
+        with self._opened() as db:
+            last = db.execute("SELECT start, length, crc FROM episodes WHERE n = ?", (self._n,)).fetchone()
+        if last is None:
+            return True
+        file.seek(last[0])
+        return bool(zlib.crc32(file.read(last[1])) == last[2])
 
-
-def _create_tables(db: sqlite3.Connection) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'words\\_%' ESCAPE '\\'")
-    for (name,) in names.fetchall():
-        db.execute(f"DROP TABLE IF EXISTS {name}")
-    for statement in _TABLES.split(";"):
-        db.execute(statement)
-    db.execute(f"PRAGMA application_id = {_APPLICATION}")
-    db.execute(f"PRAGMA user_version = {FORMAT}")
-    db.commit()
-
-
-def _continues(db: sqlite3.Connection, file: IO[bytes]) -> bool:
-    """Return whether the file still begins with the indexed lines, judged by its size and the last indexed line."""
-    (at,) = db.execute("SELECT at FROM state").fetchone()
-    last = db.execute("SELECT start, length, crc FROM episodes ORDER BY n DESC LIMIT 1").fetchone()
-    if os.fstat(file.fileno()).st_size < at:
-        return False
-    if last is None:
-        return True
-    file.seek(last[0])
-    return bool(zlib.crc32(file.read(last[1])) == last[2])
-
-
-def _index_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
-    """Index some complete lines. Returns the number of episodes, or None if there are no new lines."""
-    db.execute("BEGIN IMMEDIATE")  # another viewer may index the same file
-    first: tuple[int, int, int] = db.execute("SELECT at, line, n FROM state").fetchone()
-    at, line, n = first
-    file.seek(at)
-    episodes, words, problems = [], [], []
-    for raw, row, problem in whole_lines(file, _BATCH_BYTES):
-        if problem:
-            problems.append((line + 1, problem))
-        elif raw.strip():
-            try:
-                summary = digest(row)
-            except (ValueError, RecursionError) as cause:
-                problems.append((line + 1, f"it is {cause}. Another version may have written it"))
-            else:
-                n += 1
-                words.append((n, summary.text))
-                episodes.append((n, at, len(raw), zlib.crc32(raw), *_values(summary)))
-        line += raw.endswith(b"\n")
-        at += len(raw)
-    if at == first[0]:
-        db.rollback()
-        return None
-    marks = ", ".join("?" * (4 + len(_SHOWN)))
-    db.executemany(f"INSERT INTO episodes (n, start, length, crc, {', '.join(_SHOWN)}) VALUES ({marks})", episodes)  # noqa: S608
-    db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", words)
-    stored: int = db.execute("SELECT count(*) FROM problems").fetchone()[0]
-    db.executemany("INSERT INTO problems VALUES (?, ?)", problems[: max(0, _MAX_PROBLEMS - stored)])
-    db.execute("UPDATE state SET at = ?, line = ?, n = ?", (at, line, n))
-    db.commit()
-    return n - first[2]
+    def _index_batch(self, file: IO[bytes]) -> int | None:
+        """Index some complete lines. Returns the number of episodes, or None if there are no new lines."""
+        at, line, n = self._at, self._line, self._n
+        file.seek(at)
+        episodes, words, problems = [], [], []
+        for raw, row, damage in whole_lines(file, _BATCH_BYTES):
+            problem = damage
+            if not damage and raw.strip():
+                try:
+                    summary = digest(row)
+                except (ValueError, RecursionError) as cause:
+                    problem = f"it is {cause}. Another version may have written it"
+                else:
+                    n += 1
+                    words.append((n, summary.text))
+                    episodes.append((n, at, len(raw), zlib.crc32(raw), *_values(summary)))
+            if problem:
+                problems.append(f"line {line + 1} of {self.log.name} is left out: {problem}")
+            line += raw.endswith(b"\n")
+            at += len(raw)
+        if at == self._at:
+            return None
+        marks = ", ".join("?" * (4 + len(_SHOWN)))
+        with self._opened() as db:
+            db.executemany(
+                f"INSERT INTO episodes (n, start, length, crc, {', '.join(_SHOWN)}) VALUES ({marks})",  # noqa: S608
+                episodes,
+            )
+            db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", words)
+            db.commit()
+            self._problems = [*self._problems, *problems][:_MAX_PROBLEMS]
+            self._at, self._line, self._n = at, line, n
+        return len(episodes)
 
 
 def _conditions(query: Query) -> tuple[str, list[Any]]:

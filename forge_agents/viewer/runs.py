@@ -74,10 +74,7 @@ class Run:
         """Return counts, problems, the stop reason and a stamp that changes with the files. The page polls this."""
         metrics = self._metric_lines.read()
         problems = [*metrics.problems, *self._verifier_lines.read().problems]
-        try:
-            episodes = self.index.status()
-        except RunFolderError as cause:
-            episodes = {"episodes": 0, "bytes": 0, "indexed": 0, "problems": [str(cause)]}
+        episodes = self.index.status()
         files = {name: self._stamp(name) for name in _FILES}
         if files["config.yaml"][0] and not self.settings():
             problems.append("config.yaml holds no settings. It may be incomplete or damaged")

@@ -85,7 +85,6 @@ def measure(run: Path, count: int) -> dict[str, Any]:
                 assert time.perf_counter() - started < 600, "the index takes more than ten minutes"
                 time.sleep(0.2)
             result["index_s"] = round(time.perf_counter() - started, 1)
-            result["index_MB"] = round(server.runs[0].index.file.stat().st_size / 1e6)
             result["first_paint"] = paint(browser.new_page(), server.url, "")
             page = browser.new_page()
             result["episodes_tab"] = paint(page, server.url, "#view=episodes")

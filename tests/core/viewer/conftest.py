@@ -12,14 +12,6 @@ import pytest
 from viewer_runs import Server, episode, metrics, write_lines
 
 
-@pytest.fixture(autouse=True)
-def index_folder(tmp_path_factory, monkeypatch) -> Path:
-    """Folder of the indexes, instead of the user's cache."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("forge_agents.viewer.index.cache_folder", lambda: folder)
-    return folder / "viewer"
-
-
 @pytest.fixture
 def run_folder(tmp_path) -> Path:
     """A training run of three steps with six episodes, one of which failed."""

@@ -1,15 +1,14 @@
 import json
-import os
 import sqlite3
-import time
-from contextlib import closing
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from refusals import raises
 from viewer_runs import episode, record, write_lines
 
 from forge_agents.errors import RunFolderError
-from forge_agents.viewer.index import FORMAT, SORTS, EpisodeIndex, Query
+from forge_agents.viewer.index import SORTS, EpisodeIndex, Query
 
 
 def numbers(index, **asked):
@@ -82,7 +81,6 @@ def test_only_new_lines_are_read(index, run_folder):
     write_lines(run_folder / "episodes.jsonl", [episode(seed=99, words="newcomer")])
     assert index.update() == 1
     assert numbers(index, text="newcomer") == [7]
-    assert EpisodeIndex(run_folder / "episodes.jsonl").update() == 0
 
 
 def test_rewritten_file_is_indexed_again(index, run_folder):
@@ -165,47 +163,38 @@ def test_a_missing_file_is_an_empty_list(tmp_path):
     assert index.status() == {"episodes": 0, "bytes": 0, "indexed": 0, "problems": []}
 
 
-def test_damaged_index_names_the_file_to_delete(index):
-    index.file.write_bytes(b"not a database" * 100)
-    raises(RunFolderError, r"\.index cannot be used .*Delete it", index.find, Query())
-
-
-def test_index_of_another_version_is_rebuilt(index, monkeypatch):
-    monkeypatch.setattr("forge_agents.viewer.index.FORMAT", FORMAT + 1)
-    assert index.update() == 6
-    assert len(numbers(index)) == 6
-
-
-def test_index_is_in_the_cache_and_run_folders_are_unchanged(run_folder, index_folder):
+def test_run_folders_are_unchanged(run_folder):
     other = sqlite3.connect(run_folder.parent / "other.db")
     with other:
         other.execute("CREATE TABLE precious (x)")
         other.execute("INSERT INTO precious VALUES (42)")
     (run_folder / ".episodes.index").symlink_to(run_folder.parent / "other.db")
     before = sorted(path.name for path in run_folder.iterdir())
-    index = EpisodeIndex(run_folder / "episodes.jsonl")
-    assert index.file.parent == index_folder and index.update() == 6
+    assert EpisodeIndex(run_folder / "episodes.jsonl").update() == 6
     assert sorted(path.name for path in run_folder.iterdir()) == before
     assert other.execute("SELECT x FROM precious").fetchall() == [(42,)]
 
 
-def test_database_of_another_program_is_not_replaced(run_folder):
-    index = EpisodeIndex(run_folder / "episodes.jsonl")
-    with closing(sqlite3.connect(index.file)) as other, other:
-        other.execute("CREATE TABLE precious (x)")
-    raises(RunFolderError, "another program", index.update)
-    with closing(sqlite3.connect(index.file)) as other:
-        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
+def test_lists_are_served_from_other_threads_while_a_run_writes(index, run_folder):
+    """Each list that a thread sees is of whole batches: numbers without gaps."""
+    stop = threading.Event()
 
+    def read() -> list[int]:
+        lengths = []
+        while not stop.is_set():
+            found = numbers(index)
+            assert found == list(range(1, len(found) + 1))
+            lengths.append(len(found))
+        return lengths
 
-def test_indexes_unused_for_a_month_are_deleted(run_folder, index_folder):
-    EpisodeIndex(run_folder / "episodes.jsonl").update()
-    old, new = index_folder / "old.index", index_folder / "new.index"
-    for file, age_s in ((old, 40 * 24 * 3600), (new, 0)):
-        file.touch()
-        os.utime(file, (time.time() - age_s,) * 2)
-    assert EpisodeIndex(run_folder / "episodes.jsonl").find(Query())["total"] == 6
-    assert new.exists() and not old.exists()
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        for seed in range(20):
+            write_lines(run_folder / "episodes.jsonl", [episode(seed=seed)])
+            assert index.update() == 1
+        stop.set()
+    assert all(reader.result() == sorted(reader.result()) for reader in readers)
+    assert numbers(index) == list(range(1, 27))
 
 
 @pytest.mark.parametrize("wrong", [{"sort": "n; DROP TABLE episodes"}, {"offset": -1}, {"limit": 501}, {"limit": -1}])
