@@ -23,8 +23,6 @@ from forge_agents.http_body import too_many_values
 
 FORMAT = 3
 """Version of the JSON file. Raised when the meaning of a field changes."""
-_READABLE = (2, FORMAT)
-"""Versions that can be read. In version 2, every agent has a success."""
 _KIND = "forge-agents benchmark"
 _MAX_SEEDS = 1_000_000
 """Maximum number of seeds of all environments together. A merge draws them again, in a few seconds."""
@@ -87,11 +85,11 @@ class Report(Results):
         facts = _read(file)
         if not isinstance(facts, dict) or facts.get("kind") != _KIND:
             raise ReportError(f"{file} is JSON, but no benchmark report")
-        if facts.get("format") not in _READABLE:
+        if facts.get("format") != FORMAT:
             raise ReportError(
-                f"{file} has report format {facts.get('format')!s:.50}, and this version of forge_agents reads "
-                f"{' and '.join(map(str, _READABLE))}. Run the benchmark again, or read it with the version that wrote "
-                "it, which is in its provenance"
+                f"{file} has report format {facts.get('format')!s:.50}, and this version of forge_agents reads format "
+                f"{FORMAT}. Run the benchmark again, or read it with the version that wrote it, which is in its "
+                "provenance"
             )
         try:
             return _from_json(facts)
@@ -145,9 +143,8 @@ def _read(path: Path) -> Any:
 
 
 def _from_json(facts: Mapping[str, Any]) -> Report:
-    same = ("players", "provenance", "planned", "stopped", "exploitability", "timing")
+    same = ("settings", "players", "provenance", "planned", "stopped", "exploitability", "timing")
     report = Report(
-        settings=_renamed(facts["settings"]),
         environments=tuple(SuiteEnv(**{**env, "seats": tuple(env["seats"])}) for env in facts["environments"]),
         records=tuple(Record.from_json(row) for row in facts["episodes"]),
         **{name: facts[name] for name in same},
@@ -155,14 +152,6 @@ def _from_json(facts: Mapping[str, Any]) -> Report:
     _check(report)
     report.document()  # values that cannot be shown or counted are found here, not by a reader of the page
     return report
-
-
-def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their present names. Earlier versions wrote ``swap_seats`` instead of ``swap_agents``."""
-    return {
-        "swap_agents" if name == "swap_seats" else name: _renamed(value) if name == "suite_defaults" else value
-        for name, value in settings.items()
-    }
 
 
 def check_size(players: int, environments: int) -> None:

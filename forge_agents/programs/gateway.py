@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import queue
 import secrets
@@ -17,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.programs import http
@@ -36,9 +35,6 @@ from forge_agents.programs.protocols import PROTOCOLS, Protocol
 from forge_agents.runtime.processes import raise_file_limit
 from forge_agents.runtime.stalls import waiting
 from forge_agents.runtime.threads import LoopThread
-
-if TYPE_CHECKING:
-    from uvicorn import Config, Server
 
 _MAX_PENDING = 1024
 """Maximum number of unanswered calls of one episode."""
@@ -329,7 +325,7 @@ class Gateway:
     def __init__(self, *, port: int = 0, host: str = "127.0.0.1") -> None:
         import uvicorn
 
-        from forge_agents.runtime.connections import http_settings
+        from forge_agents.runtime.connections import Server, http_settings
 
         raise_file_limit()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -355,8 +351,7 @@ class Gateway:
             timeout_graceful_shutdown=1,
             **http_settings(),
         )
-        self._ended = asyncio.Event()
-        self._server = _server_class()(settings, self._ended)
+        self._server = Server(settings)
         self._serving = self._thread.begin(self._server.serve(sockets=[self._socket]))
 
     @property
@@ -384,7 +379,7 @@ class Gateway:
         for session in list(self._sessions.values()):
             session.close("the gateway is closed")
         if self._thread.alive:
-            self._thread.call(self._ended.set)
+            self._server.should_exit = True
             with contextlib.suppress(TimeoutError):
                 self._serving.result(5)
             self._thread.close()
@@ -502,22 +497,6 @@ async def _handle_call(session: Session, protocol: Protocol, scope: Scope, recei
         lines += [f"event: {name}"] if name else []
         lines += [f"data: {data if isinstance(data, str) else json.dumps(data)}", ""]
     await http.send_text(send, 200, b"text/event-stream; charset=utf-8", "\n".join([*lines, ""]).encode())
-
-
-@functools.cache
-def _server_class() -> Callable[[Any, asyncio.Event], Server]:
-    """Return a server that ends at an event. uvicorn's own polls ten times a second."""
-    from forge_agents.runtime.connections import Server
-
-    class EventServer(Server):
-        def __init__(self, config: Config, ended: asyncio.Event) -> None:
-            super().__init__(config)
-            self._ended = ended
-
-        async def main_loop(self) -> None:
-            await self._ended.wait()
-
-    return EventServer
 
 
 _lock = threading.Lock()

@@ -58,17 +58,6 @@ def test_saved_report_is_loaded_unchanged(report, tmp_path):
     assert list(tmp_path.glob("**/.board*")) == [], "no half-written file stays"
 
 
-def test_report_of_the_previous_format_is_read(report, tmp_path):
-    path = tmp_path / "previous.json"
-    settings = {**report.settings, "suite_defaults": {"swap_agents": True}}
-    text = json.dumps({**report.as_json(), "settings": settings, "format": 2})
-    path.write_text(text.replace('"swap_agents"', '"swap_seats"'))
-    previous = Report.load(path)
-    assert previous.settings["suite_defaults"] == {"swap_agents": True}
-    assert previous.summary.cells == report.summary.cells and previous.markdown() == report.markdown()
-    assert list(leaderboard(previous, report).players) == list(report.players)
-
-
 def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_path):
     report = play(tmp_path, {"random": fa.Random(), "first": FIRST_FREE}, suite=[TOE], episodes=6, samples=2)
     cell = report.summary.cells[0]
@@ -139,8 +128,8 @@ def test_episode_of_the_same_seed_and_players_under_another_key_is_refused(repor
         ("", "is empty. A report is written by `forge-agents bench --json FILE`"),
         ('{"kind": "forge-agents bench', "truncated"),
         ("[1, 2]", "no benchmark report"),
-        ('{"kind": "forge-agents benchmark", "format": 99}', "format 99, .* reads 2 and 3"),
-        ('{"kind": "forge-agents benchmark", "format": 2}', "damaged report: KeyError"),
+        ('{"kind": "forge-agents benchmark", "format": 99}', "format 99, .* reads format 3"),
+        ('{"kind": "forge-agents benchmark", "format": 3}', "damaged report: KeyError"),
     ],
 )
 def test_incomplete_report_is_refused(text, match, tmp_path):
