@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any, Literal, TypeAlias
 
 Family: TypeAlias = Literal[
     "llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss",
@@ -103,6 +101,14 @@ _QWEN3_MOE = {
     "mlp_only_layers": [],
     "router_aux_loss_coef": 0.0,
 }
+_FIRST = (
+    "embed_tokens", "model.norm", "input_layernorm", "post_attention_layernorm", "q_proj.weight", "k_proj.weight",
+    "v_proj.weight", "o_proj.weight", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log",
+    "dt_bias", "linear_attn.norm", "out_proj", "gate_proj", "up_proj", "down_proj", "q_norm",
+)  # fmt: skip
+"""Parts of the names of weights, in the order in which they are drawn. Others follow by name."""
+_SCALES = {"conv1d": 4, "A_log": 10, "dt_bias": 10, "sinks": 10}
+"""Factors of small weights, so that layers differ in their decays and sinks take a share of the attention."""
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
 CHAT_TEMPLATE = (
@@ -148,20 +154,17 @@ def tiny_model(
         raise ValueError(f"family={family!r} is not a tiny model. Use one of {', '.join(_ARCHITECTURES)}")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"dtype={dtype!r} is not supported. Use 'float32', 'bfloat16' or 'float16'")
-    from safetensors.torch import save_file
-
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     tied = tied and family not in ("gpt_oss", *_LATENT_FAMILIES)
     config = _config(family, dtype, tied) | dict(settings or {})
+    _write_weights(folder, family, seed, dtype, config)
     write_json(folder / "config.json", config)
     write_json(
         folder / "generation_config.json",
         {"eos_token_id": _token_id("<|im_end|>"), "pad_token_id": _token_id("<|pad|>"), "do_sample": True},
     )
     _write_tokenizer(folder)
-    weights = _weights(family, seed, dtype, tied, config)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -245,159 +248,39 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
     return config
 
 
-def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _write_weights(folder: Path, family: Family, seed: int, dtype: Dtype, config: dict[str, Any]) -> None:
+    """Write random weights with the names and shapes that transformers gives the model of a ``config.json``."""
     import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
-    generator, head_dim = torch.Generator().manual_seed(seed), config.get("head_dim", HEAD_DIM)
-
-    def matrix(*shape: int) -> torch.Tensor:
-        # 0.08 makes next-token distributions so peaked that greedy tests are stable across kernels
-        return (0.08 * torch.randn(*shape, generator=generator)).to(getattr(torch, dtype))
-
-    def norm(size: int) -> torch.Tensor:
-        offset = 0 if family in ("gemma3", "qwen3_5", "qwen3_5_moe") else 1  # the model adds 1
-        return (offset + 0.1 * torch.randn(size, generator=generator)).to(getattr(torch, dtype))
-
-    weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN), "model.norm.weight": norm(HIDDEN)}
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        weights |= {
-            prefix + "input_layernorm.weight": norm(HIDDEN),
-            prefix + "post_attention_layernorm.weight": norm(HIDDEN),
-        }
-        recurrent = family.startswith("qwen3_5") and layer == 0
-        if family in _LATENT_FAMILIES:
-            weights |= _latent(prefix, config, matrix, norm, sparse=layer > 0)
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    with torch.random.fork_rng([]):
+        own_config = AutoConfig.for_model(**copy.deepcopy(config))  # it adds keys to inner mappings
+        model = AutoModelForCausalLM.from_config(own_config, dtype=torch.float32)
+    # files of Qwen3.5 have all experts of a layer in one tensor, as its model in memory
+    model.save_pretrained(folder, save_original_format=family != "qwen3_5_moe")
+    if shows_progress:
+        logging.enable_progress_bar()
+    weights, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed)
+    for name in sorted(weights, key=_drawn):
+        noise = torch.randn(weights[name].shape, generator=generator)
+        if name.endswith("norm.weight"):  # which is 0 if the model adds 1
+            weights[name] = (weights[name] + 0.1 * noise).to(getattr(torch, dtype))
             continue
-        weights |= _recurrent(prefix, matrix, norm) if recurrent else _attention(prefix, family, matrix, head_dim)
-        if family == "gpt_oss":
-            weights |= _biased(prefix, matrix, head_dim)
-        else:
-            weights |= (_mixture if family == "qwen3_5_moe" else _feed_forward)(prefix, family, matrix)
-        if family == "gemma3":
-            weights[prefix + "pre_feedforward_layernorm.weight"] = norm(HIDDEN)
-            weights[prefix + "post_feedforward_layernorm.weight"] = norm(HIDDEN)
-        if family in ("qwen3", "qwen3_moe", "gemma3", "qwen3_5", "qwen3_5_moe") and not recurrent:
-            weights |= {f"{prefix}self_attn.{x}_norm.weight": norm(head_dim) for x in "qk"}
-        if family == "qwen2":
-            for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-                weights[f"{prefix}self_attn.{name}_proj.bias"] = matrix(heads * head_dim)
-        if family == "phi3":
-            _fuse(weights, prefix)
-    if not tied:
-        weights["lm_head.weight"] = matrix(VOCAB, HIDDEN)
-    return weights
+        # 0.08 makes next-token distributions so peaked that greedy tests are stable across kernels
+        weight = (0.08 * noise).to(getattr(torch, dtype))
+        weight *= next((scale for part, scale in _SCALES.items() if part in name), 1)
+        weights[name] = weight.float() if name.endswith("e_score_correction_bias") else weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _attention(prefix: str, family: Family, matrix: Any, head_dim: int) -> dict[str, torch.Tensor]:
-    """Projections of a layer's attention."""
-    queries = (2 if family.startswith("qwen3_5") else 1) * HEADS * head_dim  # each with a gate
-    return {
-        prefix + "self_attn.q_proj.weight": matrix(queries, HIDDEN),
-        prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
-        prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
-        prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head_dim),
-    }
-
-
-def _feed_forward(prefix: str, family: Family, matrix: Any) -> dict[str, torch.Tensor]:
-    """A layer's feed-forward, or its experts and their router."""
-    weights: dict[str, torch.Tensor] = {}
-    hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
-    for expert in [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]:
-        weights |= {
-            f"{prefix}mlp.{expert}gate_proj.weight": matrix(hidden, HIDDEN),
-            f"{prefix}mlp.{expert}up_proj.weight": matrix(hidden, HIDDEN),
-            f"{prefix}mlp.{expert}down_proj.weight": matrix(HIDDEN, hidden),
-        }
-    if family == "qwen3_moe":
-        weights[prefix + "mlp.gate.weight"] = matrix(EXPERTS, HIDDEN)
-    return weights
-
-
-def _mixture(prefix: str, _: Family, matrix: Any) -> dict[str, torch.Tensor]:
-    """Experts of a layer of Qwen3.5, each kind of weight in one tensor, their router, and the shared expert."""
-    prefix += "mlp."
-    return {
-        prefix + "gate.weight": matrix(SMALL_EXPERTS, HIDDEN),
-        prefix + "experts.gate_up_proj": matrix(SMALL_EXPERTS, 2 * SMALL_INTERMEDIATE, HIDDEN),
-        prefix + "experts.down_proj": matrix(SMALL_EXPERTS, HIDDEN, SMALL_INTERMEDIATE),
-        prefix + "shared_expert.gate_proj.weight": matrix(EXPERT_INTERMEDIATE, HIDDEN),
-        prefix + "shared_expert.up_proj.weight": matrix(EXPERT_INTERMEDIATE, HIDDEN),
-        prefix + "shared_expert.down_proj.weight": matrix(HIDDEN, EXPERT_INTERMEDIATE),
-        prefix + "shared_expert_gate.weight": matrix(1, HIDDEN),
-    }
-
-
-def _recurrent(prefix: str, matrix: Any, norm: Any) -> dict[str, torch.Tensor]:
-    """Weights of a recurrent layer's attention, with decays of different speed."""
-    keys, values = (heads * RECURRENT_HEAD_DIM for heads in RECURRENT_HEADS)
-    prefix += "linear_attn."
-    return {
-        prefix + "in_proj_qkv.weight": matrix(2 * keys + values, HIDDEN),
-        prefix + "in_proj_z.weight": matrix(values, HIDDEN),
-        prefix + "in_proj_b.weight": matrix(RECURRENT_HEADS[1], HIDDEN),
-        prefix + "in_proj_a.weight": matrix(RECURRENT_HEADS[1], HIDDEN),
-        prefix + "conv1d.weight": 4 * matrix(2 * keys + values, 1, CONV_WIDTH),
-        prefix + "A_log": 10 * matrix(RECURRENT_HEADS[1]),
-        prefix + "dt_bias": 10 * matrix(RECURRENT_HEADS[1]),
-        prefix + "norm.weight": 1 + norm(RECURRENT_HEAD_DIM),  # the model does not add 1 to this norm
-        prefix + "out_proj.weight": matrix(HIDDEN, values),
-    }
-
-
-def _latent(prefix: str, config: Mapping[str, Any], matrix: Any, norm: Any, *, sparse: bool) -> dict[str, torch.Tensor]:
-    """Latent attention of a layer, and its feed-forward or experts."""
-    nope, rotated, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    rank, query_rank, queries = config["kv_lora_rank"], config["q_lora_rank"], HEADS * (nope + rotated)
-    weights: dict[str, torch.Tensor] = {
-        "self_attn.kv_a_proj_with_mqa.weight": matrix(rank + rotated, HIDDEN),
-        "self_attn.kv_a_layernorm.weight": norm(rank),
-        "self_attn.kv_b_proj.weight": matrix(HEADS * (nope + value), rank),
-        "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * value),
-    }
-    if query_rank:
-        weights["self_attn.q_a_proj.weight"] = matrix(query_rank, HIDDEN)
-        weights["self_attn.q_a_layernorm.weight"] = norm(query_rank)
-        weights["self_attn.q_b_proj.weight"] = matrix(queries, query_rank)
-    else:
-        weights["self_attn.q_proj.weight"] = matrix(queries, HIDDEN)
-    sizes = {"mlp.": INTERMEDIATE}
-    if sparse:
-        sizes = {f"mlp.experts.{i}.": EXPERT_INTERMEDIATE for i in range(config["n_routed_experts"])}
-        sizes["mlp.shared_experts."] = config["n_shared_experts"] * EXPERT_INTERMEDIATE
-        weights["mlp.gate.weight"] = matrix(config["n_routed_experts"], HIDDEN)
-        weights["mlp.gate.e_score_correction_bias"] = matrix(config["n_routed_experts"]).float()
-    for block, size in sizes.items():
-        weights |= {f"{block}{name}_proj.weight": matrix(size, HIDDEN) for name in ("gate", "up")}
-        weights[block + "down_proj.weight"] = matrix(HIDDEN, size)
-    return {prefix + name: weight for name, weight in weights.items()}
-
-
-def _biased(prefix: str, matrix: Any, head_dim: int) -> dict[str, torch.Tensor]:
-    """Sinks, biases and experts of a layer of gpt-oss."""
-    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
-    hidden = EXPERT_INTERMEDIATE
-    return {
-        **{f"{prefix}self_attn.{name}_proj.bias": matrix(number * head_dim) for name, number in heads.items()},
-        prefix + "self_attn.o_proj.bias": matrix(HIDDEN),
-        prefix + "self_attn.sinks": 10 * matrix(HEADS),
-        prefix + "mlp.router.weight": matrix(EXPERTS, HIDDEN),
-        prefix + "mlp.router.bias": matrix(EXPERTS),
-        prefix + "mlp.experts.gate_up_proj": matrix(EXPERTS, HIDDEN, 2 * hidden),
-        prefix + "mlp.experts.gate_up_proj_bias": matrix(EXPERTS, 2 * hidden),
-        prefix + "mlp.experts.down_proj": matrix(EXPERTS, hidden, HIDDEN),
-        prefix + "mlp.experts.down_proj_bias": matrix(EXPERTS, HIDDEN),
-    }
-
-
-def _fuse(weights: dict[str, torch.Tensor], prefix: str) -> None:
-    """Stack the weights of a layer that Phi-3 fuses, in place."""
-    import torch
-
-    for block, fused, parts in (("self_attn", "qkv", "qkv"), ("mlp", "gate_up", ("gate", "up"))):
-        rows = [weights.pop(f"{prefix}{block}.{part}_proj.weight") for part in parts]
-        weights[f"{prefix}{block}.{fused}_proj.weight"] = torch.cat(rows)
+def _drawn(name: str) -> tuple[int, int, str]:
+    """Sort key of weights: the order in which they are drawn. It must not change, because results depend on it."""
+    layer = int(name.split(".")[2]) if ".layers." in name else LAYERS if name.startswith("lm_head") else -1
+    return layer, next((place for place, part in enumerate(_FIRST) if part in name), len(_FIRST)), name
 
 
 def _write_tokenizer(folder: Path) -> None:
