@@ -37,7 +37,6 @@ class EngineActor(Actor):
         self._versions = dict.fromkeys(("", *config.adapters), 0)
         self._fetched: dict[str, int] = {}
         """Versions that came from the store. Version 0 of the model's folder is none of them."""
-        self._last_update: dict[str, float] = {}
         self._answers: list[Answer] = []
         self._failure: str | None = None
         self._has_answers = asyncio.Event()
@@ -107,14 +106,13 @@ class EngineActor(Actor):
             if weights.tensors:
                 await self._apply(weights, adapter, number)
         seconds = time.perf_counter() - start if weights.tensors else weights.fetch_s
-        self._last_update = {
+        return {
             "version": float(weights.version),
             "seconds": seconds,
             "fetch_s": weights.fetch_s,
             "load_s": seconds - weights.fetch_s,
             "bytes": float(weights.num_bytes),
         }
-        return self._last_update
 
     async def _apply(self, weights: LoadedWeights, adapter: str, number: int) -> None:
         thread, model, lora = self._running(), self._config.model, self._config.adapters.get(adapter)
@@ -187,7 +185,6 @@ class EngineActor(Actor):
             steps=thread.steps,
             peak_device_bytes=peak_device_bytes,
             device_used_bytes=device_used_bytes,
-            last_update=self._last_update,
         )
 
     @concurrent_endpoint

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from forge_agents.policy import Sampling
 from forge_agents.types import Completion
@@ -62,5 +61,3 @@ class EngineInfo:
     """Peak memory that torch allocated on the first rank's accelerator, or 0 on CPU."""
     device_used_bytes: int
     """Memory in use on that accelerator by all processes, or 0 on CPU."""
-    last_update: Mapping[str, float] = field(default_factory=dict)
-    """Timings of the last weight update, as returned by `EngineProcess.load_weights`."""
