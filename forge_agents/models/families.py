@@ -306,7 +306,8 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
     for settings, (key, allowed) in itertools.product(kinds, only_values.items()):
         if allowed is not None and key in settings and settings[key] not in allowed:
             supported = ", ".join(map(repr, allowed))
-            raise ValueError(f"{key}={settings[key]!r} is not supported by the learner. Supported: {supported}")
+            source = "" if key in config or key in rope else f". config.json has no {key!r}, so vLLM takes this value"
+            raise ValueError(f"{key}={settings[key]!r} is not supported by the learner. Supported: {supported}{source}")
     if rope["rope_type"] == "longrope" and (max_tokens or 0) > (limit := positions_of(config) or 0):
         raise ValueError(
             f"samples of {max_tokens} tokens are not supported: beyond {limit} tokens, LongRoPE rotates a token by the "

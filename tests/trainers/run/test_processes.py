@@ -221,12 +221,21 @@ def test_untrainable_model_starts_nothing(tiny_models, tmp_path, monkeypatch):
     async def launched(*args, **options):
         pytest.fail("something was started")
 
-    monkeypatch.setattr("forge_trainers.run.processes.mesh.launch_hosts", launched)
+    monkeypatch.setattr("forge_agents.runtime.mesh.launch_hosts", launched)
     model = tiny_models(settings={"architectures": ["MixtralForCausalLM"]})
-    with pytest.raises(
-        ValueError, match=r"'MixtralForCausalLM' cannot be trained \(Mixtral\): TorchTitan has no adapter"
+    policies = {"hero": Policy(str(model), name="hero")}
+    reason = f"hero-learner cannot train {model.name}: .*'MixtralForCausalLM' cannot be trained .*TorchTitan has no"
+    with pytest.raises(ValueError, match=reason):
+        asyncio.run(Processes.start(policies, ProcessConfig(), folder=tmp_path))
+    with pytest.raises(ValueError, match=reason):
+        dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
+    dry_run({"hero": Policy(str(model), trainable=False)}, ProcessConfig(), Hosts(), gpus_per_host=8)
+    chat = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
+    with (
+        pytest.raises(ValueError, match=f"hero cannot train {model.name}: "),
+        SFTTrainer(policies["hero"], SFTConfig(), tmp_path) as sft,
     ):
-        asyncio.run(Processes.start({"hero": Policy(str(model))}, ProcessConfig(), folder=tmp_path))
+        sft.fit([chat] * 4, steps=1)
 
 
 def test_ranks_that_cannot_share_a_model_ask_for_no_host(tmp_path, monkeypatch):

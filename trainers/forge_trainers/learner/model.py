@@ -350,7 +350,8 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
         if missing[0].endswith(".experts.down_proj") and missing[0].replace("experts", "experts.0") + ".weight" in have:
             raise ModelNotFoundError(
                 f"{folder} stores each expert apart. The learner reads mixtures of Qwen3.5 as they are published, with "
-                f"all experts of a layer in one tensor, such as {missing[0]!r}"
+                f"all experts of a layer in one tensor, such as {missing[0]!r}. Load the model with transformers and "
+                "save it by save_pretrained(FOLDER, save_original_format=False)"
             )
         raise ModelNotFoundError(
             f"{folder} lacks {len(missing)} of {len(requested)} tensors, such as {missing[0]!r}. Its weights do not "

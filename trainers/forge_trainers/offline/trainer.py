@@ -42,7 +42,7 @@ from forge_trainers.records.run_folder import (
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
-from forge_trainers.run.placement import checked_parts, place_here
+from forge_trainers.run.placement import check_learners, checked_parts, place_here
 from forge_trainers.run.plan import rate_line
 from forge_trainers.run.supervision import Stopwatch
 
@@ -310,6 +310,7 @@ class OfflineTrainer(ABC, Generic[T]):
             self.out_dir.mkdir(parents=True, exist_ok=True)
             meshes = [(f"{name}-learner", "learner", config.learner_procs)]
             settings = self._learner_plan()
+            check_learners({name: (settings, 1)})
             with contextlib.suppress(ModelNotFoundError):
                 checked_parts({}, {name: (settings, 1)}, ranks=config.learner_procs)
             await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), meshes=meshes)

@@ -15,7 +15,7 @@ from forge_agents.runtime.hosts import HERE, Hosts
 from forge_agents.serving import _vllm
 from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import OwnEngine, checked_parts, unique_names
+from forge_trainers.run.placement import OwnEngine, check_learners, checked_parts, unique_names
 from forge_trainers.run.plan import Threads, check_hosts, compute_processes, meshes_of, resolve, threads_of
 
 _USUAL_GPUS = 8
@@ -43,7 +43,8 @@ def dry_run(
         judges: Engines of LLM judges.
 
     Raises:
-        HostError, ValueError: The processes do not fit the hosts, or ranks cannot share a model of this machine.
+        HostError, ValueError: The processes do not fit the hosts, or a model of this machine cannot be trained, or
+            ranks cannot share it.
     """
     local = {name: models.local_folder(policy.model) for name, policy in policies.items()}
     folders = {name: folder or Path(policies[name].model) for name, folder in local.items()}
@@ -51,9 +52,11 @@ def dry_run(
     engines, learners = compute_processes(policies, folders, config)
     check_hosts(meshes, hosts, config, [settings for settings, _ in learners.values()])
     here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
+    learners_here = {name: learner for name, learner in learners.items() if Path(learner[0].model) in here}
+    check_learners(learners_here)
     checked_parts(
         {name: engine for name, engine in engines.items() if engine[0] in here},
-        {name: learner for name, learner in learners.items() if Path(learner[0].model) in here},
+        learners_here,
         ranks=config.learner_procs,
         engine=config.engine,
     )
@@ -67,8 +70,8 @@ def dry_run(
     meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
     lines = _process_lines(meshes, config, hosts, threads=threads, judges=judge_engines, gpus_per_host=gpus_per_host)
     lines += [
-        f"Model {model} is not on this machine. It was not checked that it exists and that ranks can share it."
-        f"{did_you_mean(model, models.BUILTIN_NAMES)}"
+        f"Model {model} is not on this machine. It was not checked that it exists and can be trained, and that ranks "
+        f"can share it.{did_you_mean(model, models.BUILTIN_NAMES)}"
         for model in missing
     ]
     if not missing:

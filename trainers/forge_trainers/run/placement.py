@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
+from forge_agents.models.families import check_trainable
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.runtime import mesh, startup
@@ -242,6 +243,17 @@ def checked_parts(
         parts.append(Part(name=name, ranks=engine.tp, size=size, dtype=dtype, adapters=adapters))
     check_parts(parts, engine)
     return parts
+
+
+def check_learners(learners: Mapping[str, tuple[LearnerPlan, int]]) -> None:
+    """Raise ValueError for a learner that cannot train its model. `learners` as in `place_here`."""
+    for name, (plan, _) in learners.items():
+        try:
+            check_trainable(models.read_json(Path(plan.model) / "config.json"), plan.max_sample_tokens)
+        except ModelNotFoundError:
+            raise
+        except ValueError as cause:
+            raise ValueError(f"{name} cannot train {Path(plan.model).name}: {cause}") from cause
 
 
 def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, RespawnLimitError, StallError
-from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.rollout.players import PolicyEngine
@@ -27,7 +26,7 @@ from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import OwnEngine, OwnModel, checked_parts, place_here
+from forge_trainers.run.placement import OwnEngine, OwnModel, check_learners, checked_parts, place_here
 from forge_trainers.run.plan import (
     STORE,
     Plan,
@@ -107,7 +106,9 @@ class Processes:
         }  # raises for a model without chat template, before anything starts
         meshes, parts = meshes_of(policies, paths, config), compute_processes(policies, paths, config)
         check_hosts(meshes, hosts, config, [settings for settings, _ in parts[1].values()])
-        _check_models(policies, paths, config, parts)
+        check_learners(parts[1])
+        with contextlib.suppress(ModelNotFoundError):
+            checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])
@@ -373,20 +374,6 @@ class Processes:
             self.store.stop(),
         )
         await mesh.end_hosts(self.hosts)
-
-
-def _check_models(
-    policies: Mapping[str, Policy],
-    paths: Mapping[str, Path],
-    config: ProcessConfig,
-    parts: tuple[Mapping[str, Any], Mapping[str, Any]],
-) -> None:
-    """Raise ValueError for a model that cannot be trained or whose ranks cannot share it."""
-    for name, policy in policies.items():
-        if policy.trainable:
-            families.check_trainable(models.read_json(paths[name] / "config.json"), config.engine.max_model_len)
-    with contextlib.suppress(ModelNotFoundError):
-        checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
 
 
 async def _start_store(config: ProcessConfig, hosts: Hosts, faults: Faults) -> WeightStore:
