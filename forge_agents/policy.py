@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from forge_agents.errors import did_you_mean
 from forge_agents.settings import settings_class
 
-Thinking: TypeAlias = Literal["auto", "on", "off"]
+Thinking: TypeAlias = Literal["auto", "on", "off", "low", "medium", "high"]
 """Reasoning switch of the chat template."""
 
 KeepReasoning: TypeAlias = Literal["all", "turn", "none"]
@@ -216,8 +216,8 @@ class Policy:
     a trainer rejects a trainable policy with this setting. `max_tokens` must be large enough for the longest action."""
 
     thinking: Thinking = field(default="auto", kw_only=True)
-    """Reasoning before the answer: "on", "off", or "auto" (default), which is the chat template's default. "on" and
-    "off" require a template with such a switch."""
+    """Reasoning before the answer: "on", "off", an effort ("low", "medium" or "high"), or "auto" (default), which is
+    the chat template's default. All but "auto" require a template with such a switch, such as gpt-oss's for efforts."""
     keep_reasoning: KeepReasoning = field(default="all", kw_only=True)
     """Earlier reasoning of its own that the model reads again: "all" (default), "turn" (since the last message other
     than a result of its own tool calls), or "none". When reasoning is dropped, the prompt is rendered again, and the

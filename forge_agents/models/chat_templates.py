@@ -46,7 +46,7 @@ class TemplateLimitError(ForgeError, RuntimeError):
     """A chat template exceeded a limit of processor time, memory or size."""
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: bool) -> str:
+def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: bool | str) -> str:
     """Render a conversation as ``tokenizer.apply_chat_template(messages, tokenize=False, **variables)``.
 
     Raises:

@@ -61,8 +61,8 @@ class ModelInfo:
     """Whether the model can hold a conversation."""
     supports_reasoning: bool
     """Whether the chat template has reasoning."""
-    has_reasoning_switch: bool
-    """Whether the chat template follows `Policy.thinking`."""
+    reasoning_switch: str
+    """Values of `Policy.thinking` that the chat template follows, for people. Empty if there are none."""
 
     @property
     def renderer(self) -> str:
@@ -140,6 +140,10 @@ CHAT_FORMATS = (
 
 REASONING_SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on: of most templates, and of DeepSeek's and Granite's."""
+REASONING_EFFORT = "reasoning_effort"
+"""Template variable of the effort of reasoning, in gpt-oss and Qwen3.8."""
+_TEMPLATE_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"|\.\w+")
+"""Matches texts and attributes in the code of a template, which are no variables."""
 _REASONING_MARKS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
 TRAINABLE = tuple(name for family in FAMILIES if not family.untrainable_reason for name in family.architectures)
 """Architectures that the learner trains."""
@@ -240,8 +244,16 @@ def inspect_model(folder: Path) -> ModelInfo:
         chat_format=chat_format_of(template),
         has_template=bool(template),
         supports_reasoning=any(mark in template for mark in _REASONING_MARKS),
-        has_reasoning_switch=any(re.search(rf"\b{name}\b", template) for name in REASONING_SWITCHES),
+        reasoning_switch=_reasoning_switch(template),
     )
+
+
+def _reasoning_switch(template: str) -> str:
+    parts = re.split(r"\{[{%]", template)[1:]
+    code = "\n".join(_TEMPLATE_TEXT.sub(" ", re.split(r"[}%]\}", part, maxsplit=1)[0]) for part in parts)
+    words = set(re.findall(r"\w+", code))
+    switches = ["on or off"] * bool(words.intersection(REASONING_SWITCHES)) + ["effort"] * (REASONING_EFFORT in words)
+    return ", ".join(switches)
 
 
 def chat_format_of(template: str) -> ChatFormat | None:
@@ -552,7 +564,7 @@ def describe(model: ModelInfo) -> Iterator[tuple[str, str]]:
         yield "chat", "no chat template"
         return
     yield "chat", model.chat_format.name if model.chat_format else "unknown format"
-    switch = ", switched by Policy.thinking" if model.has_reasoning_switch else ""
+    switch = f", switched by Policy.thinking ({model.reasoning_switch})" if model.reasoning_switch else ""
     yield "reasoning", f"yes{switch}" if model.supports_reasoning else "not in its template"
     calls = model.chat_format.calls if model.chat_format else ""
     yield "tools", _CALLS.get(calls, calls) if calls else "not in its template"

@@ -28,7 +28,7 @@ from forge_agents.errors import ForgeError
 from forge_agents.imports import without_garbage_collection
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import TemplateRefusalError, render
-from forge_agents.models.families import REASONING_SWITCHES
+from forge_agents.models.families import REASONING_EFFORT, REASONING_SWITCHES
 from forge_agents.policy import Thinking
 from forge_agents.rollout.tokenizing import has_slow_patterns, tokenize
 from forge_agents.runtime import startup
@@ -108,7 +108,7 @@ class Renderer:
         self._start = _cached(lambda messages: self._encode(self._template(self._defused(messages))))
         self._between = _cached(self._render_between)
         self._layout = cached(LRUCache(_MAX_LAYOUTS), lock=threading.Lock())(self._find_layout)
-        self._switches: dict[str, bool] = {}
+        self._switches: dict[str, bool | str] = {}
         self._layout(("user",))  # fails if the template omits even this message
         self._check_generation_prompt()
         self._structure = self._role_tokens()
@@ -116,13 +116,7 @@ class Renderer:
         self._special = tuple(sorted(special, key=lambda token: (-len(token), token)))
         self._lookalikes = self._normalized_tokens()
         if thinking != "auto":
-            prompts = [self._apply_template(_PROBE, dict.fromkeys(REASONING_SWITCHES, on)) for on in (True, False)]
-            if prompts[0] == prompts[1]:
-                raise ValueError(
-                    f"thinking={thinking!r}, but the chat template of {tokenizer.name_or_path!r} has no switch for it "
-                    f"({' or '.join(REASONING_SWITCHES)}). Leave thinking='auto'"
-                )
-            self._switches = dict.fromkeys(REASONING_SWITCHES, thinking == "on")
+            self._switches = self._switches_of(thinking)
 
     @classmethod
     def of(cls, folder: Path, *, thinking: Thinking = "auto") -> Renderer:
@@ -360,6 +354,22 @@ class Renderer:
         assert refusal is not None
         raise refusal
 
+    def _switches_of(self, thinking: Thinking) -> dict[str, bool | str]:
+        """Return the variables that set the template's reasoning. Raises ValueError if it ignores or refuses them."""
+        names: Sequence[str] = REASONING_SWITCHES
+        value: bool | str = thinking == "on"
+        others: tuple[bool | str, ...] = (True, False)
+        if thinking not in ("on", "off"):
+            names, value, others = (REASONING_EFFORT,), thinking, ("low", "medium")
+        if len({self._apply_template(_PROBE, dict.fromkeys(names, other)) for other in others}) == 1:
+            raise ValueError(
+                f"thinking={thinking!r}, but the chat template of {self._tokenizer.name_or_path!r} has no switch for "
+                f"it ({' or '.join(names)}). Leave thinking='auto'"
+            )
+        switches = dict.fromkeys(names, value)
+        self._apply_template(_PROBE, switches)
+        return switches
+
     def _check_generation_prompt(self) -> None:
         """Raise ValueError if the template writes a role before an answer but omits it in prompts."""
         prompt = self._apply_template(_PROBE)
@@ -392,7 +402,7 @@ class Renderer:
     def _apply_template(
         self,
         messages: list[dict[str, str]],
-        switches: Mapping[str, bool] | None = None,
+        switches: Mapping[str, bool | str] | None = None,
         *,
         generation_prompt: bool = True,
     ) -> str:

@@ -79,6 +79,21 @@ def test_every_renderer_named_exists():
     assert named <= library.RENDERER_REGISTRY.keys()
 
 
+@pytest.mark.parametrize(
+    ("template", "switch"),
+    [
+        ("{%- if enable_thinking is defined and not enable_thinking %}", "on or off"),
+        ("{{ 'x' if thinking }}{{ reasoning_effort|default('low') }}", "on or off, effort"),
+        ("{% if 'thinking' in message %}{{ message.thinking + \"thinking\" }}{% endif %}thinking {# thinking #}", ""),
+        ("{{ 'Reasoning: ' + reasoning_effort }}", "effort"),
+        ("{%" * 200_000 + "'" * 200_001, ""),
+    ],
+    ids=["on or off", "both", "texts and attributes", "effort", "hostile"],
+)
+def test_reasoning_switch_is_a_variable_of_the_template(tmp_path, template, switch):
+    assert model(tmp_path, "LlamaForCausalLM", template).reasoning_switch == switch
+
+
 def test_models_command_prints_properties(tmp_path, capsys, tiny_models):
     from forge_agents.cli import main as cli
 
@@ -87,10 +102,12 @@ def test_models_command_prints_properties(tmp_path, capsys, tiny_models):
     for family in FAMILIES:
         assert f"{family.models}\n  {', '.join(family.architectures)}\n" in message
         assert f"inference only: {family.untrainable_reason}" in message or not family.untrainable_reason
-    model(tmp_path, "MixtralForCausalLM", "[INST]..[TOOL_CALLS] enable_thinking reasoning_content")
+    model(tmp_path, "MixtralForCausalLM", "[INST]..[TOOL_CALLS]{% if enable_thinking %} reasoning_content")
     assert cli.main(["list", "--models", str(tiny_models(family="qwen2")), str(tmp_path)]) == 0
     trainable, refused = capsys.readouterr().out.split(f"{tmp_path}\n")
     assert "architecture Qwen2ForCausalLM (Qwen2 and Qwen2.5)\n  trainable    yes\n  chat         chatml" in trainable
     assert "reasoning    not in its template\n  tools        not in its template" in trainable
     assert "trainable    no: architecture 'MixtralForCausalLM' cannot be trained (Mixtral): TorchTitan" in refused
-    assert "reasoning    yes, switched by Policy.thinking\n  tools        JSON after [TOOL_CALLS]" in refused
+    assert (
+        "reasoning    yes, switched by Policy.thinking (on or off)\n  tools        JSON after [TOOL_CALLS]" in refused
+    )

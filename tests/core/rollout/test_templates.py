@@ -91,6 +91,18 @@ def test_answers_that_were_not_sampled_have_the_channels_of_gpt_oss(text):
     assert tokenizer.decode((*prompt, *answer)) == answered
 
 
+def test_effort_of_reasoning_is_set_where_the_template_has_it():
+    tokenizer = tokenizer_of("gptoss")
+    for effort in ("low", "medium", "high"):
+        prompt = tokenizer.decode(Renderer(tokenizer, thinking=effort).start("", "one"))
+        assert f"Reasoning: {effort}\n" in prompt
+    assert "effort is set to low" in tokenizer.decode(Renderer(tokenizer_of("qwen3_8"), thinking="low").start("", "1"))
+    with pytest.raises(ValueError, match=r"Unexpected reasoning effort high\. Supported types are xhigh"):
+        Renderer(tokenizer_of("qwen3_8"), thinking="high")
+    with pytest.raises(ValueError, match=r"thinking='low', .* no switch for it \(reasoning_effort\)"):
+        Renderer(tokenizer_of("qwen3"), thinking="low")
+
+
 def test_reasoning_that_was_not_sampled_has_the_tags_of_the_template():
     tokenizer = tokenizer_of("qwen2_5")
     for template_tag, expected in (("[THINK]", "[THINK]\nhm\n[/THINK]\n\ntwo"), ("<think>", "<think>hm</think>two")):
