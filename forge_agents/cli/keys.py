@@ -6,6 +6,8 @@ code here: processes of a run trust each other.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,11 +18,13 @@ from urllib.parse import urlsplit
 
 from forge_agents import imports
 from forge_agents.display import visible
-from forge_agents.files import user_path
+from forge_agents.files import foreign_entry
 
 FLAG, HOST_FLAG, MODULE_FLAG = "--send_key", "--trust_host", imports.MODULE_FLAG
 _CODE_ARGS = ("program", "sandbox", "image", "container", "files", "reward")
 """Arguments of environments that choose what runs on this machine, and with which rights."""
+_MAX_PATH = 4096
+"""Characters of a path that Linux opens."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS: Mapping[str, tuple[str, ...]] = {
     "ANTHROPIC_API_KEY": ("api.anthropic.com",),
@@ -97,44 +101,63 @@ def check(
 def check_paths(values: Mapping[str, Any], folder: Path) -> None:
     """Check that the arguments of environments in a file name no other files of the user.
 
-    What an environment reads, it may show to an endpoint. A file may name files in its own folder, and files of tasks
-    also in the current folder. Libraries look for other paths in folders of their own, so that "..", from there, may
-    lead anywhere.
+    What an environment reads, it may show to an endpoint. A file may name files in its own folder, and files and
+    folders of tasks also in the current folder. Libraries look for other paths in folders of their own, so that "..",
+    from there, may lead anywhere. They also append to paths, and files in a folder may name others.
 
     Args:
         values: Content of the file.
         folder: Folder of the file.
 
     Raises:
-        ValueError: An argument names a file elsewhere.
+        ValueError: An argument names a file elsewhere, or a folder.
     """
     for name, text in (pair for each in _env_args(values) for pair in _texts(each, "")):
         tasks = name in ("tasks", "eval_tasks")
         roots = [folder, Path.cwd()] if tasks else [folder]
         climbs = not tasks and ".." in re.split(r"[/\\]", text)
-        if climbs or any(_leads_out(path, roots) for path in _paths(text, folder)):
+        places = [(base, path) for base in (folder, Path.cwd()) for path in _forms(text)]
+        if climbs or any(_leads_out(*place, roots, with_folders=tasks) for place in places):
+            kind = "folder of tasks" if tasks else "file"
             raise ValueError(
                 visible(
-                    f"the settings file sets env_args.{name} to {text[:200]}, a file outside of its folder. Set it "
-                    f"with the flag --env_args.{name} to allow this"
+                    f"the settings file sets env_args.{name} to {text[:200]}, a file outside of its folder, or not a "
+                    f"{kind}. Set it with the flag --env_args.{name} to allow this"
                 )
             )
 
 
-def _paths(text: str, folder: Path) -> Iterator[Path]:
-    """Yield the paths for which an argument may stand."""
-    try:
-        path = user_path(text.removeprefix("file:"))
-    except ValueError:  # empty, or with a variable that is not set
-        return
-    yield folder / path
-    yield Path.cwd() / path
+def _forms(text: str) -> set[Path]:
+    """Return the paths for which an argument may stand."""
+    text = text.removeprefix("file:")[:_MAX_PATH]
+    forms = {Path(text), Path(os.path.expandvars(text))} if text else set()
+    with contextlib.suppress(RuntimeError):  # no such user
+        forms |= {path.expanduser() for path in forms}
+    return forms
 
 
-def _leads_out(path: Path, roots: Sequence[Path]) -> bool:
-    """Return whether a path leads to a file that is in none of some folders."""
+def _leads_out(base: Path, path: Path, roots: Sequence[Path], *, with_folders: bool) -> bool:
+    """Return whether a path, or a longer one that begins with it, may lead to a file that is in none of some folders.
+
+    Args:
+        base: Folder of a relative path.
+        path: The path.
+        roots: The folders.
+        with_folders: Whether the path may lead to a folder.
+    """
+    whole = base / path
+    base = Path(whole.anchor) if path.is_absolute() else base
+    existing = next(each for each in (whole, *whole.parents) if each == base or _exists(each))
+    if existing == base != whole:  # nothing has this name, but a library may append to the first part
+        return path.is_absolute() and any(each.name.startswith(whole.parts[1]) for each in base.iterdir())
+    root = next((root for root in roots if existing.resolve().is_relative_to(root.resolve())), None)
+    folder = existing == whole and existing.is_dir()
+    return root is None or folder > with_folders or foreign_entry([existing.resolve()], root) is not None
+
+
+def _exists(path: Path) -> bool:
     try:
-        return path.is_file() and not any(path.resolve().is_relative_to(root.resolve()) for root in roots)
+        return path.exists()
     except (OSError, ValueError):  # no path: too long, or with a zero byte
         return False
 
@@ -151,12 +174,12 @@ def _env_args(values: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _texts(values: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield each text at any depth of the arguments of an environment, with the name of its argument."""
+    """Yield each text and key at any depth of the arguments of an environment, with the name of its argument."""
     if isinstance(values, str):
         yield name, values
     elif isinstance(values, Mapping):
         for key, value in values.items():
-            yield from _texts(value, name or str(key))
+            yield from _texts([str(key), value] if name else value, name or str(key))
     elif isinstance(values, list | tuple):
         for value in values:
             yield from _texts(value, name)

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -285,6 +286,60 @@ def test_paths_that_climb_are_refused_because_libraries_look_elsewhere(path, con
         assert f"sets env_args.data_file to {path}, a file outside of its folder" in error
     harmless = {"words": ["a..b", "wait ...", "either../or"]}
     assert read(config(env_args=harmless)).env_args == harmless
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A folder outside of that of the settings file, and the current folder. The file's own folder leads to it."""
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
+    for folder in (elsewhere / "private", tmp_path / "game", tmp_path / "data"):
+        folder.mkdir(parents=True)
+    (elsewhere / "private/x.txt").touch()
+    (tmp_path / "link.txt").symlink_to(elsewhere / "private/x.txt")
+    (tmp_path / "links").symlink_to(elsewhere / "private")
+    (tmp_path / "data/rows.arrow").symlink_to(elsewhere / "private/x.txt")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(elsewhere)
+    return elsewhere
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("config", "game"),  # in the folder of the file: a library would read what its files name
+        ("config", "OWN/game"),
+        ("config", "private"),
+        ("config", "."),
+        ("config", "/"),
+        ("config", "link.txt"),
+        ("config", "links/x"),  # links/x.txt is elsewhere
+        ("config", "pipe"),
+        ("config", "/etc/passwd_of_nobody"),  # the library may add ".txt"
+        ("config", "/pro"),
+        ("config", "/proc/*/environ"),
+        ("config", "private/*.txt"),
+        ("config", "~/notes"),
+        ("tasks", "/etc"),
+        ("tasks", "data"),
+    ],
+)
+def test_folders_and_beginnings_of_paths_in_a_file_are_refused(name, path, config, capsys, elsewhere):
+    assert elsewhere == Path.cwd()
+    path = path.replace("OWN", str(Path(config()).parent))
+    for value in (path, {"b": [{path: 1}]}):
+        error = " ".join(refused(capsys, config(env_args={name: value})).split())
+        assert f"sets env_args.{name} to {path}, a file outside of its folder, or not a" in error
+        assert f"with the flag --env_args.{name} to allow this" in error
+
+
+def test_texts_that_are_no_paths_and_files_of_the_folder_are_arguments(config, tmp_path, monkeypatch):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/part.arrow").touch()
+    (tmp_path / "words.json").touch()
+    monkeypatch.chdir(tmp_path)
+    texts = ["/no_think", "yes/no", "...", "~nobody-here/x", "$UNSET/x", "a/" * 50_000, "\\", "*", "x\ty", "rows2"]
+    allowed = {"texts": texts, "words": "words.json", "own": str(tmp_path / "words.json"), "tasks": "rows", "": ""}
+    assert read(config(env_args=allowed)).env_args == allowed
 
 
 def test_a_warm_start_of_a_file_does_not_choose_what_an_environment_runs(config, capsys):
