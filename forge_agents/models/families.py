@@ -168,7 +168,6 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "resid_pdrop": (0, 0.0, None),
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1, 1.0, None),
-    "quantization_config": (None,),
     # the other types rotate a token by the length of the sequence, which differs between sampling and training
     "rope_type": ("default", "linear", "llama3", "yarn"),
 }
@@ -303,11 +302,18 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         required += ("n_routed_experts", *_REQUIRED_OF_LATENT)
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
-    quantization = config.get("quantization_config") or {}
-    if quantization.get("quant_method") == "mxfp4" and has_sinks(config):
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method == "mxfp4" and has_sinks(config):
         raise ValueError(
             "the experts are stored in 4 bits (MXFP4), which are not trained. Write a copy in bfloat16 with "
             "`forge-agents list --models MODEL --bfloat16 FOLDER`, and train FOLDER"
+        )
+    if quantization is not None:
+        raise ValueError(
+            f"the weights are quantized (quantization_config names {str(method)!r:.40}), and quantized weights are not "
+            "trained. Train a copy in bfloat16, which transformers writes if it loads the model with dequantize=True "
+            "in its quantization config"
         )
     _check_layers(config)
     rope = rope_of(config)

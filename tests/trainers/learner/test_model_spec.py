@@ -65,7 +65,9 @@ def test_an_unsupported_model_is_refused(tiny_llama, changes, message):
         ({"v_head_dim": 256}, "v_head_dim=256 is not supported: values are larger than keys"),
         ({"mlp_layer_types": ["sparse", "sparse"]}, "mlp_layer_types=.* from first_k_dense_replace=1 on"),
         ({"kv_lora_rank": None}, "whole numbers for kv_lora_rank"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*'fp8'.* is not supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized .*'fp8'.* not trained. Train a copy in bfloat16"),
+        ({"quantization_config": {}}, "quantized .*'None'"),
+        ({"quantization_config": 4}, "quantized .*'4'"),
     ],
     ids=str,
 )
