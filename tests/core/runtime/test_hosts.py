@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -673,7 +674,7 @@ except HostError as error:
 
 def submit(folder: Path, script: str = SUBMIT, **programs: str) -> subprocess.CompletedProcess[str]:
     """Run a script with stand-ins for Slurm's programs."""
-    (folder / "bin").mkdir()
+    (folder / "bin").mkdir(parents=True)
     for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "scancel": SCANCEL, **programs}.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
@@ -684,20 +685,22 @@ def submit(folder: Path, script: str = SUBMIT, **programs: str) -> subprocess.Co
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("program", "error"),
-    [
-        ("sbatch", r"mesh: sbatch did not answer within 2 s\. If squeue shows a job forge-agents_\d+, cancel it"),
-        ("squeue", r"mesh: squeue --job 77 --json did not answer within 2 s"),
-        ("scancel", r"Failed to cancel SLURM job 77: scancel 77 did not answer within 2 s\. The job may still run"),
-    ],
-)
-def test_slurm_command_that_hangs_is_named_and_ended(tmp_path: Path, program: str, error: str) -> None:
+HUNG = {
+    "sbatch": r"mesh: sbatch did not answer within 2 s\. If squeue shows a job forge-agents_\d+, cancel it",
+    "squeue": r"mesh: squeue --job 77 --json did not answer within 2 s",
+    "scancel": r"Failed to cancel SLURM job 77: scancel 77 did not answer within 2 s\. The job may still run",
+}
+
+
+def test_slurm_command_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
     hung = '#!/bin/sh\nsleep 600 &\necho $! > "$FAKE_SLURM/pid"\nwait\n'  # sleep keeps the output open
     limit = "from forge_agents.runtime import schedulers\nschedulers._COMMAND_TIMEOUT_S = 2.0\n"
-    done = submit(tmp_path, limit + SUBMIT, **{program: hung})
-    assert re.search(error, done.stdout + done.stderr), done.stdout + done.stderr
-    assert ended_within([int((tmp_path / "pid").read_text())], 10)
+    with ThreadPoolExecutor() as pool:
+        ends = {name: pool.submit(submit, tmp_path / name, limit + SUBMIT, **{name: hung}) for name in HUNG}
+    for name, error in HUNG.items():
+        output = ends[name].result().stdout + ends[name].result().stderr
+        assert re.search(error, output), output
+        assert ended_within([int((tmp_path / name / "pid").read_text())], 10)
 
 
 def test_slurm_job_has_the_requested_options(tmp_path: Path) -> None:
@@ -937,11 +940,10 @@ def pod(name, rank, phase="Running"):
     return Record(metadata=Record(name=name, labels=labels), status=status, spec=Record(containers=[Record(env=None)]))
 
 pods = [pod("engines-0", "0"), pod("engines-1", "1"), pod("old-1", "1", "Failed")]
-if OTHER:
-    pods.insert(1, pod("other-0", "0"))
 kubernetes = MagicMock()
-events = [{"type": "ADDED", "object": pod} for pod in pods]
-kubernetes.watch.Watch.return_value.stream.return_value = events
+kubernetes.watch.Watch.return_value.stream.side_effect = lambda *words, **options: [
+    {"type": "ADDED", "object": pod} for pod in pods
+]
 kubernetes.client.CoreV1Api.return_value.list_namespaced_pod.return_value = Record(items=pods)
 kubernetes.client.rest.ApiException = type("ApiException", (Exception,), {})
 parts = (".client.rest", ".config.config_exception", ".config.exec_provider", ".config.kube_config")
@@ -952,26 +954,21 @@ import forge_agents as fa
 from forge_agents.errors import HostError
 from forge_agents.runtime.jobs import start_job
 hosts = fa.Hosts(kind="kubernetes", namespace="lab", hosts={"engines": 2}, address="tcp://127.0.0.1:0")
+job = start_job(hosts, {}, gpus_per_node=None)
+job.end()
+print("ended", list(job.meshes))
+pods.insert(1, pod("other-0", "0"))
 try:
-    job = start_job(hosts, {}, gpus_per_node=None)
-    job.end()
-    print("ended", list(job.meshes))
+    start_job(hosts, {}, gpus_per_node=None)
 except HostError as error:
     print(error)
 """
 
 
-@pytest.mark.parametrize(
-    ("other", "answer"),
-    [
-        (False, "ended ['engines']"),
-        (True, "pods engines-0 and other-0 of namespace 'lab' both have rank 0 of engines."),
-    ],
-)
-def test_two_pods_of_one_rank_are_refused(other: bool, answer: str) -> None:
-    script = f"OTHER = {other}\n{PODS}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, check=False)
-    assert done.stdout.startswith(answer), done.stdout + done.stderr
+def test_two_pods_of_one_rank_are_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", PODS], capture_output=True, text=True, timeout=110, check=False)
+    refused = "pods engines-0 and other-0 of namespace 'lab' both have rank 0 of engines."
+    assert done.stdout.startswith(f"ended ['engines']\n{refused}"), done.stdout + done.stderr
 
 
 def test_missing_kubernetes_client_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

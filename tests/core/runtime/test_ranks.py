@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def test_connection_of_another_user_is_refused(tmp_path: Path) -> None:
             assert waiting.poll() is None, waiting.communicate()[1]
             result = psutil.Process(waiting.pid).net_connections("inet")
             port = next((each.laddr.port for each in result if each.status == psutil.CONN_LISTEN), 0)
+            time.sleep(0.05)
         stranger = start(str(port), str(STRANGER), program=CONNECTS)
         assert stranger.stdout is not None and stranger.stdout.readline() == "connected\n"
         other = start("1", "2", f"file://{tmp_path}/rendezvous")
