@@ -142,7 +142,9 @@ def reaching(names, outside, forks=False):
     """A program that tries each, in a process of its own if it `forks`, and prints whether it reached it."""
     lines = [PRELUDE, *(f"{key} = {value!r}\n" for key, value in outside.items())]
     for name in names:
-        attempt = f"try:\n    {REACH[name]}\nexcept BaseException as error:\n    print({name!r}, 'held:', repr(error))\n"
+        attempt = (
+            f"try:\n    {REACH[name]}\nexcept BaseException as error:\n    print({name!r}, 'held:', repr(error))\n"
+        )
         attempt += f"else:\n    print({name!r}, 'REACHED')\n"
         in_child = textwrap.indent(f"{attempt}sys.stdout.flush()\nos._exit(0)\n", "    ")
         lines.append(f"if os.fork() == 0:\n{in_child}os.wait()\n" if forks else attempt)
