@@ -147,21 +147,20 @@ def said_by(node):
     return [text for piece in pieces if len(text := " ".join(piece.split())) > 12]
 
 
-def raised_literally():
+def raised_literally(sources):
     """``(where, piece)`` of every message in a raise of the packages."""
-    for package in ("forge_agents", "envs/forge_envs", "verifiers/forge_verifiers", "trainers/forge_trainers"):
-        for file in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                    if getattr(node.exc.func, "id", "") == "interrupted":  # Ctrl-C is no error
-                        continue
-                    for piece in said_by(node.exc.args[0]):
-                        yield f"{file.relative_to(ROOT)}:{node.lineno}", piece
+    for module, tree in sources:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                if getattr(node.exc.func, "id", "") == "interrupted":  # Ctrl-C is no error
+                    continue
+                for piece in said_by(node.exc.args[0]):
+                    yield f"{module}:{node.lineno}", piece
 
 
 def test_no_message_that_is_raised_is_missing_from_the_list(site):
     page = site.errors_page()
-    raised = list(raised_literally())
+    raised = list(raised_literally(site._sources()))
     assert len(raised) > 500
     assert [(where, piece) for where, piece in raised if piece not in page] == []
 

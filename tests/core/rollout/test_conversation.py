@@ -178,7 +178,7 @@ def trained(samples):
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(turns=TURNS, keep_reasoning=st.sampled_from(["all", "turn", "none"]))
 def test_every_sampled_token_is_trained_once_after_its_prompt(tokenizer, turns, keep_reasoning):
     engine, trajectory = played(tokenizer, keep_reasoning, turns)
@@ -282,7 +282,7 @@ LONG = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=27, deadline=None)
 @given(
     turns=LONG,
     chosen=st.tuples(st.sampled_from(["all", "turn", "none"]), st.sampled_from(["end", "window", "summarize"])),
@@ -434,7 +434,7 @@ def test_conversations_are_numbered_per_agent(tokenizer):
 THOUGHT = "<think>\nhidden\n</think>\n\n"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=17, deadline=None)
 @given(
     turns=st.lists(
         st.tuples(

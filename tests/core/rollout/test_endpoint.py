@@ -213,7 +213,7 @@ def test_missing_server_is_named():
 )
 def test_invalid_reply_is_an_error_of_the_episode(serve_chat, garbage):
     sent = garbage if isinstance(garbage, bytes) else json.dumps(garbage).encode()
-    error = group(serve_chat(lambda request: sent).endpoint).episodes[0].error
+    error = group(serve_chat(lambda request: sent).endpoint_with(retries=0)).episodes[0].error
     assert error.kind == "EndpointError" and "sent no valid chat completion" in error.message
     assert error.message.isprintable() and len(error.message) < 1200
 

@@ -121,7 +121,7 @@ cuts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(scripts(), cuts, st.sampled_from(["", "step", "observe"]), st.sampled_from(sorted(KINDS)))
 def test_rewards_of_turn_based_games_are_complete(script, cut, breaks, kind):
     game = Turns(*script, breaks)
@@ -129,7 +129,7 @@ def test_rewards_of_turn_based_games_are_complete(script, cut, breaks, kind):
     assert episode.rewards == pytest.approx(paid), (episode.end_reason, episode.error)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(scripts(), cuts, st.sampled_from(["", "step", "observe"]))
 def test_rewards_of_parallel_games_are_complete(script, cut, breaks):
     game = Rounds(*script, "step" if breaks else "")
@@ -137,7 +137,7 @@ def test_rewards_of_parallel_games_are_complete(script, cut, breaks):
     assert episode.rewards == pytest.approx(paid), (episode.end_reason, episode.error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(scripts(), cuts, st.booleans(), st.booleans())
 def test_rewards_of_converted_games_are_complete(script, cut, breaks, limited):
     game = Rounds(*script, "step" if breaks else "")

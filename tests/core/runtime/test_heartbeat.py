@@ -91,11 +91,11 @@ async def test_blocked_controller_thread_does_not_count_as_silence(heartbeat):
         for _ in range(5):
             await asyncio.sleep(0)
             if len(calls) == 1:
-                time.sleep(1)  # noqa: ASYNC251  # blocks the controller's thread
+                time.sleep(0.4)  # noqa: ASYNC251  # blocks the controller's thread
         if len(calls) == 3:
             answered_again.set()
 
-    watched = heartbeat("weights", 0.5)
+    watched = heartbeat("weights", 0.2)
     watched.add_probe(answer, "answer of the store")
     outcomes = [asyncio.ensure_future(watched.lost()), asyncio.ensure_future(answered_again.wait())]
     await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
