@@ -34,7 +34,7 @@ def main(path: str, max_bytes: int, max_memory: int, max_cpu_s: int) -> None:
                 break
     except (MemoryError, pa.ArrowMemoryError):
         _report({"problem": f"reading its rows takes more than {max_memory >> 20} MiB of memory"})
-    except _TooWideError as cause:
+    except _RefusedError as cause:
         _report({"problem": str(cause)})
     except (pa.ArrowException, OSError, ValueError) as cause:
         _report({"problem": f"its rows are damaged ({str(cause)[:200]})"})
@@ -42,8 +42,8 @@ def main(path: str, max_bytes: int, max_memory: int, max_cpu_s: int) -> None:
         _report({"bytes": total})
 
 
-class _TooWideError(Exception):
-    """A file has too many columns."""
+class _RefusedError(Exception):
+    """A file has too many columns or compressed rows."""
 
 
 def _check_width(schema: Any) -> None:
@@ -53,7 +53,7 @@ def _check_width(schema: Any) -> None:
         number += 1
         pending += [kind.field(index) for index in range(kind.num_fields)]
     if number > _MAX_COLUMNS:
-        raise _TooWideError(f"it has {number} columns and fields. Expected at most {_MAX_COLUMNS}")
+        raise _RefusedError(f"it has {number} columns and fields. Expected at most {_MAX_COLUMNS}")
 
 
 def _report(result: dict[str, Any]) -> None:
@@ -66,13 +66,29 @@ def _batches(path: Path) -> Iterator[Any]:
             with pa.memory_map(str(file)) as source:
                 stream = pa.ipc.open_stream(source)
                 _check_width(stream.schema)
-                yield from stream
+                yield from _mapped(stream)
         return
     import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
 
     with pyarrow.parquet.ParquetFile(path) as file:
         _check_width(file.schema_arrow)
         yield from file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
+
+
+def _mapped(stream: Any) -> Iterator[Any]:
+    """Yield the batches of a mapped file, which take no memory of their own unless they are decompressed.
+
+    The package datasets never writes compressed rows, and would decompress them at each access.
+    """
+    while True:
+        allocated = pa.total_allocated_bytes()
+        try:
+            batch = stream.read_next_batch()
+        except StopIteration:
+            return
+        if pa.total_allocated_bytes() > allocated:
+            raise _RefusedError("its rows are compressed. Save the data set with save_to_disk")
+        yield batch
 
 
 def _num_bytes(column: Any) -> int:

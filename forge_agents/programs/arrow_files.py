@@ -1,22 +1,16 @@
 """Checks of Parquet files and of the Arrow files of a data set before they are loaded.
 
-Loading decompresses all rows, and a kilobyte can stand for any number of equal bytes. The package datasets never writes
-compressed rows.
+Loading decompresses all rows, and a kilobyte can stand for any number of equal bytes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-_DICTIONARY, _ROWS = 2, 3
-"""Types of messages: https://github.com/apache/arrow/blob/main/format/Message.fbs."""
-
 
 _FREE_BYTES, _MAX_EXPANSION = 1 << 28, 100
 """Rows may have 256 MiB, or 100 times the size on disk if that is more."""
@@ -70,8 +64,8 @@ def _environment() -> dict[str, str]:
     return {**{name: os.environ[name] for name in names if name in os.environ}, "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 
-def check_uncompressed(folder: Path) -> None:
-    """Raise ValueError if a file of a data set from ``Dataset.save_to_disk`` is compressed, or not in its folder."""
+def check_files(folder: Path) -> None:
+    """Raise ValueError if a file of a data set from ``Dataset.save_to_disk`` is not in its folder."""
     state = folder / "state.json"
     if (folder / "dataset_dict.json").exists() or not state.is_file():
         raise ValueError(f"{folder} is not a data set without splits. Give the folder of one split, with a state.json")
@@ -83,43 +77,3 @@ def check_uncompressed(folder: Path) -> None:
         file = folder / str(name)
         if file.name != name or file.suffix != ".arrow" or file.is_symlink():
             raise ValueError(f"{state} names {name!r:.200}. Expected an .arrow file in the same folder")
-        if file.is_file() and _has_compressed_rows(file):
-            raise ValueError(f"the rows in {file} are compressed. Save the data set with save_to_disk, or as JSONL")
-
-
-def _has_compressed_rows(file: Path) -> bool:
-    import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
-
-    with pa.memory_map(str(file)) as source:
-        try:
-            messages = pa.ipc.MessageReader.open_stream(source)
-            return any(_is_compressed(message.metadata.to_pybytes()) for message in messages)
-        except (pa.ArrowException, struct.error, IndexError) as cause:
-            raise ValueError(f"{file} is not a complete Arrow file ({cause})") from None
-
-
-def _is_compressed(message: bytes) -> bool:
-    """Return whether a message has compressed rows. It is a flatbuffer: tables of fields, each found by an offset."""
-    root = _follow(message, 0)
-    kind = _field(message, root, 1)
-    rows = _follow(message, _field(message, root, 2))
-    if not kind or message[kind] not in (_DICTIONARY, _ROWS):
-        return False
-    if message[kind] == _DICTIONARY:
-        rows = _follow(message, _field(message, rows, 1))
-    return bool(_field(message, rows, 3))
-
-
-def _field(message: bytes, table: int, number: int) -> int:
-    """Return the position of a field of a table. 0 if the table lacks it."""
-    layout: int = table - struct.unpack_from("<i", message, table)[0]
-    entry = 4 + 2 * number
-    if entry >= struct.unpack_from("<H", message, layout)[0]:
-        return 0
-    offset: int = struct.unpack_from("<H", message, layout + entry)[0]
-    return offset and table + offset
-
-
-def _follow(message: bytes, position: int) -> int:
-    offset: int = struct.unpack_from("<I", message, position)[0]
-    return position + offset

@@ -29,7 +29,7 @@ from forge_agents.envs.seeds import index_of_seed, is_held_out
 from forge_agents.errors import ForgeError
 from forge_agents.files import check_dense, user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
-from forge_agents.programs.arrow_files import check_rows, check_uncompressed
+from forge_agents.programs.arrow_files import check_files, check_rows
 from forge_agents.programs.running import check_arguments, describe_error
 
 AnyTasks: TypeAlias = Any
@@ -42,11 +42,6 @@ _MAX_COMPARED = 100_000
 """Maximum length of a list whose tasks are compared by content."""
 _MAX_CACHED_SPLITS = 16
 """Number of lists whose split is cached: environments are created again for each group of episodes."""
-_ROW_NUMBERS = (
-    *("id", "_id", "uid", "uuid", "guid", "idx", "index", "row_id", "task_id", "item_id", "example_id", "sample_id"),
-    *("question_id", "problem_id", "instance_id", "__index_level_0__"),
-)
-"""Fields, in lower case, whose values the digest of a task omits. More fields would change the splits of older runs."""
 _ROW_NUMBER = re.compile(
     r"(.*[./])?(_*((row|task|item|example|sample|question|problem|instance|record|entry|prompt|query|q)[ _-]?)?"
     r"(id|idx|index|uid|uuid|guid)_*|(row|task|item|example|sample|question|problem|q)[ _-]?(no|nr|num|number)"
@@ -187,7 +182,7 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
     except ImportError:
         raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
-        check_uncompressed(path)
+        check_files(path)
         check_rows(path)
         data = datasets.load_from_disk(str(path))
     else:
@@ -287,7 +282,7 @@ def _split(tasks: Any) -> _Split:
 
 def _compute_split(tasks: Any) -> _Split:
     every = range(len(tasks))
-    keys = _keys(tasks)
+    keys = _digests(tasks) or [_digest(index) for index in every]
     order = sorted(every, key=lambda index: (keys[index], index))
     count = round(HELD_OUT * len(order))
     while 0 < count < len(order) and keys[order[count]] == keys[order[count - 1]]:
@@ -297,80 +292,49 @@ def _compute_split(tasks: Any) -> _Split:
     return _Split(sorted(order[count:]), sorted(order[:count]))
 
 
-def _keys(tasks: Any) -> list[bytes]:
-    """Return the keys by which tasks are sorted before the split. Equal tasks have the smallest digest among them."""
-    texts = _texts(tasks, _as_data) if not isinstance(tasks, np.ndarray) else None
-    digests = [_digest(text) for text in texts or map(str, range(len(tasks)))]
-    groups = _groups(texts or _texts(tasks, _as_text))
-    if groups is None:
-        return digests
-    smallest: dict[bytes, bytes] = {}
-    for group, digest in zip(groups, digests, strict=True):
-        smallest[group] = min(digest, smallest.get(group, digest))
-    return [smallest[group] for group in groups]
+def _digests(tasks: Any) -> list[bytes] | None:
+    """Return a digest of each task without row numbers, blanks and the form of Unicode.
 
-
-def _texts(tasks: Any, as_data: Callable[[Any], Any]) -> list[str] | None:
-    """Return tasks as JSON without their row numbers. None if tasks are not plain data, or too many."""
+    None if tasks are too many, or hold objects whose content is unknown.
+    """
     if not _are_listed(tasks) or len(tasks) > _MAX_COMPARED:
         return None
     try:
-        texts = [json.dumps(task, sort_keys=True, default=as_data) for task in tasks]
-        unnumbered = [_without_row_number(text) for text in texts]
+        plain = [json.loads(json.dumps(task, default=_as_plain)) for task in tasks]
     except (TypeError, ValueError, RecursionError):
         return None
-    return unnumbered if _are_distinct(unnumbered, texts) else texts
+    whole = [_digest(task) for task in plain]
+    try:
+        bare = [_digest(_normal(task)) for task in plain]
+    except RecursionError:
+        return whole
+    return bare if len(set(bare)) >= max(MIN_TASKS, _MIN_DISTINCT * len(set(whole))) else whole
 
 
 def _are_listed(tasks: Any) -> bool:
     return isinstance(tasks, list | tuple | range | np.ndarray) or type(tasks).__module__.split(".")[0] == "datasets"
 
 
-def _are_distinct(reduced: list[Any], full: list[Any]) -> bool:
-    return len(set(reduced)) >= max(MIN_TASKS, _MIN_DISTINCT * len(set(full)))
-
-
-def _groups(texts: list[str] | None) -> list[bytes] | None:
-    """Return a digest of each task that ignores row numbers, blanks and the form of Unicode. None without texts."""
-    if texts is None:
-        return None
-    full = [_digest(text) for text in texts]
-    for numbered in (False, True):
-        try:
-            groups = [_digest(json.dumps(_normal(json.loads(text), numbered), sort_keys=True)) for text in texts]
-        except RecursionError:
-            return full
-        if _are_distinct(groups, full):
-            return groups
-    return full
-
-
-def _normal(value: Any, numbered: bool) -> Any:
+def _normal(value: Any) -> Any:
     if isinstance(value, str):
         words = value.split()
         return " ".join(unicodedata.normalize("NFC", word) if len(word) <= _MAX_WORD else word for word in words)
     if isinstance(value, list):
-        return [_normal(item, numbered) for item in value]
+        return [_normal(item) for item in value]
     if isinstance(value, dict):
         return {
-            key: _normal(item, numbered)
+            key: _normal(item)
             for key, item in value.items()
-            if numbered or isinstance(item, dict | list) or not _ROW_NUMBER.fullmatch(key)
+            if isinstance(item, dict | list) or not _ROW_NUMBER.fullmatch(key)
         }
     return value
 
 
-def _without_row_number(text: str) -> str:
-    if not text.startswith("{"):
-        return text
-    return json.dumps({key: value for key, value in json.loads(text).items() if key.lower() not in _ROW_NUMBERS})
+def _digest(task: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(task, sort_keys=True).encode(), digest_size=16).digest()
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _as_data(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     """Return plain data for a value that JSON does not support. Raises TypeError if its content cannot be compared."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -381,12 +345,9 @@ def _as_data(value: Any) -> Any:
         return dump(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
+    if isinstance(value, _VALUES):
+        return repr(value)
     raise TypeError(f"{type(value).__name__} is not plain data")
-
-
-def _as_text(value: Any) -> Any:
-    """Return plain data for a value as `_as_data`, or its text."""
-    return repr(value) if isinstance(value, _VALUES) else _as_data(value)
 
 
 def _warn_of_common_tasks(training: Any, held_out: Any) -> None:
@@ -395,7 +356,7 @@ def _warn_of_common_tasks(training: Any, held_out: Any) -> None:
         return
     if len(training) + len(held_out) > _MAX_COMPARED:
         return
-    digests = _groups(_texts([*training, *held_out], _as_text))  # together, so that row numbers are treated equally
+    digests = _digests([*training, *held_out])  # together, so that row numbers are treated equally
     if digests is None:
         return
     first, second = digests[: len(training)], digests[len(training) :]

@@ -203,8 +203,8 @@ def test_equal_rows_of_a_numpy_array_are_in_one_part():
     ("rows", "expected"),
     [
         (ROWS, [1, 5, 17, 28, 29, 30, 32, 56, 60, 64, 65, 71]),
-        ([{"qid": str(n), **row} for n, row in enumerate(ROWS)], [4, 10, 13, 15, 16, 17, 27, 32, 45, 52, 55, 58]),
-        ([date(2020, 1, 1) + timedelta(n) for n in range(100)], [0, 16, 17, 18, 19, 22, 31, 34, 36, 38, 45, 46]),
+        ([{"qid": str(n), **row} for n, row in enumerate(ROWS)], [1, 5, 17, 28, 29, 30, 32, 56, 60, 64, 65, 71]),
+        ([date(2020, 1, 1) + timedelta(n) for n in range(100)], [3, 8, 9, 11, 19, 20, 26, 29, 31, 32, 43, 57]),
     ],
 )
 def test_split_of_distinct_tasks_never_changes(rows, expected):
@@ -521,7 +521,7 @@ def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):
         raises(ValueError, "are compressed. Save the data set with save_to_disk", Tasks, tmp_path / "a")
     for content in (b"x" * 100, file.read_bytes()[:200]):
         file.write_bytes(content)
-        raises(ValueError, "is not a complete Arrow file|are compressed", Tasks, tmp_path / "a")
+        raises(ValueError, "its rows are (damaged|compressed)", Tasks, tmp_path / "a")
     (tmp_path / "b").mkdir()
     for folder, named in ((tmp_path / "b", ["../a"]), (tmp_path / "a", ["train"])):
         (folder / "dataset_dict.json").write_text(json.dumps({"splits": named}))
