@@ -252,6 +252,13 @@ def test_ranks_that_cannot_share_a_model_ask_for_no_host(tmp_path, monkeypatch):
         sft.fit([chat] * 4, steps=1)
 
 
+def test_dry_run_refuses_a_model_that_engines_on_cpu_do_not_compute(tiny_models):
+    policies = {"hero": Policy(str(tiny_models(family="qwen3_5", dtype="float32")), name="hero")}
+    with pytest.raises(ValueError, match="hero has recurrent layers, .* not compute on CPU in float32, only in bfloat"):
+        dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=0)
+    assert any("GPU" in line for line in dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8))
+
+
 @pytest.mark.parametrize(("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")])
 def test_equal_names_of_processes_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}

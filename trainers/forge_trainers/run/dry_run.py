@@ -11,11 +11,11 @@ from forge_agents.errors import HostError, ModelNotFoundError, did_you_mean
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.runtime import mesh, processes
-from forge_agents.runtime.hosts import HERE, Hosts
+from forge_agents.runtime.hosts import HERE, Hosts, ProcessSlot
 from forge_agents.serving import _vllm
 from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import OwnEngine, check_learners, checked_parts, unique_names
+from forge_trainers.run.placement import OwnEngine, check_learners, check_on_cpu, checked_parts, unique_names
 from forge_trainers.run.plan import Threads, check_hosts, compute_processes, meshes_of, resolve, threads_of
 
 _USUAL_GPUS = 8
@@ -43,8 +43,8 @@ def dry_run(
         judges: Engines of LLM judges.
 
     Raises:
-        HostError, ValueError: The processes do not fit the hosts, or a model of this machine cannot be trained, or
-            ranks cannot share it.
+        HostError, ValueError: The processes do not fit the hosts, or a model of this machine cannot be trained, cannot
+            be computed on a CPU, or cannot be shared by ranks.
     """
     local = {name: models.local_folder(policy.model) for name, policy in policies.items()}
     folders = {name: folder or Path(policies[name].model) for name, folder in local.items()}
@@ -52,14 +52,12 @@ def dry_run(
     engines, learners = compute_processes(policies, folders, config)
     check_hosts(meshes, hosts, config, [settings for settings, _ in learners.values()])
     here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
-    learners_here = {name: learner for name, learner in learners.items() if Path(learner[0].model) in here}
-    check_learners(learners_here)
-    checked_parts(
+    parts = (
         {name: engine for name, engine in engines.items() if engine[0] in here},
-        learners_here,
-        ranks=config.learner_procs,
-        engine=config.engine,
+        {name: learner for name, learner in learners.items() if Path(learner[0].model) in here},
     )
+    check_learners(parts[1])
+    checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
     missing = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
     threads = Threads()
     if not gpus_per_host:
@@ -68,7 +66,9 @@ def dry_run(
         name: judge.config for name, judge in unique_names(judges, reserved=(name for name, *_ in meshes)).items()
     }
     meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
-    lines = _process_lines(meshes, config, hosts, threads=threads, judges=judge_engines, gpus_per_host=gpus_per_host)
+    slots = _slots(meshes, hosts, gpus_per_host)
+    check_on_cpu(slots, *parts, config.engine)
+    lines = _process_lines(slots, config, threads=threads, judges=judge_engines)
     lines += [
         f"Model {model} is not on this machine. It was not checked that it exists and can be trained, and that ranks "
         f"can share it.{did_you_mean(model, models.BUILTIN_NAMES)}"
@@ -82,18 +82,8 @@ def dry_run(
     return lines
 
 
-def _process_lines(
-    meshes: Sequence[tuple[str, str, int]],
-    config: ProcessConfig,
-    hosts: Hosts,
-    *,
-    threads: Threads,
-    judges: Mapping[str, EngineConfig],
-    gpus_per_host: int | None,
-) -> list[str]:
-    """Describe each host and each process on it: GPU, environment variables and command."""
-    from forge_agents.runtime._monarch import default_bootstrap_cmd
-
+def _slots(meshes: Sequence[tuple[str, str, int]], hosts: Hosts, gpus_per_host: int | None) -> list[ProcessSlot]:
+    """Place every process."""
     # a run places engines and learners before the store starts, which would make the store's host a fuller one
     placed_first = sorted(meshes, key=lambda mesh_: mesh_[1] == "store")
     order = [name for name, *_ in meshes]
@@ -104,7 +94,15 @@ def _process_lines(
         if gpus_per_host is None and hosts.kind == "local":
             raise HostError(f"{error}. With --gpus_per_host a dry run assumes that many on this machine") from error
         raise
-    slots = sorted(slots, key=lambda slot: order.index(slot.name))
+    return sorted(slots, key=lambda slot: order.index(slot.name))
+
+
+def _process_lines(
+    slots: Sequence[ProcessSlot], config: ProcessConfig, *, threads: Threads, judges: Mapping[str, EngineConfig]
+) -> list[str]:
+    """Describe each host and each process on it: GPU, environment variables and command."""
+    from forge_agents.runtime._monarch import default_bootstrap_cmd
+
     command = default_bootstrap_cmd()
     words = [command.program, *command.args]
     lines = []

@@ -173,12 +173,7 @@ def place_here(
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
     slots = mesh.preview_placement(meshes)
     on_gpus = any(slot.gpu for slot in slots)
-    on_cpu = {slot.name for slot in slots if not slot.gpu}
-    for name in engines.keys() & on_cpu:
-        folder, adapters = engines[name]
-        check_kernels(folder, name, engine, adapters)
-    for name in before.keys() & on_cpu:
-        check_without_gpu(before[name])
+    check_on_cpu(slots, engines, learners, engine)
     try:
         parts = checked_parts(engines, learners, ranks=ranks, engine=engine)
     except ModelNotFoundError as error:
@@ -254,6 +249,21 @@ def check_learners(learners: Mapping[str, tuple[LearnerPlan, int]]) -> None:
             raise
         except ValueError as cause:
             raise ValueError(f"{name} cannot train {Path(plan.model).name}: {cause}") from cause
+
+
+def check_on_cpu(
+    slots: Iterable[ProcessSlot],
+    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
+    learners: Mapping[str, tuple[LearnerPlan, int]],
+    engine: EngineConfig,
+) -> None:
+    """Raise ValueError for processes without a GPU that need one. Arguments as in `place_here`."""
+    on_cpu = {slot.name for slot in slots if not slot.gpu}
+    for name in engines.keys() & on_cpu:
+        folder, adapters = engines[name]
+        check_kernels(folder, name, engine, adapters)
+    for name in learners.keys() & on_cpu:
+        check_without_gpu(learners[name][0])
 
 
 def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:
