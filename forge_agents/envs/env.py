@@ -175,6 +175,9 @@ class TextGame(Forkable):
     observes_reasoning: bool = False
     """Whether actions include the reasoning, as ``<think>`` reasoning ``</think>`` answer. By default an environment
     receives only the answer, so that no agent can read another agent's reasoning."""
+    judges_silence: bool = False
+    """Whether an agent whose context is full gives an empty answer, as in games that are tagged as zero-sum or
+    competitive. By default the episode ends, with the rewards and infos so far."""
     max_action_chars: int = 4096
     """Upper bound of the action space. Longer actions still reach the game."""
     max_observation_chars: int = 32768

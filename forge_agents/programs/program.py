@@ -100,7 +100,7 @@ class Program(TurnEnv):
             For a command line, 1 if it exits with 0. Otherwise 0, for verifiers to score. A reward function that raises
             or returns something else is an error of the environment.
         timeout_s: Time limit in seconds between an answer and the program's next call or end.
-        error_reward: Reward of all agents if the program fails.
+        error_reward: Reward of all agents if the program fails or is cut off.
         max_sampled_tokens: Number of tokens sampled in an episode at which it is cut off. None: no limit.
         max_turns: Maximum number of calls of an episode. None: the registered limit, otherwise 64.
         sandbox: Isolation of a command line: no network but the models, no files but the system's programs, our
@@ -117,6 +117,7 @@ class Program(TurnEnv):
     """
 
     max_observation_chars = MAX_BODY_BYTES
+    judges_silence = True
 
     def __init__(
         self,
@@ -211,6 +212,8 @@ class Program(TurnEnv):
         details, self._details = self._details, {}
         self._session.errors.clear()  # the program continued after them
         self._answers.append((agent, action, details))
+        if details.get("finish_reason") == "context" and not details.get("completion_tokens"):
+            return self._cut(f"the context of {agent} is full")
         self._sampled += (details.get("completion_tokens") or 0) + (details.get("notes_tokens") or 0)
         if num_calls := len(self._session.answer(action, details).calls):
             info = self.infos[agent]
@@ -222,9 +225,9 @@ class Program(TurnEnv):
         if isinstance(event, Ended):
             return self._finish(event)
         if self._max_sampled_tokens is not None and self._sampled >= self._max_sampled_tokens:
-            return self._end(0.0, truncated=True, cut=f"{self._sampled} tokens were sampled")
+            return self._cut(f"{self._sampled} tokens were sampled")
         if self.num_turns + 1 >= (self._limit or math.inf):
-            return self._end(0.0, truncated=True, cut=f"it made more than {self._limit} calls")
+            return self._cut(f"it made more than {self._limit} calls")
         self._call = event
         return Outcome(next=self._publish(event), info={event.agent: {CONVERSATION: event.conversation()}})
 
@@ -377,6 +380,10 @@ class Program(TurnEnv):
     def _fail(self, error: BaseException) -> Outcome:
         description = f"{describe_error(error)}{self._rejection()}"
         return self._end(self._error_reward, error=description, program_error=description)
+
+    def _cut(self, reason: str) -> Outcome:
+        """Cut the program off. The reward is that of a failure: a model may use up its calls rather than answer."""
+        return self._end(self._error_reward, truncated=True, cut=reason)
 
     def _compare_sessions(self, reward: float | Mapping[str, Any]) -> str:
         """Return a description of the first agent whose calls named other sessions than its reward, "" if none.

@@ -93,20 +93,20 @@ class _Agent:
     branches: Branches = field(default_factory=Branches)
     without_legal_actions: bool = False
     """Whether it decided at least once without a list of legal actions."""
-    has_rivals: bool = False
-    """Whether its game is tagged as zero-sum or competitive."""
+    may_be_silent: bool = False
+    """Whether the environment judges an empty answer if the context is full. Otherwise the episode ends."""
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the player. Its failure is recorded, except for a dead engine or a spent budget.
 
-        With rivals, a player whose context is full gives an empty answer, and the game goes on or counts a forfeit.
-        Otherwise a player could end each game that it is about to lose.
+        A player whose context is full gives an empty answer in games that are tagged as zero-sum or competitive, and in
+        environments with a true `judges_silence`. Otherwise it could end each game that it is about to lose.
         """
         try:
             decision = await self.player(observation, info)
             return decision.published((info.get(CONVERSATION) or {}).get("tools", self.tools))
         except ContextFullError:
-            if not self.has_rivals:
+            if not self.may_be_silent:
                 raise
             return Decision(action="", finish_reason="context")
         except (FailureError, ActorDiedError, BudgetError, MissingExtraError, StallError):
@@ -198,7 +198,8 @@ class _Agents(dict[str, _Agent]):
             **self._options,
         )
         self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch)
-        self[name].has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(spec, "tags", ()))
+        has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(spec, "tags", ()))
+        self[name].may_be_silent = has_rivals or hook(env, "judges_silence") is True
         return self[name]
 
     async def record(self, results: Mapping[str, _StepResult]) -> None:

@@ -69,6 +69,8 @@ class ToolEnv(TurnEnv):
         max_turns: As for `TurnEnv`.
     """
 
+    judges_silence = True
+
     def __init__(
         self,
         *,

@@ -71,6 +71,8 @@ class TextArena(TurnEnv):
 
     max_observation_chars = 65536
 
+    judges_silence = True
+
     def __init__(
         self, game: str, *, num_players: int | None = None, max_turns: int | None = None, **options: Any
     ) -> None:

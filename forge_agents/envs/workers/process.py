@@ -78,7 +78,7 @@ class Environments:
             "possible_agents": agents,
             "metadata": dict(env.metadata),
             "render_mode": getattr(env, "render_mode", None),
-            "observes_reasoning": hook(env, "observes_reasoning") is True,
+            **{name: hook(env, name) is True for name in ("observes_reasoning", "judges_silence")},
             "sides": sides_of(env),
             "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
             "action_spaces": {agent: env.action_space(agent) for agent in agents},

@@ -325,14 +325,16 @@ def test_full_context_is_handled_as_the_policy_says(renderer, serve, context):
     engine = Says(renderer, ["<think>hm</think>fine"])
     engine.max_model_len = 700
     policy = fa.Policy("tiny", name="p", context=context, sampling=fa.Sampling(max_tokens=20))
-    env = fa.Program(long_talk, agents=("planner",))
+    env = fa.Program(long_talk, agents=("planner",), tasks=["a talk"], error_reward=-1.0)
     served = {"p": PolicyEngine(engine, renderer)}
     episode = asyncio.run(rollout.play(env, {"planner": policy}, seed=0, engines=served, max_turns=64))
     assert episode.error is None and max(map(len, engine.read)) < 700
     turns = episode.turns
     left_out = [turn.compaction.how for turn in turns if turn.compaction]
     if context == "end":
-        assert episode.end_reason == "context" and episode.rewards == {"planner": 0.0} and not left_out
+        assert episode.out_of_context and episode.rewards == {"planner": -1.0} and not left_out
+        info = episode.trajectories["planner"].info
+        assert (info["task"], info["cut"]) == ("a talk", "the context of planner is full")
         return
     assert episode.end_reason == "terminated" and episode.rewards == {"planner": 1.0}
     assert left_out and set(left_out) == {context} and {turn.branch for turn in turns if turn.compaction} == {0}

@@ -486,8 +486,9 @@ def test_calls_and_tokens_are_limited():
         finally:
             ended.append(True)
 
-    episode = played(endless, max_turns=5)
+    episode = played(endless, max_turns=5, error_reward=-1.0)
     assert (len(episode.turns), episode.end_reason) == (5, "truncated")
+    assert episode.rewards == {"agent": -1.0}, "a model that cannot solve a task gains nothing by using up its calls"
     assert "more than 5 calls" in episode.trajectories["agent"].info["cut"]
     assert holds_within(20, lambda: ended)
 

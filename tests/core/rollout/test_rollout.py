@@ -222,6 +222,19 @@ def test_full_context_gives_a_game_with_rivals_an_empty_answer(tags, lost):
     assert forfeits_of(episode) == {"a"}
 
 
+def test_environment_that_judges_silence_gets_an_empty_answer_and_gives_its_infos():
+    class Graded(Count):
+        judges_silence = True
+
+        def act(self, agent, action):
+            self.numbers.append(action)
+            return fa.Outcome(done=not action, info={agent: {"answer": "42"}})
+
+    episode = run_model(Engine(max_model_len=4), Graded())
+    assert [turn.action for turn in episode.turns] == ["7", "7", ""] and episode.out_of_context
+    assert episode.trajectories["a"].info["answer"] == "42" and episode.end_reason == "terminated"
+
+
 def test_response_is_limited_to_the_room_left():
     limits = []
     engine = Engine(max_model_len=5, on_request=lambda sampling, seed: limits.append(sampling.max_tokens))
