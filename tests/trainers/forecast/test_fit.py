@@ -229,7 +229,8 @@ def test_fit_matches_placement_and_dry_run(name, tmp_path, monkeypatch):
     case = ALIKE[name]
     for shape in (case.model, "0.6b"):
         (tmp_path / shape).mkdir(exist_ok=True)
-        (tmp_path / shape / "config.json").write_text(json.dumps(SHAPES[shape]))
+        config = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 40960, **SHAPES[shape]}
+        (tmp_path / shape / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(placement.models, "resolve", Path)
     run, hosts = case.run, case.hosts
     requested = {
