@@ -28,8 +28,8 @@ from _usage import Usage  # type: ignore[import-not-found]  # noqa: E402
 TICK_S = 0.02
 """Time between two measurements of the program's usage."""
 _CHUNK = 1 << 16
-_MAX_PATH = 1024
-"""Maximum length of the path of a file that is returned, in bytes. The host allows 4,096, including its own folder."""
+_MAX_PATH = 200
+"""Maximum length of the path of a file that is returned, in bytes. Another run accepts 255, in a folder for example."""
 _SIGKILL, _SIGTERM, _SIGXCPU = 9, 15, 24
 _TERMINATION_S = 2.0
 """Time that a command line that is not isolated gets after SIGTERM. A container client passes the signal on."""
