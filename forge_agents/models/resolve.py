@@ -163,6 +163,8 @@ def local_folder(model: str) -> Path | None:
     return _cached_snapshot(model) or (None if twin is None else _built_in(twin))
 
 
+_ELSEWHERE = {"speculators_config", "configuration_files"}
+"""Keys of config.json by which vLLM reads another model, or transformers another config."""
 _OTHER_FORMAT = "consolidated*.safetensors"
 """Files of weights in Mistral's format."""
 
@@ -178,7 +180,11 @@ def check_complete(folder: Path) -> None:
     for file in folder.glob("*"):  # the folder may be missing
         if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > MAX_BYTES:
             raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
-    read_json(folder / "config.json")
+    if others := _ELSEWHERE & read_json(folder / "config.json").keys():
+        raise ModelNotFoundError(
+            f"{folder / 'config.json'} names another model or file in {min(others)}, which libraries load instead. Name "
+            f"that model itself, or remove {min(others)}"
+        )
     _check_tokenizer(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():

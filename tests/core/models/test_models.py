@@ -293,6 +293,21 @@ def test_a_tokenizer_with_long_tokens_or_other_files_is_refused(name, change, re
         models.resolve(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("speculators_config", {"proposal_methods": [{}], "verifier": {"name_or_path": "/etc"}}),
+        ("configuration_files", ["config.4.0.0.json"]),
+    ],
+)
+def test_a_config_that_names_another_model_or_config_is_refused(key, value, folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    raises(
+        ModelNotFoundError, f"config.json names another model or file in {key}, .* remove {key}", models.resolve, folder
+    )
+
+
 def test_a_model_without_tokenizer_json_is_refused(folder):
     (folder / "tokenizer.json").rename(folder / "vocab.json")
     with pytest.raises(ModelNotFoundError, match=r"no tokenizer\.json. transformers can make it"):
