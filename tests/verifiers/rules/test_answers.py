@@ -322,7 +322,8 @@ def test_calculations_differ_from_unreadable_gold_answers():
         *("__import__('os').system('touch stolen')", r"\int e^{\sin(\cos(\tan(x^{x^{x}})))} dx", r"\sqrt{" * 90),
     ],
 )
-def test_a_hostile_formula_is_wrong_and_others_are_still_compared(answer):
+def test_a_hostile_formula_is_wrong_and_others_are_still_compared(answer, monkeypatch):
+    monkeypatch.setattr(worker, "CPU_S", 1)
     rule = MathEqual()
     verdicts = []
     texts = [r"The answer is $\frac{110}{2}$.", f"<answer>{answer}</answer>", r"\boxed{54+1}", "56"]
