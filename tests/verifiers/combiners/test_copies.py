@@ -28,20 +28,19 @@ def test_default_is_near_the_best_peer_on_the_grid_of_copies() -> None:
         assert np.mean([each[peer] >= top - NEAR for each, top in zip(results, best, strict=True)]) < share, peer
 
 
-@pytest.mark.parametrize("rows", [600, 2000])
 @pytest.mark.parametrize(
-    ("cell", "least"),  # quality of the copied verifier, copies, noise, accuracies of the others
+    ("cell", "least"),  # quality of the copied verifier, copies, noise, accuracies of the others, rows
     [
-        ((0.6, 4, 0.015, (0.9, 0.9)), 0.93),
-        ((0.25, 2, 0.03, (0.8, 0.65, 0.6)), 0.85),
-        ((0.2, 4, 0.03, (0.9, 0.82, 0.96)), 0.97),
-        ((0.5, 6, 0.05, (0.9, 0.85, 0.7)), 0.93),
-        ((0.95, 3, 0.02, (0.6, 0.65)), 0.93),
-        ((0.95, 6, 0.0, (0.9, 0.85, 0.8, 0.75)), 0.98),
+        ((0.6, 4, 0.015, (0.9, 0.9), 2000), 0.93),
+        ((0.25, 2, 0.03, (0.8, 0.65, 0.6), 600), 0.85),
+        ((0.2, 4, 0.03, (0.9, 0.82, 0.96), 2000), 0.97),
+        ((0.5, 6, 0.05, (0.9, 0.85, 0.7), 600), 0.93),
+        ((0.95, 3, 0.02, (0.6, 0.65), 600), 0.93),
+        ((0.95, 6, 0.0, (0.9, 0.85, 0.8, 0.75), 2000), 0.98),
     ],
 )
-def test_copies_count_once(cell: tuple, least: float, rows: int) -> None:
-    assert np.mean([default(Cell(*cell, rows, seed)) for seed in range(3)]) > least
+def test_copies_count_once(cell: tuple, least: float) -> None:
+    assert np.mean([default(Cell(*cell, seed)) for seed in range(3)]) > least
 
 
 def test_copies_found_count_as_copies_declared() -> None:
@@ -107,11 +106,13 @@ def correlation(p: np.ndarray, y: np.ndarray) -> float:
     return float(np.corrcoef(p, y)[0, 1])
 
 
-@pytest.mark.parametrize("graded", [False, True])
-@pytest.mark.parametrize("opposed", [False, True])
+CASES = [(0.25, 5, 3), (0.2, 7, 2), (0.2, 6, 4), (0.2, 4, 5), (0.3, 4, 2), (0.3, 7, 5)]
+"""Noise, number of copies and of good verifiers."""
+
+
 @pytest.mark.parametrize(
-    "case",  # noise, copies, good verifiers
-    [(0.25, 5, 3), (0.2, 7, 2), (0.2, 6, 4), (0.2, 4, 5), (0.3, 4, 2), (0.3, 7, 5)],
+    ("case", "opposed", "graded"),  # each case with both values of both, and both values with each other
+    [(case, opposed, opposed ^ number % 2 == 1) for number, case in enumerate(CASES) for opposed in (False, True)],
 )
 def test_unrelated_criterion_keeps_the_mean_and_labels_or_an_anchor_decide(
     case: tuple[float, int, int], opposed: bool, graded: bool, caplog: pytest.LogCaptureFixture
