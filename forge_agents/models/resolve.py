@@ -182,8 +182,8 @@ def check_complete(folder: Path) -> None:
             raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
     if others := _ELSEWHERE & read_json(folder / "config.json").keys():
         raise ModelNotFoundError(
-            f"{folder / 'config.json'} names another model or file in {min(others)}, which libraries load instead. Name "
-            f"that model itself, or remove {min(others)}"
+            f"{folder / 'config.json'} names another model or file in {min(others)}, which libraries load instead. "
+            f"Name that model itself, or remove {min(others)}"
         )
     _check_tokenizer(folder)
     index = folder / "model.safetensors.index.json"
