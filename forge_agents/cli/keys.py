@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -209,9 +210,16 @@ def _endpoints(settings: Any) -> Iterator[tuple[str, str]]:
 
 
 def _addresses(mesh: Any) -> Iterator[str]:
-    """Yield the addresses of host processes in a file, at any depth of `mesh`. Its own address is the controller's."""
+    """Yield the addresses of host processes in a file, at any depth of `mesh`, and the namespace of pods.
+
+    The address of `mesh` itself is the controller's, which counts if it stands for all networks.
+    """
     if isinstance(mesh, Mapping):
-        mesh = [value for name, value in mesh.items() if name != "address"]
+        yield from [str(mesh["namespace"])] if mesh.get("namespace") else ()
+        with contextlib.suppress(OSError):  # a name
+            if socket.inet_aton(urlsplit(str(mesh.get("address"))).hostname or "-") == bytes(4):
+                yield str(mesh["address"])
+        mesh = [value for name, value in mesh.items() if name not in ("address", "namespace")]
     if isinstance(mesh, str):
         yield from [mesh] if "://" in mesh else ()
     elif isinstance(mesh, Iterable):

@@ -180,10 +180,10 @@ def check_complete(folder: Path) -> None:
     for file in folder.glob("*"):  # the folder may be missing
         if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > MAX_BYTES:
             raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
-    if others := _ELSEWHERE & read_json(folder / "config.json").keys():
+    if keys := _ELSEWHERE & read_json(folder / "config.json").keys():
         raise ModelNotFoundError(
-            f"{folder / 'config.json'} names another model or file in {min(others)}, which libraries load instead. "
-            f"Name that model itself, or remove {min(others)}"
+            f"{folder / 'config.json'} names another model or file in {min(keys)}, which libraries load instead. "
+            f"Name that model itself, or remove {min(keys)}"
         )
     _check_tokenizer(folder)
     index = folder / "model.safetensors.index.json"

@@ -246,6 +246,22 @@ def test_a_file_names_hosts_only_if_the_user_trusts_them(address, config, capsys
     assert read(of_flag, "--mesh.workers", f'{{"engines": ["tcp://{host}:1"]}}').mesh.counts == {"engines": 1}
 
 
+@pytest.mark.parametrize(
+    ("mesh", "host"),
+    [
+        ({"kind": "kubernetes", "namespace": "strangers"}, "strangers"),
+        ({"kind": "slurm", "address": "tcp://0.0.0.0:26601"}, "0.0.0.0"),
+        ({"kind": "slurm", "address": "tcp://0:26601"}, "0"),
+        ({"kind": "slurm", "address": "tcp://0x0:26601"}, "0x0"),
+    ],
+)
+def test_a_file_names_a_namespace_or_all_networks_only_if_the_user_trusts_them(mesh, host, config, capsys):
+    file = config(mesh={**mesh, "hosts": {"engines": 1}})
+    error = " ".join(refused(capsys, file).split())
+    assert f"names {host} for processes of the run" in error and f"Add --trust_host {host} to allow" in error
+    refused(capsys, file, "--trust_host", f"not-{host}")
+
+
 @pytest.mark.parametrize("engines", ["!!set {tcp://x:1}", "!!omap [{tcp://x:1: 1}]", "!!binary dGNwOi8veDox"])
 def test_a_file_has_no_values_that_the_check_of_hosts_would_miss(engines, config, capsys):
     file = Path(config())

@@ -127,6 +127,35 @@ def test_faked_success_scores_nothing():
     assert scores == dict.fromkeys(FAKES, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("fake", "test", "right"),
+    [
+        ("class math: isclose = staticmethod(lambda *a, **k: True)", "math.isclose(f(1), 2.5, rel_tol=1e-3)", "2.5"),
+        ("class collections: Counter = id", "collections.Counter(f(1)) == collections.Counter([1])", "[1]"),
+        ("def Counter(x): return 1", "Counter(f(1)) == Counter([1, 2, 3])", "[3, 2, 1]"),
+        ("def isclose(*a): return True", "isclose(f(1), 3.5)", "3.5"),
+    ],
+)
+def test_names_of_libraries_come_from_the_libraries_and_not_from_the_code(fake, test, right):
+    unit = dataclasses.replace(PATIENT, tests=f"assert {test}")
+    codes = [f"{fake}\ndef f(x): return 0", f"{fake}\ndef f(x): return {right}", f"def f(x): return {right}"]
+    assert unit.score([wrote(code) for code in codes]).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_code_may_define_what_is_called_like_a_part_of_a_library():
+    code = """
+class Counter:
+    def __init__(self): self.n = 0
+    def add(self): self.n += 1; return self.n
+class Heap:
+    def push(self, x): return x
+heapq = Heap()
+"""
+    tests = "c = Counter()\nassert c.add() == 1\nassert c.add() == 2\n"
+    assert dataclasses.replace(PATIENT, tests=tests).score([wrote(code)]).tolist() == [1.0]
+    assert dataclasses.replace(PATIENT, tests="assert heapq.push(3) == 3").score([wrote(code)]).tolist() == [1.0]
+
+
 def test_code_may_define_functions_with_names_of_python():
     code = """
 def list(values): return [*values]

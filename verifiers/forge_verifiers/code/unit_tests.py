@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,16 @@ _TOP_LEVEL = re.compile(r"^(?=(?:async +)?def |class |from +[\w.]+ +import |impo
 """Start of a statement outside of functions that is not prose."""
 _MAX_STATEMENTS, _MAX_LINES = 200, 500
 """Limits of a program between lines of prose, so that the work is bounded."""
+_MODULES = {
+    "bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools",
+    "json", "math", "operator", "re", "statistics", "string", "typing",
+}  # fmt: skip
+_ALIASES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas", "scipy": "scipy"}
+_FUNCTIONS = {
+    "Counter": "collections", "OrderedDict": "collections", "defaultdict": "collections", "deque": "collections",
+    "isclose": "math", "deepcopy": "copy", "Decimal": "decimal", "Fraction": "fractions",
+}  # fmt: skip
+"""Names of libraries that tests of data sets use without an import: modules, their aliases and functions."""
 _MAX_CLOSING = 3
 """Number of lines without indentation that may close a bracket."""
 _SANDBOX_SLACK_S = 20.0
@@ -238,9 +249,12 @@ class _Names(NamedTuple):
 def _names_of(source: str) -> _Names | None:
     """The names of a program, or None if it is not Python."""
     try:
-        tree = parse_source(source)
+        return _names_in(parse_source(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _names_in(tree: ast.Module) -> _Names:
     bound: set[str] = set()
     imported: set[str] = set()
     for node in tree.body:
@@ -261,6 +275,10 @@ def _names_of_tests(tests: str) -> frozenset[str]:
         tree = _parsed(tests)
     except ScoreError:
         return frozenset()  # `UnitTests.run` reports it
+    return _expected_names(tree)
+
+
+def _expected_names(tree: ast.Module) -> frozenset[str]:
     imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "solution"]
     imported = {name.name for each in imports for name in each.names}
     attributes = {
@@ -269,7 +287,7 @@ def _names_of_tests(tests: str) -> frozenset[str]:
         if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "solution"
     }
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    bound, others, used = _names_of(tests) or (set(), set(), set())
+    bound, others, used = _names_in(tree)
     return frozenset((used - bound - others - stored) | imported | attributes)
 
 
@@ -301,15 +319,37 @@ def _runner_source() -> str:
 
 
 def _parsed(tests: str) -> ast.Module:
-    """Parse tests, which may be a stranger's. Raises ScoreError."""
+    """Parse tests, which may be a stranger's, and add imports that they lack. Raises ScoreError.
+
+    Without an import, a name of a library would be looked up in the code, which could define an ``isclose`` that is
+    always true.
+    """
     if len(tests) > MAX_CODE_CHARS:
         raise ScoreError(f"tests have {len(tests)} characters, more than {MAX_CODE_CHARS}; source {tests[:80]!r}")
     try:
-        return parse_source(tests)
+        tree = parse_source(tests)
+        tree.body = [*_missing_imports(tree), *tree.body]
     except (SyntaxError, ValueError) as error:
         raise ScoreError(f"tests are no Python: {error}; source {tests[:80]!r}") from error
     except (RecursionError, MemoryError) as error:
         raise ScoreError(f"tests are nested too deep; source {tests[:80]!r}") from error
+    return tree
+
+
+def _missing_imports(tree: ast.Module) -> list[ast.stmt]:
+    """Imports of the libraries that tests use without an import."""
+    used = _expected_names(tree)
+    loads = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    owners = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    imports = []
+    for name in sorted(used & (_MODULES | _ALIASES.keys())):
+        attributes = [node.attr for node in owners if node.value.id == name]  # type: ignore[attr-defined]
+        is_owner = len(attributes) == sum(node.id == name for node in loads)
+        if is_owner and (name in _ALIASES or all(hasattr(import_module(name), each) for each in attributes)):
+            imports.append(f"import {_ALIASES.get(name, name)} as {name}")
+    if used - _FUNCTIONS.keys() - _MODULES - _ALIASES.keys():  # otherwise the tests may be those of a `Counter`
+        imports += [f"from {_FUNCTIONS[name]} import {name}" for name in sorted(used & _FUNCTIONS.keys())]
+    return parse_source("\n".join(imports)).body
 
 
 @lru_cache(maxsize=4096)
