@@ -22,6 +22,9 @@ ACTION_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Names of actions by number. Actions of other environments are their numbers."""
 
+_LOWEST = {"CliffWalking": -100.0, "Taxi": -10.0}
+"""Lowest reward of a step in games that do not end with it."""
+_MAX_TURNS = 200
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -35,7 +38,8 @@ class GymnasiumText(TurnEnv):
 
     Args:
         game: Gymnasium's id, e.g. ``"FrozenLake-v1"``.
-        illegal_reward: Reward of a text without an action.
+        illegal_reward: Reward of a text without an action. None: the lowest reward of all steps that are left in
+            CliffWalking and Taxi, otherwise -1. Set it for games in which an agent can lose more.
         **options: Arguments of `gymnasium.make`.
 
     Raises:
@@ -44,7 +48,7 @@ class GymnasiumText(TurnEnv):
 
     possible_agents = ("player",)
 
-    def __init__(self, game: str, *, illegal_reward: float = -1.0, **options: Any) -> None:
+    def __init__(self, game: str, *, illegal_reward: float | None = None, **options: Any) -> None:
         super().__init__()
         import gymnasium
 
@@ -54,10 +58,11 @@ class GymnasiumText(TurnEnv):
             raise ArgumentError(f"{game} has the action space {action}, not Discrete or Text. Use fa.wrap")
         if self._env.render_mode != "ansi" and not _is_writable(observation):
             raise ArgumentError(f"{game} has observations in {observation} and no render mode 'ansi'. Use fa.wrap")
-        count, names = int(getattr(action, "n", 0)), ACTION_NAMES.get(re.sub(r"-v\d+$", "", game), ())
+        name = re.sub(r"-v\d+$", "", game)
+        count, names = int(getattr(action, "n", 0)), ACTION_NAMES.get(name, ())
         numbers = tuple(str(number + int(getattr(action, "start", 0))) for number in range(count))
         self._names = names if len(names) == count else numbers
-        self._illegal_reward = illegal_reward
+        self._illegal_reward, self._lowest = illegal_reward, _LOWEST.get(name)
 
     def setup(self, rng: np.random.Generator) -> None:
         seed = int(rng.integers(2**31))
@@ -85,14 +90,19 @@ class GymnasiumText(TurnEnv):
             actions = [word for word in words if word in self._names]
             if not actions:
                 reason = f"{action[:60]!r} names none of {', '.join(self._names)}"
-                return ended(agent, self._illegal_reward, illegal=reason)
+                return ended(agent, self._penalty(), illegal=reason)
             move = self._names.index(actions[-1]) + int(getattr(self._env.action_space, "start", 0))
         try:
             with self._randomness.contained():
                 self._seen, reward, done, cut, _ = self._env.step(move)
         except Exception as error:  # noqa: BLE001  # library code on model-written text
-            return ended(agent, self._illegal_reward, error=failure(error))
+            return ended(agent, self._penalty(), error=failure(error))
         return Outcome(rewards={agent: float(reward)}, done=bool(done), truncated=bool(cut) and not done)
+
+    def _penalty(self) -> float:
+        if self._illegal_reward is not None:
+            return self._illegal_reward
+        return -1.0 if self._lowest is None else self._lowest * max(1, (self._limit or _MAX_TURNS) - self.num_turns)
 
     def close(self) -> None:
         self._env.close()
@@ -130,7 +140,7 @@ TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-
 def list_ids(name: str | None) -> str | None:
     """Register ``gymnasium/Id-vN``. See `forge_agents.envs.registry.ListIds`."""
     entries = {
-        env_id: entry("gymnasium:GymnasiumText", "gymnasium", "1p", max_turns=200, game=env_id)
+        env_id: entry("gymnasium:GymnasiumText", "gymnasium", "1p", max_turns=_MAX_TURNS, game=env_id)
         for env_id in (TEXT_ENVS if name is None else (name,))
         if re.fullmatch(r"[\w.-]+-v\d+", env_id)
     }

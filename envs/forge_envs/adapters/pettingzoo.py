@@ -32,6 +32,8 @@ class Rules(NamedTuple):
     """Whether the observation ends with the legal moves. False if they are too many."""
     max_seed: int = 2**63 - 1
     """Largest seed that the game accepts. Larger seeds are mapped to smaller ones."""
+    lowest_reward: float = -1.0
+    """Largest loss of an agent with the game's default arguments. An illegal text must not cost less."""
 
 
 class ClassicGame(WrappedEnv):
@@ -41,7 +43,7 @@ class ClassicGame(WrappedEnv):
     gets `illegal_reward`, the others 0, and the agent's info has the reason under ``"illegal"``.
     """
 
-    def __init__(self, env: Any, rules: Rules, *, illegal_reward: float = -1.0) -> None:
+    def __init__(self, env: Any, rules: Rules, *, illegal_reward: float | None = None) -> None:
         self._rules = rules
         super().__init__(
             env,
@@ -49,7 +51,7 @@ class ClassicGame(WrappedEnv):
             text_to_action=self._parse_move,
             legal_actions=self._list_moves,
             instructions=rules.instructions,
-            illegal_reward=illegal_reward,
+            illegal_reward=rules.lowest_reward if illegal_reward is None else illegal_reward,
         )
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -87,12 +89,13 @@ class ClassicGame(WrappedEnv):
         return moves[matches[-1]]
 
 
-def classic(game: str, *, illegal_reward: float = -1.0, **options: Any) -> ClassicGame:
+def classic(game: str, *, illegal_reward: float | None = None, **options: Any) -> ClassicGame:
     """Make a classic game of PettingZoo as text.
 
     Args:
         game: Module under ``pettingzoo.classic``, e.g. ``"connect_four_v3"``.
-        illegal_reward: Reward of a text without a legal move.
+        illegal_reward: Reward of a text without a legal move. None: the largest loss in the game, otherwise a player
+            that is about to lose would leave.
         **options: Arguments of the game, e.g. ``board_size=9`` for go.
     """
     name = re.sub(r"_v\d+$", "", game)
@@ -224,10 +227,14 @@ RULES = {
         _go_names,
         lists_moves=False,
     ),
-    "rps": Rules("You play rock, paper, scissors, many rounds. Answer with one word.", _rps, _rps_names),
-    "leduc_holdem": Rules(f"You play Leduc hold'em. {_CARDS}", _poker, _LIMIT),
-    "texas_holdem": Rules(f"You play limit Texas hold'em. {_CARDS}", _poker, _LIMIT),
-    "texas_holdem_no_limit": Rules(f"You play no-limit Texas hold'em. {_CARDS}", _poker, _NO_LIMIT),
+    "rps": Rules(
+        "You play rock, paper, scissors, many rounds. Answer with one word.", _rps, _rps_names, lowest_reward=-15.0
+    ),
+    "leduc_holdem": Rules(f"You play Leduc hold'em. {_CARDS}", _poker, _LIMIT, lowest_reward=-7.0),
+    "texas_holdem": Rules(f"You play limit Texas hold'em. {_CARDS}", _poker, _LIMIT, lowest_reward=-25.0),
+    "texas_holdem_no_limit": Rules(
+        f"You play no-limit Texas hold'em. {_CARDS}", _poker, _NO_LIMIT, lowest_reward=-100.0
+    ),
     "hanabi": Rules(
         "You play Hanabi together. You see all hands but your own. Answer with the name of a move.",
         _hanabi,

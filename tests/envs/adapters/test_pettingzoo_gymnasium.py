@@ -63,6 +63,31 @@ def test_a_text_without_a_legal_move_ends_the_game():
     assert env.rewards == {"player_1": 0.0, "player_2": -2.0} and "4" in env.infos["player_2"]["illegal"]
 
 
+@pytest.mark.parametrize(
+    ("game", "moves", "cost"),
+    [
+        ("gymnasium/CliffWalking-v1", [], -20_000.0),
+        ("gymnasium/CliffWalking-v1", ["right", "up"], -19_800.0),
+        ("gymnasium/Taxi-v4", [], -2000.0),
+        ("gymnasium/FrozenLake-v1", [], -1.0),
+        ("pettingzoo/leduc_holdem", [], -7.0),
+        ("pettingzoo/texas_holdem", [], -25.0),
+        ("pettingzoo/texas_holdem_no_limit", ["all in"], -100.0),
+        ("pettingzoo/rps", [], -15.0),
+        ("pettingzoo/tictactoe", [], -1.0),
+    ],
+)
+def test_illegal_text_costs_no_less_than_the_worst_play(game, moves, cost):
+    """Otherwise a player leaves each game that it is about to lose."""
+    env = begin(fa.make(game))
+    act(env, *moves)
+    agent = env.agent_selection
+    env.step("no idea")
+    assert env.rewards[agent] == cost
+    lowest = min(min(fa.play(game, fa.Random(), seed=seed).rewards.values()) for seed in range(10))
+    assert moves or lowest >= cost
+
+
 @pytest.mark.parametrize("game", CLASSIC)
 def test_random_classic_games_end(game):
     env = fa.make(f"pettingzoo/{game}")
@@ -108,7 +133,8 @@ def test_random_gymnasium_episodes(game):
     assert play(env, 1, plausible) == play(fa.make(f"gymnasium/{game}"), 1, plausible)
     env.reset(seed=0)
     env.step("nothing here")
-    assert env.rewards["player"] == -1.0 and "names none of" in env.infos["player"]["illegal"]
+    lost = {"CliffWalking-v1": -20_000.0, "Taxi-v4": -2000.0}.get(game, -1.0)
+    assert env.rewards["player"] == lost and "names none of" in env.infos["player"]["illegal"]
 
 
 class Echo(gymnasium.Env):
