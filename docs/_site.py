@@ -222,16 +222,17 @@ def _is_error(value: object) -> bool:
 
 def _derived(result: set[str]) -> dict[str, str]:
     """Explanation by name of the classes in `found` and all that derive from them, of those in the source."""
-    bases: dict[str, list[str]] = {}
-    texts: dict[str, str] = {}
-    for _, tree in _sources():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] = [ast.unparse(base) for base in node.bases]
-                texts[node.name] = ast.get_docstring(node) or ""
-    while more := {name for name, above in bases.items() if result.intersection(above)} - result:
+    classes = _classes()
+    while more := {name for name, (bases, _) in classes.items() if result.intersection(bases)} - result:
         result |= more
-    return {name: texts[name].partition("\n\nArgs:")[0] for name in result if name in texts}
+    return {name: classes[name][1].partition("\n\nArgs:")[0] for name in result if name in classes}
+
+
+@functools.cache
+def _classes() -> dict[str, tuple[list[str], str]]:
+    """Bases and docstring by name of all classes of the source."""
+    classes = (node for _, nodes in _sources() for node in nodes if isinstance(node, ast.ClassDef))
+    return {node.name: ([ast.unparse(base) for base in node.bases], ast.get_docstring(node) or "") for node in classes}
 
 
 @functools.cache
@@ -242,8 +243,8 @@ def raised_messages() -> dict[str, dict[str, list[str]]]:
     """
     names = {*exception_classes(), *(name for name, value in vars(builtins).items() if _is_error(value))}
     result: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for module, tree in _sources():
-        for name, call in sorted(_exceptions(tree, names), key=lambda made: (made[1].lineno, made[1].col_offset)):
+    for module, nodes in _sources():
+        for name, call in sorted(_exceptions(nodes, names), key=lambda made: (made[1].lineno, made[1].col_offset)):
             texts = (re.sub(r"\s+", " ", _template(arg)).strip() for arg in call.args)
             message = next((text for text in texts if re.search(r"\w", text)), "")
             if message and message not in result[name][module]:
@@ -251,14 +252,11 @@ def raised_messages() -> dict[str, dict[str, list[str]]]:
     return result
 
 
-def _exceptions(tree: ast.Module, names: set[str]) -> Iterator[tuple[str, ast.Call]]:
+def _exceptions(nodes: list[ast.AST], names: set[str]) -> Iterator[tuple[str, ast.Call]]:
     """Calls that make an exception, with its class: a known one, one that is raised, or what a function returns."""
-    makers = {
-        node.name: ast.unparse(node.returns).rpartition(".")[2]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.returns
-    }
-    for node in ast.walk(tree):
+    types = {node: ast.unparse(node.returns) for node in nodes if isinstance(node, ast.FunctionDef) and node.returns}
+    makers = {function.name: text.rpartition(".")[2] for function, text in types.items()}
+    for node in nodes:
         if isinstance(node, ast.Call) and (name := _last_name(node.func)) in names:
             if not any(isinstance(arg, ast.Call) and _last_name(arg.func) in names for arg in node.args):
                 yield name, node  # one that carries another says no more than that
@@ -267,8 +265,8 @@ def _exceptions(tree: ast.Module, names: set[str]) -> Iterator[tuple[str, ast.Ca
             name = makers.get(function, function)
             if function not in names and name[:1].isupper():  # of a library, as HTTPException, or made by a function
                 yield name, node.exc
-        elif isinstance(node, ast.FunctionDef) and node.returns:
-            for name in names.intersection(ast.unparse(node.returns).split(" | ")):
+        elif isinstance(node, ast.FunctionDef):
+            for name in names.intersection(types.get(node, "").split(" | ")):
                 for inner in ast.walk(node):
                     made = inner.value if isinstance(inner, ast.Return) else None
                     if isinstance(made, ast.Call) and isinstance(made.func, ast.Call):  # type(error)(message)
@@ -293,6 +291,7 @@ def _template(node: ast.expr) -> str:
 
 
 @functools.cache
-def _sources() -> list[tuple[str, ast.Module]]:
+def _sources() -> list[tuple[str, list[ast.AST]]]:
+    """Name and syntax nodes of each module."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
-    return [(_dotted(file), ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+    return [(_dotted(file), [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]) for file in files]

@@ -303,10 +303,17 @@ def test_the_vendored_library_is_what_its_authors_built():
     assert noted == result and len(result) == 2
 
 
-def test_the_core_imports_nothing_heavy():
-    code = f"import sys, forge_agents; print([name for name in {HEAVY} if name in sys.modules])"
+def test_the_core_is_light_and_a_controller_needs_no_torch_before_it_starts_something():
+    code = f"""
+import os, sys
+before = dict(os.environ)
+import forge_agents as fa
+print(dict(os.environ) == before, [name for name in {HEAVY} if name in sys.modules])
+fa.GRPOTrainer, fa.SFTTrainer, fa.benchmark
+print("torch" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout == "True []\nFalse\n"
 
 
 LIGHT = """
@@ -355,18 +362,6 @@ def installed(name: str) -> bool:
         return bool(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return False
-
-
-def test_a_controller_needs_no_torch_before_it_starts_something():
-    code = "import sys, forge_agents as fa; fa.GRPOTrainer, fa.SFTTrainer, fa.benchmark; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "False"
-
-
-def test_importing_the_core_changes_no_environment():
-    code = "import os; before = dict(os.environ); import forge_agents; print(dict(os.environ) == before)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "True"
 
 
 # ---- set-up

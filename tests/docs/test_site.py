@@ -149,8 +149,8 @@ def said_by(node):
 
 def raised_literally(sources):
     """``(where, piece)`` of every message in a raise of the packages."""
-    for module, tree in sources:
-        for node in ast.walk(tree):
+    for module, nodes in sources:
+        for node in nodes:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
                 if getattr(node.exc.func, "id", "") == "interrupted":  # Ctrl-C is no error
                     continue
