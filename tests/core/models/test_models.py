@@ -382,7 +382,7 @@ def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
 def test_every_place_that_loads_a_model_refuses_its_code():
     files = [file for name in ("forge_agents", "envs", "trainers", "verifiers") for file in (ROOT / name).rglob("*.py")]
     calls = [call for file in files for call in re.findall(r"\.from_pretrained\([^)]*\)", file.read_text())]
-    assert len(calls) == 4 and all("**arguments" in call for call in calls)  # of models.no_remote_code
+    assert len(calls) == 5 and all("**arguments" in call for call in calls)  # of models.no_remote_code
     engine = (ROOT / "forge_agents/serving/_vllm.py").read_text()
     assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 
