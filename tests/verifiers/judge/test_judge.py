@@ -137,6 +137,14 @@ def test_unlikely_choices_differ_from_invalid_replies(serve_chat, caplog):
     assert caplog.text.rstrip().endswith("1 of 1 replies are no answer, e.g. 'As a'")
 
 
+def test_text_that_the_judge_would_rather_continue_is_graded_if_most_are(serve_chat):
+    """Otherwise a policy whose text makes the choices unlikely would not be graded for it."""
+    likely, unlikely = (with_logprobs([{"yes": p, "no": 4 * p, "As": 0.5}]) for p in (0.08, 0.0008))
+    with Judge(serve_chat(lambda r: unlikely if is_four(r) == "no" else likely).endpoint, "Is it right?") as judge:
+        np.testing.assert_allclose(judge.score([said("4"), said("5")]), [0.2, np.nan])
+        np.testing.assert_allclose(judge.score([said("4"), said("4 "), said("5")]), [0.2, 0.2, 0.2])
+
+
 def test_pairs_are_compared_in_both_orders(serve_chat):
     server = serve_chat(longer)
     with Judge(server.endpoint, "Which is longer?", answer=Pairs()) as judge:

@@ -177,6 +177,11 @@ def test_long_runs_and_characters_of_chinese_count_as_words():
     ]  # fmt: skip
 
 
+def test_answer_without_letters_and_digits_is_in_no_language():
+    scores = Language(language="en").score([said(text) for text in ("", "?", "\U0001f600", "42", "\u0664", "Yes, 42")])
+    np.testing.assert_array_equal(scores, [0.0, 0.0, 0.0, np.nan, np.nan, 1.0])
+
+
 def test_circled_letters_have_a_script_and_invisible_ones_are_no_answer():
     circled = "".join(chr(0x24D0 + ord(letter) - ord("a")) for letter in "helloworld")
     assert Language(language="ru").score([said(f"{circled} \u0430")]).tolist() == [pytest.approx(1 / 11)]

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -231,7 +231,7 @@ class Judge(Composable):
         replies = self._ask(
             {ask(d): partial(self._shorter, ask, (d,)) for each in views for d in each}, sum(map(len, texts))
         )
-        grades = {text: self.answer.grade(reply) for text, reply in replies.items() if isinstance(reply, Reply)}
+        grades = self._grades({text: reply for text, reply in replies.items() if isinstance(reply, Reply)})
         self._count_nonsense(replies, grades)
         values = [[math.nan if (g := grades.get(text)) is None else g for text in questions] for questions in texts]
         rows = [np.array(row) for row in values]
@@ -239,6 +239,15 @@ class Judge(Composable):
         turns = [row.astype(np.float32) for row in rows] if self.view == "turns" else None
         failed = {row: e for row, each in enumerate(texts) if math.isnan(means[row]) and (e := _error(replies, each))}
         return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
+
+    def _grades(self, replies: Mapping[str, Reply]) -> dict[str, float | None]:
+        """The grade of each reply. If most have one, unlikely choices count as well: the graded text caused them."""
+        assert not isinstance(self.answer, Pairs)
+        grades = {text: self.answer.grade(reply) for text, reply in replies.items()}
+        without = [text for text, grade in grades.items() if grade is None]
+        if 2 * len(without) < len(grades):
+            grades |= {text: self.answer.grade(replace(replies[text], mass=math.nan)) for text in without}
+        return grades
 
     def _compare(self, answer: Pairs, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
         members: defaultdict[int, set[Document]] = defaultdict(set)

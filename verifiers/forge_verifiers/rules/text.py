@@ -257,7 +257,8 @@ _LANGUAGES = {
 class Language(TrajectoryRule):
     """The fraction of letters of the answers that belong to the script of a language.
 
-    Reasoning is ignored. Languages with the same script are not distinguished. Abstains without letters.
+    Reasoning is ignored. Languages with the same script are not distinguished. Answers without letters and digits, such
+    as an empty one, score 0. Abstains if there are digits only.
     """
 
     language: str
@@ -275,8 +276,9 @@ class Language(TrajectoryRule):
     def grade(self, trajectory: Trajectory) -> float | None:
         """Fraction of letters in the script. Circled letters count as the letters in the circles."""
         text = normalized("".join(turn.action for turn in trajectory.turns))
-        letters = "".join(filter(str.isalpha, text))
-        return len(self._pattern.findall(letters)) / len(letters) if letters else None
+        if letters := "".join(filter(str.isalpha, text)):
+            return len(self._pattern.findall(letters)) / len(letters)
+        return None if not trajectory.turns or any(map(str.isnumeric, text)) else 0.0
 
 
 def _letters(script: str) -> str:
