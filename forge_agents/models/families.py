@@ -150,6 +150,12 @@ TRAINABLE = tuple(name for family in FAMILIES if not family.untrainable_reason f
 RECURRENT = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 """Architectures with layers that have a state of constant size in place of keys and values."""
 
+_ALL_SLIDE = ("Phi3ForCausalLM", "Qwen3MoeForCausalLM")
+"""Architectures with the same window, if any, in all layers."""
+_SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM")
+"""Architectures with the window of their config.json."""
+_MAY_SLIDE = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM")
+"""Architectures with this window if ``use_sliding_window`` is true."""
 _REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
              "max_position_embeddings")  # fmt: skip
 _REQUIRED_OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
@@ -166,8 +172,12 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_dropout": (0, 0.0, None),
     "embd_pdrop": (0, 0.0, None),
     "resid_pdrop": (0, 0.0, None),
-    "pretraining_tp": (1, None),
     "partial_rotary_factor": (1, 1.0, None),
+    # engines compute these keys in most architectures, and transformers does not
+    "is_causal": (True, None),
+    "logit_scale": (1, 1.0, None),
+    "llama_4_scaling": (None,),
+    "dual_chunk_attention_config": (None,),
     # the other types rotate a token by the length of the sequence, which differs between sampling and training
     "rope_type": ("default", "linear", "llama3", "yarn"),
 }
@@ -179,16 +189,22 @@ _LATENT: dict[str, tuple[Any, ...] | None] = {
     "scoring_func": ("sigmoid",),
     "topk_method": ("noaux_tc",),
     "tie_word_embeddings": (False,),
+    "sliding_window": (None, 0),
     # vLLM computes these values only
     "attention_factor": (None,),
     "truncate": (True, None),
     "moe_layer_freq": (1, None),
 }
 _VALUES_OF: dict[str, dict[str, tuple[Any, ...] | None]] = {
+    "LlamaForCausalLM": {"sliding_window": (None, 0)},  # vLLM has windows then, and transformers has none
     "DeepseekV3ForCausalLM": _LATENT,
     # transformers has one layer without experts, whatever the file says
     "Glm4MoeLiteForCausalLM": {**_LATENT, "first_k_dense_replace": (1,)},
-    "Gemma3ForCausalLM": {"hidden_act": None, "hidden_activation": ("gelu_pytorch_tanh",)},
+    "Gemma3ForCausalLM": {
+        "hidden_act": None,
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "truncate": (True, None),  # vLLM and transformers disagree about False
+    },
     "Phi3ForCausalLM": {
         "partial_rotary_factor": None,
         "rope_type": ("default", "longrope"),
@@ -219,6 +235,9 @@ _RECURRENT = {"in_proj_qkv": ("q_proj", "k_proj", "v_proj"), "in_proj_z": ("q_pr
               "out_proj": ("o_proj",)}  # fmt: skip
 """Linear layers of recurrent attention, and those of attention whose place they take. `in_proj_z` is the gate, which in
 attention belongs to `q_proj`."""
+_HEAD_DIM = {**dict.fromkeys((*RECURRENT, "Gemma3ForCausalLM"), 256), "Qwen3ForCausalLM": 128,
+             "GptOssForCausalLM": 64}  # fmt: skip
+"""Default of the size of an attention head, where it does not follow from the hidden size."""
 _RECURRENT_SIZES = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
                     "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
 """Settings of recurrent layers, with the defaults that transformers leaves out of config.json."""
@@ -291,30 +310,20 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
             f"architecture {(architecture or '(none named)')!r} cannot be trained{reason}. It can play as a frozen "
             f"policy if vLLM serves it. Trainable: {', '.join(TRAINABLE)}.{did_you_mean(architecture, TRAINABLE)}"
         )
+    _check_stored(config)
     config = decoder_config(config)
     architecture = architecture_of(config)
     required: tuple[str, ...] = _REQUIRED
     if num_experts(config):
         required += ("num_experts_per_tok",) if has_sinks(config) else _REQUIRED_OF_EXPERTS
+    elif has_sinks(config):
+        required += ("num_local_experts",)
     if architecture == "Qwen3_5MoeForCausalLM":  # no layer has a feed-forward without experts
         required = (*(key for key in required if key != "intermediate_size"), "num_experts", _SHARED_SIZE)
     if has_latent(config):
         required += ("n_routed_experts", *_REQUIRED_OF_LATENT)
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
-    quantization = config.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method == "mxfp4" and has_sinks(config):
-        raise ValueError(
-            "the experts are stored in 4 bits (MXFP4), which are not trained. Write a copy in bfloat16 with "
-            "`forge-agents list --models MODEL --bfloat16 FOLDER`, and train FOLDER"
-        )
-    if quantization is not None:
-        raise ValueError(
-            f"the weights are quantized (quantization_config names {str(method)!r:.40}), and quantized weights are not "
-            "trained. Train a copy in bfloat16, which transformers writes if it loads the model with dequantize=True "
-            "in its quantization config"
-        )
     _check_layers(config)
     rope = rope_of(config)
     kinds = [{**_DEFAULTS_OF.get(architecture, {}), **config, **rope}]
@@ -334,16 +343,36 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         )
 
 
+def _check_stored(config: Mapping[str, Any]) -> None:
+    """Check that weights are not quantized, and that RoPE's settings are in one place. Raises ValueError."""
+    decoder = decoder_config(config)
+    quantization = config.get("quantization_config", decoder.get("quantization_config"))
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method == "mxfp4" and has_sinks(config):
+        raise ValueError(
+            "the experts are stored in 4 bits (MXFP4), which are not trained. Write a copy in bfloat16 with "
+            "`forge-agents list --models MODEL --bfloat16 FOLDER`, and train FOLDER"
+        )
+    if quantization is not None:
+        raise ValueError(
+            f"the weights are quantized (quantization_config names {str(method)!r:.40}), and quantized weights are not "
+            "trained. Train a copy in bfloat16, which transformers writes if it loads the model with dequantize=True "
+            "in its quantization config"
+        )
+    scaling, parameters = decoder.get("rope_scaling"), decoder.get("rope_parameters")
+    if scaling and parameters and scaling != parameters:
+        raise ValueError(
+            "config.json has rope_scaling and rope_parameters, of which transformers and vLLM ignore the latter, also "
+            "its rope_theta. Write all settings into rope_parameters, and remove rope_scaling"
+        )
+
+
 def _check_layers(config: Mapping[str, Any]) -> None:
     """Check the order and the sizes of layers. Raises ValueError."""
-    kinds_of_layers = config.get("layer_types") or ()
-    if has_sinks(config) and any(
-        kind != ("sliding_attention", "full_attention")[i % 2] for i, kind in enumerate(kinds_of_layers)
-    ):
-        raise ValueError(
-            f"layer_types={kinds_of_layers} is not supported by the learner. In gpt-oss, layers with sliding and full "
-            "attention take turns"
-        )
+    kinds, count = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds and (len(kinds) != count or list(kinds) != [_kind_of(config, layer) for layer in range(count)]):
+        computed = [_kind_of({**config, "layer_types": None}, layer) for layer in range(count)]
+        raise ValueError(f"layer_types={kinds} is not supported by the learner. Its layers are {computed}")
     kinds_of_blocks = config.get("mlp_layer_types") if has_latent(config) else None
     if kinds_of_blocks and any((kind == "sparse") != has_experts(config, i) for i, kind in enumerate(kinds_of_blocks)):
         raise ValueError(
@@ -352,6 +381,13 @@ def _check_layers(config: Mapping[str, Any]) -> None:
         )
     if has_latent(config) and config["v_head_dim"] > head_dim_of(config):
         raise ValueError(f"v_head_dim={config['v_head_dim']} is not supported: values are larger than keys")
+
+
+def _kind_of(config: Mapping[str, Any], layer: int) -> str:
+    """Kind of attention that the learner computes in a layer, as in ``layer_types``."""
+    if is_recurrent(config, layer):
+        return "linear_attention"
+    return "full_attention" if window_of(config, layer) is None else "sliding_attention"
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -444,7 +480,7 @@ def head_dim_of(config: Mapping[str, Any]) -> int:
     """Return the size of an attention head: of its queries and keys, where values have another size."""
     if has_latent(config):
         return int(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    default = {**dict.fromkeys(RECURRENT, 256), "GptOssForCausalLM": 64}.get(architecture_of(config))
+    default = _HEAD_DIM.get(architecture_of(config))
     return int(config.get("head_dim") or default or config["hidden_size"] // config["num_attention_heads"])
 
 
@@ -510,8 +546,43 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     config = decoder_config(config)
     rope, limit = rope_of(config), config.get("max_position_embeddings")
     if rope["rope_type"] == "longrope":
-        limit = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or 4096
+        limit = config.get("original_max_position_embeddings") or 4096  # whatever RoPE's settings say
     return limit if isinstance(limit, int) else None
+
+
+def has_positions(config: Mapping[str, Any], layer: int) -> bool:
+    """Return whether a layer applies RoPE. Some layers of SmolLM3 do not."""
+    if architecture_of(config) != "SmolLM3ForCausalLM":
+        return True
+    layers = config.get("no_rope_layers")  # 1 for a layer with positions, as transformers writes it
+    return bool(layers[layer] if layers else (layer + 1) % config.get("no_rope_layer_interval", 4))
+
+
+def is_local(config: Mapping[str, Any], layer: int) -> bool:
+    """Return whether a layer of Gemma 3 has a sliding window and the RoPE of such layers."""
+    kinds = config.get("layer_types")
+    return bool(kinds[layer] == "sliding_attention" if kinds else (layer + 1) % config.get("sliding_window_pattern", 6))
+
+
+def window_of(config: Mapping[str, Any], layer: int) -> int | None:
+    """Return the size of a layer's sliding window in positions, including the query's own. None: no window."""
+    name, kinds = architecture_of(config), config.get("layer_types")
+    if name not in _SLIDING and not (name in _MAY_SLIDE and config.get("use_sliding_window")):
+        return None
+    window = config.get("sliding_window", {"GptOssForCausalLM": 128, "Phi3ForCausalLM": None}.get(name, 4096))
+    if name == "Gemma3ForCausalLM":
+        slides = is_local(config, layer)
+    elif has_sinks(config):
+        slides = layer % 2 == 0
+    elif kinds and name not in _ALL_SLIDE:
+        slides = kinds[layer] == "sliding_attention"
+    elif name == "SmolLM3ForCausalLM":
+        slides = not has_positions(config, layer)
+    elif name in {"Qwen2ForCausalLM", "Qwen3ForCausalLM"}:
+        slides = layer >= config.get("max_window_layers", 28)
+    else:
+        slides = True
+    return int(window) if window and slides else None
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
@@ -524,6 +595,8 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Return whether a layer is a mixture of experts. Layers of dense models, and some of mixtures, are not."""
     if has_latent(config):
         return bool(layer >= config["first_k_dense_replace"])
+    if has_sinks(config):
+        return True
     every, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
     return num_experts(config) > 0 and layer not in dense and (layer + 1) % every == 0
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from forge_agents.types import EpisodeBatch
+from forge_trainers.batch.layout import Span
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.model import sync_gradients
 from forge_trainers.learner.plan import LearnerPlan
@@ -95,3 +96,24 @@ def check_resume(settings: LearnerPlan, random_batch: Any, folder: Path) -> tupl
         assert [result[name] for name in names] == [metrics[name] for name in names]
     assert equal(weights(resumed), weights(core))
     return core, resumed
+
+
+def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+    positions = torch.cat([span.before + torch.arange(span.length) for span in spans])
+    with torch.no_grad():
+        result: torch.Tensor = core.model(ids, positions[None], core._built.masks(spans, positions[None]))
+    return result
+
+
+def by_expert(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Weights of experts, which transformers stacks in two tensors per layer, by their names in a checkpoint."""
+    result = {}
+    for name, tensor in tensors.items():
+        block, _, stack = name.partition(".experts.")
+        if stack not in {"gate_up_proj", "down_proj"} or f"{block}.router.weight" in tensors:  # as in gpt-oss
+            result[name] = tensor
+            continue
+        for i, expert in enumerate(tensor):
+            parts = zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True) if "up" in stack else [(stack, expert)]
+            result |= {f"{block}.experts.{i}.{part}.weight": weight for part, weight in parts}
+    return result

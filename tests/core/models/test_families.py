@@ -6,7 +6,7 @@ import pytest
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import resolve
-from forge_agents.models.families import CHAT_FORMATS, FAMILIES, chat_format_of, inspect_model
+from forge_agents.models.families import CHAT_FORMATS, FAMILIES, chat_format_of, head_dim_of, inspect_model
 
 
 def model(folder, architecture, template=None, file="tokenizer_config.json"):
@@ -48,6 +48,14 @@ def test_packaged_model_is_a_llama_with_chatml():
 def test_family_and_chat_format_are_recognized(tmp_path, file, architecture, template, expected):
     info = model(tmp_path, architecture, template, file)
     assert properties(info) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "size"),
+    [("Qwen3ForCausalLM", 128), ("Gemma3ForCausalLM", 256), ("GptOssForCausalLM", 64), ("LlamaForCausalLM", 32)],
+)
+def test_size_of_heads_has_the_default_of_transformers(architecture, size):
+    assert head_dim_of({"architectures": [architecture], "hidden_size": 128, "num_attention_heads": 4}) == size
 
 
 def test_tool_template_is_preferred(tmp_path):

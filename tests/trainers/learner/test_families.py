@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from image_models import with_images
+from learner_helpers import by_expert, compute
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
@@ -33,9 +34,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"head_dim": 64}),
     ("llama", {"rope_parameters": LLAMA3}),
     ("llama", {"rope_parameters": YARN}),
-    ("llama", {"rope_parameters": LINEAR, "sliding_window": 9}),  # Llama has no windows, whatever its config says
+    ("llama", {"rope_parameters": LINEAR}),
     ("mistral", {"head_dim": 24}),  # which no engine computes on CPU
     ("mistral", {"sliding_window": 9}),
+    ("mistral", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
     ("gemma3", {}),
     ("gemma3", {"sliding_window": 9, "query_pre_attn_scalar": 100, "head_dim": 64}),
     (
@@ -108,13 +110,6 @@ def test_logits_equal_transformers_alone_and_packed(tmp_path, family, settings):
         assert (result - expected).abs().max() < limit
 
 
-def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Tensor:
-    positions = torch.cat([span.before + torch.arange(span.length) for span in spans])
-    with torch.no_grad():
-        result: torch.Tensor = core.model(ids, positions[None], core._built.masks(spans, positions[None]))
-    return result
-
-
 @pytest.mark.parametrize(
     "family", ["deepseek_v3", "gemma3", "gpt_oss", "phi3", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_moe"]
 )
@@ -144,20 +139,6 @@ def test_gradients_equal_transformers(tiny_models, family):
     assert result.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (result[name] - gradient).norm() <= limit * gradient.norm(), name
-
-
-def by_expert(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Weights of experts, which transformers stacks in two tensors per layer, by their names in a checkpoint."""
-    result = {}
-    for name, tensor in tensors.items():
-        block, _, stack = name.partition(".experts.")
-        if stack not in {"gate_up_proj", "down_proj"} or f"{block}.router.weight" in tensors:  # as in gpt-oss
-            result[name] = tensor
-            continue
-        for i, expert in enumerate(tensor):
-            parts = zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True) if "up" in stack else [(stack, expert)]
-            result |= {f"{block}.experts.{i}.{part}.weight": weight for part, weight in parts}
-    return result
 
 
 @pytest.mark.parametrize(
@@ -245,6 +226,20 @@ def test_text_part_of_a_model_with_images_is_trained(tiny_models, random_batch, 
     ids = random_batch()["tokens"]["ids"][None, :36]
     with torch.no_grad():
         assert (compute(core, ids, [Span(start=0, length=36)]) - export(ids).logits).abs().max() < 4e-5
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "qwen3_5_moe", "qwen3_moe"])
+def test_scores_of_experts_are_not_rounded_to_bfloat16(tiny_models, family):
+    core = LearnerCore(LearnerPlan(model=str(tiny_models(family=family)), compute_dtype="bfloat16", threads=1))
+    gate = next(module for name, module in core.model.named_modules() if name.endswith("router.gate"))
+    calls: list[tuple[Any, ...]] = []
+    gate.register_forward_hook(lambda _, inputs, output: calls.append((*inputs, gate.weight, gate.bias, output)))
+    with core._built.computing():
+        compute(core, torch.arange(40)[None], [Span(start=0, length=40)])
+    ((x, weight, bias, scores),) = calls
+    assert (x.dtype, weight.dtype, scores.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(scores.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_every_family_that_is_trained_is_tried_here(tiny_models):

@@ -91,7 +91,11 @@ def test_expected_bytes_are_those_of_the_tensors(tiny_models, random_batch, monk
     (whole_row if family == "deepseek_v3" else without_sinks)(monkeypatch)
     settings: dict[str, Any] = {}  # without windows, which have masks on CPU only
     if family in {"gemma3", "gpt_oss"}:
-        settings = {"layer_types": ["full_attention"] * 2} if family == "gemma3" else {"sliding_window": None}
+        settings = (
+            {"layer_types": ["full_attention"] * 2}
+            if family == "gemma3"
+            else {"sliding_window": None, "layer_types": None}
+        )
     model = tiny_models(family=family, settings=settings)
     batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)
     positions = int(batch["samples"]["length"].sum())

@@ -34,7 +34,10 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "num_experts, shared_expert_intermediate_size"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type='dynamic' .* 'default', 'linear', 'llama3'"),
+        (
+            {"rope_parameters": {"type": "dynamic", "factor": 4.0}},
+            "rope_type='dynamic' .* 'default', 'linear', 'llama3'",
+        ),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma 3 with images.: its weights include an image"),
         ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
@@ -43,9 +46,22 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
             {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"sliding_attention": {"type": "dynamic"}}},
             "rope_type='dynamic'",
         ),
-        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
-        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "su", "long_mscale": 1.2}}, "long_mscale=1.2"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_parameters": {"type": "yarn"}}, "rope_type='yarn'"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_parameters": {"type": "su", "long_mscale": 1.2}},
+            "long_mscale=1.2",
+        ),
         ({"hidden_size": None}, "hidden_size"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"logit_scale": 0.5}, "logit_scale=0.5"),
+        ({"sliding_window": 9}, "sliding_window=9"),
+        ({"layer_types": ["sliding_attention"] * 2}, "Its layers are .'full_attention', 'full_attention'"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
+            "layer_types=.'full_attention'. is",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "ignore the latter, also its rope_theta"),
+        ({"architectures": ["GptOssForCausalLM"], "attention_bias": True}, "lacks whole numbers for num_local_experts"),
     ],
 )
 def test_an_unsupported_model_is_refused(tiny_llama, changes, message):

@@ -31,9 +31,7 @@ _BIASED = ("Qwen2ForCausalLM", "GptOssForCausalLM")
 """Architectures with biases of queries, keys and values, which their config.json does not mention."""
 _NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", *families.RECURRENT)
 """Architectures that normalize queries and keys per head."""
-_SLIDING = ("MistralForCausalLM", "Phi3ForCausalLM")
-"""Architectures with the window of their config.json in all layers."""
-_EPSILON = {"GptOssForCausalLM": 1e-5, "Glm4MoeLiteForCausalLM": 1e-5}
+_EPSILON = dict.fromkeys(("GptOssForCausalLM", "Glm4MoeLiteForCausalLM", "Phi3ForCausalLM"), 1e-5)
 """Default of the norms' epsilon where it is not 1e-6."""
 _THETA = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6, "GptOssForCausalLM": 1.5e5}
 """Default of RoPE's base where it is not 10,000."""
@@ -161,7 +159,7 @@ def _attention(
     config: Mapping[str, Any], layer: int, inner: Any, *, head_dim: int, rope: Any, qk_norm: Any, fuse_qkv: bool
 ) -> Any:
     name, dim, num_heads = config["architectures"][0], config["hidden_size"], config["num_attention_heads"]
-    if (window := _window(config, layer)) is not None:
+    if (window := families.window_of(config, layer)) is not None:
         inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan does not count the query's own position
     make = partial(
         titan.make_gqa_config, dim=dim, n_kv_heads=config.get("num_key_value_heads") or num_heads,
@@ -211,44 +209,6 @@ def _delta_net(config: Mapping[str, Any], norm: Any) -> Any:
     )
 
 
-def _has_positions(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer applies RoPE. Some layers of SmolLM3 do not."""
-    if config["architectures"][0] != "SmolLM3ForCausalLM":
-        return True
-    layers = config.get("no_rope_layers")  # 1 for a layer with positions, as transformers writes it
-    return bool(layers[layer] if layers else (layer + 1) % config.get("no_rope_layer_interval", 4))
-
-
-def _is_local(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer of Gemma 3 has a sliding window and the RoPE of such layers."""
-    kinds = config.get("layer_types")
-    return bool(kinds[layer] == "sliding_attention" if kinds else (layer + 1) % config.get("sliding_window_pattern", 6))
-
-
-def _window(config: Mapping[str, Any], layer: int) -> int | None:
-    """Size of a layer's sliding window in positions, including the query's own. None: no window."""
-    name = config["architectures"][0]
-    default = None if name in {"SmolLM3ForCausalLM", "Phi3ForCausalLM"} else 4096  # as in transformers
-    window = config.get("sliding_window", 128 if families.has_sinks(config) else default)
-    if not window or name == "LlamaForCausalLM":
-        return None
-    if name not in {*_SLIDING, "Gemma3ForCausalLM", "GptOssForCausalLM"} and not config.get("use_sliding_window"):
-        return None
-    if name in {*_SLIDING, "Qwen3MoeForCausalLM"}:
-        slides = True
-    elif name == "Gemma3ForCausalLM":
-        slides = _is_local(config, layer)
-    elif families.has_sinks(config):
-        slides = layer % 2 == 0
-    elif kinds := config.get("layer_types"):
-        slides = kinds[layer] == "sliding_attention"
-    elif name == "SmolLM3ForCausalLM":
-        slides = not _has_positions(config, layer)
-    else:
-        slides = layer >= config.get("max_window_layers", 28)
-    return int(window) if slides else None
-
-
 def _ropes(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> list[Any]:
     """RoPE of each layer."""
     is_gemma = config["architectures"][0] == "Gemma3ForCausalLM"
@@ -258,8 +218,8 @@ def _ropes(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int
     }
     result = []
     for layer in range(config["num_hidden_layers"]):
-        rope = ropes["sliding_attention" if is_gemma and _is_local(config, layer) else "full_attention"]
-        has_positions = _has_positions(config, layer)
+        rope = ropes["sliding_attention" if is_gemma and families.is_local(config, layer) else "full_attention"]
+        has_positions = families.has_positions(config, layer)
         result.append(rope if has_positions else replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0))
     return result
 
@@ -469,6 +429,18 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
         return F.grouped_mm(hidden, down, offs=ends_E)
 
 
+class Gate(titan.Linear):  # type: ignore[misc]  # torchtitan is untyped
+    """Scores of experts in float32, as in transformers: small differences decide. TorchTitan's are so on GPU only."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.Linear.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``Linear.Config``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output in float32."""
+        return F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
 _ROUTE_SCALE = {"DeepseekV3ForCausalLM": 2.5, "Glm4MoeLiteForCausalLM": 1.8}
 """Default of the factor on the weights of experts."""
 
@@ -495,21 +467,27 @@ def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
         else (Experts, ("w1_EFD", "w2_EDF", "w3_EFD"))
     )  # fmt: skip
     shared = titan.make_ffn_config(dim=dim, hidden_dim=shared_size, w1_param_init=_NORMAL, w2w3_param_init=_NORMAL)
+    router = titan.make_router_config(
+        dim=dim,
+        num_experts=count,
+        gate_param_init={},
+        top_k=top_k,
+        score_func="sigmoid" if has_latent else "softmax",
+        # gpt-oss has a softmax over the chosen experts, which is the same
+        route_norm=has_sinks or bool(config.get("norm_topk_prob", shared_size > 0)),
+        **groups,
+    )
+    router.gate = Gate.Config(
+        in_features=dim,
+        out_features=count,
+        bias=has_sinks,
+        param_init={"weight": param_init, "bias": torch.nn.init.zeros_},
+    )
     return titan.make_moe_config(
         num_experts=count,
         load_balance_coeff=1.0 if has_latent else None,  # any number creates the bias, which nothing updates
         shared_experts=qwen3_5.SharedExpert.of(shared) if is_gated else shared if shared_size else None,
-        router=titan.make_router_config(
-            dim=dim,
-            num_experts=count,
-            gate_param_init={"weight": param_init, "bias": torch.nn.init.zeros_},
-            top_k=top_k,
-            score_func="sigmoid" if has_latent else "softmax",
-            # gpt-oss has a softmax over the chosen experts, which is the same
-            route_norm=has_sinks or bool(config.get("norm_topk_prob", shared_size > 0)),
-            bias=has_sinks,
-            **groups,
-        ),
+        router=router,
         routed_experts=titan.RoutedExperts.Config(
             inner_experts=kind.Config(**experts, param_init=dict.fromkeys(names, param_init)),
             token_dispatcher=titan.make_token_dispatcher_config(
