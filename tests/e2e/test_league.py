@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from local_processes import use_local_learners
+from local_processes import take_over, use_local_learners
 
 import forge_agents as fa
 
@@ -45,7 +45,7 @@ def logprobs_of(folder, turn):
     return torch.log_softmax(logits, -1).gather(1, ids[0, -len(logits) :, None])[:, 0].tolist()
 
 
-def trained(policy, folder, steps):
+def trainer_of(policy, folder):
     config = fa.GRPOConfig(
         group_size=4,
         groups_per_step=2,
@@ -57,17 +57,19 @@ def trained(policy, folder, steps):
         engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=256, threads=1),
     )
     league = fa.League(policy, snapshot_every=1, opponents="latest", self_play=0.0)
-    with fa.GRPOTrainer(league, config=config, out_dir=folder) as trainer:
-        rows = trainer.fit(Duel, steps=steps).metrics
-        return rows, trainer.evaluate(Duel, episodes=4)
+    return fa.GRPOTrainer(league, config=config, out_dir=folder)
 
 
 def test_opponents_have_the_weights_of_their_snapshots(tiny_llama, tmp_path, monkeypatch):
     use_local_learners(monkeypatch)
     policy = fa.Policy(str(tiny_llama), name="hero", sampling=fa.Sampling(max_tokens=6))
-    trained(policy, tmp_path, 2)
-    saved = json.loads((tmp_path / "league.json").read_text())
-    rows, held_out = trained(policy, tmp_path, 4)
+    with trainer_of(policy, tmp_path) as first:
+        first.fit(Duel, steps=2)
+        first.evaluate(Duel, episodes=4)
+        saved = json.loads((tmp_path / "league.json").read_text())
+        again = trainer_of(policy, tmp_path)
+        take_over(again, first)
+        rows, held_out = again.fit(Duel, steps=4).metrics, again.evaluate(Duel, episodes=4)
     table = json.loads((tmp_path / "league.json").read_text())
     games = {row["name"]: row["games"] for row in table["opponents"]}
     assert len(rows) == 4 and saved["step"] == 2 and table["step"] == 4

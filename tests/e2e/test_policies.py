@@ -1,12 +1,16 @@
 """Several trainable policies in one run: adapters on one engine, or whole models, each learning its own weights."""
 
 import asyncio
+import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,7 +119,12 @@ def test_adapter_and_full_policy_learn_with_separate_settings(tiny_models, tmp_p
         before = trainer.evaluate(Cases, episodes=32)
         result = trainer.fit(Cases, steps=8)
         after = trainer.evaluate(Cases, episodes=32)
+        assert len(trainer._lifecycle.running.engines) == 2
     assert each_learned(before, after)
+    assert (result.export / "low-hero/adapter/adapter_model.safetensors").exists()
+    start, full = (load_file(f / "model.safetensors") for f in (policies["high"].model, result.export / "high-hero"))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(full[name].float(), start[name].float())
     rows = [row for row in result.metrics if "learner/low-hero/lr" in row and "learner/high-hero/lr" in row]
     assert rows and {(row["learner/low-hero/lr"], row["learner/high-hero/lr"]) for row in rows} == {(2e-2, 1e-2)}
     assert {row["learner/high-hero/optimizer_steps"] for row in rows} == {1}
@@ -126,15 +135,43 @@ def test_adapter_and_full_policy_learn_with_separate_settings(tiny_models, tmp_p
     assert recorded["policies"]["high-hero"]["learner"] == {"lr": 1e-2} and recorded["trainer"]["learner"]["lr"] == 0
 
 
-def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path):
-    policies = seats(tiny_llama, fa.LoRA(rank=8, alpha=16))
-    with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
+def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "perf")
+    ports_table = importlib.import_module("ports_table")
+    policies, out = seats(tiny_llama, fa.LoRA(rank=8, alpha=16)), tmp_path / "run"
+    with monkeypatch.context() as patched:
+        use_local_learners(patched)
+        completions, versions, after = two_adapters_learn(policies, out)
+
+    # a second session continues with both adapters, in a learner of two ranks and on an engine of two ranks that
+    # sleeps while they learn
+    with listeners_seen(ports_table) as sockets:
+        settings = replace(config(2e-2, tp=2, sleeps=True), learner_procs=2)
+        with fa.GRPOTrainer(policies, config=settings, out_dir=out) as trainer:
+            assert trainer.evaluate(Cases, episodes=8).by_agent == pytest.approx(after.by_agent, abs=0.2)
+            for name, results in said_by(trainer).items():
+                for one, two in zip(completions[name], results, strict=True):
+                    assert (one.token_ids, one.versions) == (two.token_ids, two.versions)
+                    np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-3)
+            learners = trainer._lifecycle.running.learners
+            assert {name: learner.version for name, learner in learners.items()} == versions
+            assert len({learner.name for learner in learners.values()}) == 1
+            programs_train_both_adapters(trainer, out)
+        the_run_answers_a_program(out, tiny_llama)
+    sockets |= ports_table.measured("view", tmp_path)
+    assert all(one.is_local for one in sockets), "on one host, no run listens beyond the loopback interface"
+    assert any(one.protocol == "tcp" and "learner" in one.owner for one in sockets), "gloo's, so the ranks were seen"
+
+
+def two_adapters_learn(policies, out):
+    """Return the answers of the engine after the training, the versions of the learners, and the last evaluation."""
+    model = policies["low"].model
+    with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=out) as trainer:
         before = trainer.evaluate(Cases, episodes=32)
         result = trainer.fit(Cases, steps=8)
         after = trainer.evaluate(Cases, episodes=32)
         stack = trainer._lifecycle.running
         assert len(stack.engines) == 1
-        assert len({learner.name for learner in stack.learners.values()}) == 1
         completions = said_by(trainer)
         versions = {name: learner.version for name, learner in stack.learners.items()}
     assert each_learned(before, after)
@@ -145,7 +182,7 @@ def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path):
     assert min(versions.values()) >= 4
     # what the engine samples after the updates is what the exported adapter says, token by token
     for name, results in completions.items():
-        hf = adapted(tiny_llama, result.export / name / "adapter")
+        hf = adapted(model, result.export / name / "adapter")
         for prompt, completion in zip(PROMPTS, results, strict=True):
             tokens, logprobs = greedy(hf, prompt)
             assert completion.token_ids == tokens
@@ -153,17 +190,25 @@ def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path):
             assert [span.version for span in completion.versions] == [versions[name]]
     low, high = completions.values()
     assert [c.token_ids for c in low] != [c.token_ids for c in high]
+    return completions, versions, after
 
-    # a second session goes on with both adapters, on an engine of two ranks that sleeps while they learn
-    with fa.GRPOTrainer(policies, config=config(2e-2, tp=2, sleeps=True), out_dir=tmp_path) as trainer:
-        assert trainer.evaluate(Cases, episodes=8).by_agent == pytest.approx(after.by_agent, abs=0.2)
-        for name, results in said_by(trainer).items():
-            for one, two in zip(completions[name], results, strict=True):
-                assert (one.token_ids, one.versions) == (two.token_ids, two.versions)
-                np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-3)
-        assert {name: learner.version for name, learner in trainer._lifecycle.running.learners.items()} == versions
-        programs_train_both_adapters(trainer, tmp_path)
-    the_run_answers_a_program(tmp_path, tiny_llama)
+
+@contextmanager
+def listeners_seen(ports_table):
+    """Yield the listening sockets of this process and its descendants, which are read several times a second."""
+    sockets, done = set(), threading.Event()
+
+    def watch():
+        while not done.wait(0.25):
+            sockets.update(ports_table.listeners(os.getpid()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield sockets
+    finally:
+        done.set()
+        thread.join()
 
 
 async def talk(task, client):
@@ -222,19 +267,3 @@ def the_run_answers_a_program(run, model):
         server.kill()
         server.wait(60)
     assert "model  low-hero as low-hero, low" in log.read_text() and "a-token" not in log.read_text()
-
-
-def test_two_full_models_learn_separately(tiny_llama, tmp_path, monkeypatch):
-    use_local_learners(monkeypatch)
-    with fa.GRPOTrainer(seats(tiny_llama, None), config=config(3e-3), out_dir=tmp_path) as trainer:
-        before = trainer.evaluate(Cases, episodes=32)
-        result = trainer.fit(Cases, steps=8)
-        assert each_learned(before, trainer.evaluate(Cases, episodes=32))
-        assert len(trainer._lifecycle.running.engines) == 2
-    start, low, high = (
-        load_file(folder / "model.safetensors")
-        for folder in (tiny_llama, result.export / "low-hero", result.export / "high-hero")
-    )
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert not torch.equal(low[name], high[name])
-    assert not torch.equal(low[name].float(), start[name].float())

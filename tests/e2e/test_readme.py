@@ -9,6 +9,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from local_processes import use_local_processes
 
 import forge_agents as fa
 
@@ -20,6 +21,16 @@ def block(mark):
     result = re.search(rf"<!-- run: {mark} -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert result, f"the README has no block marked {mark}"
     return result.group(1)
+
+
+def run_in_notebook(script, code):
+    """Run the code while an event loop runs around it, as around the cells of a notebook."""
+
+    async def notebook():
+        runpy.run_path(str(script), run_name="__main__")
+
+    script.write_text(code)
+    asyncio.run(notebook())
 
 
 @pytest.mark.timeout(300)
@@ -34,14 +45,9 @@ def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_pat
     for old, new in changes.items():
         assert old in code
         code = code.replace(old, new)
-    script = tmp_path / "readme.py"
-    script.write_text(code)
     monkeypatch.chdir(tmp_path)
-
-    async def notebook():
-        runpy.run_path(str(script), run_name="__main__")
-
-    asyncio.run(notebook())  # a loop runs around it, as around the cells of one
+    use_local_processes(monkeypatch)
+    run_in_notebook(tmp_path / "readme.py", code)
     assert (tmp_path / "runs/guess/metrics.jsonl").exists()
     assert fa.check_env("my/Guess-v0").ok
 
@@ -54,10 +60,8 @@ def test_the_quick_start_learns_with_the_default_rate(tmp_path, monkeypatch):
     code = importlib.import_module("documented").example("quick_start")
     assert "steps=10" in code and "lr" not in code
     eager = "GRPOConfig(engine=fa.EngineConfig(enforce_eager=True), "
-    script = tmp_path / "quick_start.py"
-    script.write_text(code.replace("steps=10", "steps=4").replace("GRPOConfig(", eager))
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(script), run_name="__main__")
+    run_in_notebook(tmp_path / "quick_start.py", code.replace("steps=10", "steps=4").replace("GRPOConfig(", eager))
     rows = [json.loads(line) for line in (tmp_path / "runs/echo/metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows]
     assert len(rewards) == 4 and {row["learner/lr"] for row in rows} == {2e-5}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_processes import use_local_learners
+from local_processes import share, take_over
 
 import forge_agents as fa
 from forge_agents.envs import registry
@@ -76,21 +76,14 @@ def trainer_of(team, tmp_path_factory):
 
         def make(out_dir, *, reward=None, fresh=False, local=True, policy=team, **changes):
             trainer = fa.GRPOTrainer(policy, reward, config(**changes), out_dir)
-            trainer._loop, trainer._lifecycle.processes = owner._loop, processes
-            trainer._lifecycle.weights.is_current = False  # the engine has the weights of whoever was here before
             for name in ("learner", "max_staleness"):  # the second decides the learner's correction
                 fresh = fresh or getattr(trainer.config, name) != getattr(processes.config, name)
             if fresh:
-                owner._loop.run(another_learner(trainer, local))
+                take_over(trainer, owner, local=local)
+            else:
+                share(trainer, owner)
             processes.config = trainer.config
             return trainer
-
-        async def another_learner(trainer, local):
-            await processes.fork(trainer.config, trainer.out_dir)
-            with pytest.MonkeyPatch.context() as patched:
-                if local:
-                    use_local_learners(patched)
-                await processes.start_learners()
 
         yield make
 

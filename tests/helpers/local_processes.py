@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from forge_agents.types import Completion, VersionSpan
@@ -150,3 +151,24 @@ def use_local_processes(monkeypatch):
     use_local_learners(monkeypatch)
     monkeypatch.setattr(processes, "WeightStore", LocalStore)
     monkeypatch.setattr(processes, "start_engines", start_engines)
+
+
+def take_over(trainer, owner, *, local=True):
+    """Give `trainer` the engines and the store of `owner`, and other learners, as if all had been started for it."""
+    processes = owner._lifecycle.processes
+
+    async def start_learners():
+        await processes.fork(trainer.config, trainer.out_dir)
+        with pytest.MonkeyPatch.context() as patched:
+            if local:
+                use_local_learners(patched)
+            await processes.start_learners()
+
+    share(trainer, owner)
+    owner._loop.run(start_learners())
+
+
+def share(trainer, owner):
+    """Give `trainer` all processes of `owner`. The engines have the weights of the last trainer that had them."""
+    trainer._loop, trainer._lifecycle.processes = owner._loop, owner._lifecycle.processes
+    trainer._lifecycle.weights.is_current = False

@@ -10,16 +10,17 @@ import yaml
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.models import resolve as models
-from forge_agents.policy import Policy
+from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.fleet import assign_engines
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.sft import SFTTrainer
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.dry_run import dry_run
-from forge_trainers.run.plan import Plan, Threads, _answer_timeout_s, check_hosts, meshes_of, resolve
+from forge_trainers.run.plan import Plan, Threads, _answer_timeout_s, check_hosts, learner_groups, meshes_of, resolve
 from forge_trainers.run.processes import Processes, _share_gpus
 
 
@@ -289,3 +290,14 @@ def test_memory_of_engines_is_reported_on_devices_only():
     assert told(Engine(3, 5), Engine(4)) == {"engines/peak_device_bytes": 5.0, "engines/device_used_bytes": 10.0}
     for error in (ActorDiedError("it died", "hero"), RuntimeError("the engine has failed: out of memory")):
         assert told(Engine(3, error=error)) == {}
+
+
+def test_only_adapters_on_one_model_share_an_engine_and_a_learner():
+    lora = LoRA(rank=8)
+    policies = {"a": Policy("m", name="a"), "b": Policy("m", name="b"), "c": Policy("m", name="c", lora=lora),
+                "d": Policy("m", name="d", lora=lora), "e": Policy("n", name="e", lora=lora)}  # fmt: skip
+    paths = {name: Path(policy.model) for name, policy in policies.items()}
+    homes, adapters = assign_engines(policies, paths)
+    assert homes == {"a": "a", "b": "b", "c": "c", "d": "c", "e": "e"}
+    assert adapters == {"a": {}, "b": {}, "c": {"c": lora, "d": lora}, "e": {"e": lora}}
+    assert learner_groups(policies, paths) == [["a"], ["b"], ["c", "d"], ["e"]]
