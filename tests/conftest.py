@@ -212,11 +212,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that none is left for the end when workers share them. End-to-end tests are slow."""
-    items.sort(key=lambda item: "e2e" not in item.path.parts)
+    """The slow files first, so that none is left for the end when workers share them. End-to-end tests are slow."""
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.slow)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: ("e2e" not in item.path.parts, item.path not in slow))
 
 
 @pytest.hookimpl(trylast=True)  # after xdist has ended its workers

@@ -25,7 +25,7 @@ from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.policy import LoRA, Sampling
-from forge_agents.runtime.machine import available_bytes
+from forge_agents.runtime.machine import available_bytes, visible_gpus
 from forge_agents.serving import _patches, memory
 from forge_agents.serving._shapes import adapted_layers, adapter_shapes, check_tensors, expected_shapes
 from forge_agents.serving._wire import Request
@@ -80,6 +80,8 @@ def adapter_number(config: EnginePlan, adapter: str) -> int:
 @without_garbage_collection()
 def build(config: EnginePlan) -> Any:
     """Build a vLLM engine in this process."""
+    if config.eager and not visible_gpus():
+        _patches.skip_inductor()
     from vllm import LLMEngine
 
     gc.freeze()  # otherwise the collections that vLLM starts visit all objects of its modules, for 4 s

@@ -122,7 +122,8 @@ def test_adapter_and_full_policy_learn_with_separate_settings(tiny_models, tmp_p
         assert len(trainer._lifecycle.running.engines) == 2
     assert each_learned(before, after)
     assert (result.export / "low-hero/adapter/adapter_model.safetensors").exists()
-    start, full = (load_file(f / "model.safetensors") for f in (policies["high"].model, result.export / "high-hero"))
+    folders = Path(policies["high"].model), result.export / "high-hero"
+    start, full = (load_file(folder / "model.safetensors") for folder in folders)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(full[name].float(), start[name].float())
     rows = [row for row in result.metrics if "learner/low-hero/lr" in row and "learner/high-hero/lr" in row]
@@ -195,11 +196,11 @@ def two_adapters_learn(policies, out):
 
 @contextmanager
 def listeners_seen(ports_table):
-    """Yield the listening sockets of this process and its descendants, which are read several times a second."""
+    """Yield the listening sockets of this process and its descendants, which are read twice a second."""
     sockets, done = set(), threading.Event()
 
     def watch():
-        while not done.wait(0.25):
+        while not done.wait(0.5):
             sockets.update(ports_table.listeners(os.getpid()))
 
     thread = threading.Thread(target=watch)

@@ -45,6 +45,7 @@ def weights_of(model):
 
 BENCH = """
 import gc
+import sys
 from forge_agents.runtime._monarch import Actor, endpoint
 from forge_agents.serving import _vllm
 from forge_agents.policy import Sampling
@@ -86,7 +87,7 @@ class Bench(Actor):
     async def first_start(self, config):
         if not self.engines:
             self.build(config)
-        return max(self.visited), gc.get_freeze_count()
+        return max(self.visited), gc.get_freeze_count(), "torch._inductor.lowering" in sys.modules
 
     @endpoint
     async def fresh(self, config, prompts):
@@ -553,9 +554,10 @@ def test_engine_with_loaded_weights_equals_a_new_one(run, store, engine, fresh, 
     assert after == fresh(new) != before
 
 
-def test_engine_start_collects_no_garbage_among_its_modules(run, bench, tiny_llama):
+def test_engine_start_imports_no_inductor_and_collects_no_garbage_among_its_modules(run, bench, tiny_llama):
     starting = bench.first_start.call_one(small(tiny_llama))
-    visited, excluded = run(mesh.with_deadline(starting, 60, who="bench", what="start"))
+    visited, excluded, inductor = run(mesh.with_deadline(starting, 60, who="bench", what="start"))
+    assert not inductor
     assert 0 < visited < excluded / 4  # objects of which a collection may have to visit all
 
 
