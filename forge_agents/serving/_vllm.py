@@ -261,7 +261,8 @@ def _patch(config: EnginePlan) -> None:
         _patches.rotate_all_heads()
         _permit_tiles(_dtype(config))
         _use_gloo_between_ranks()
-    reuse_compiled()
+    if not config.eager:
+        reuse_compiled()
     _forbid_words_after_space()
     logging.getLogger(_RELOAD_LOGGER).addFilter(_is_relevant)
 

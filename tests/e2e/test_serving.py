@@ -74,6 +74,8 @@ class Bench(Actor):
         gc.callbacks.append(self.count)
         self.engines.append(_vllm.build(config))
         gc.callbacks.remove(self.count)
+        if len(self.engines) == 1:  # kernels of other families import it
+            self.inductor = "torch._inductor.lowering" in sys.modules
         from vllm.distributed import parallel_state
         if parallel_state._EP is None:  # made with the first engine of a process, and only where that has experts
             parallel_state._EP = parallel_state._TP
@@ -87,7 +89,7 @@ class Bench(Actor):
     async def first_start(self, config):
         if not self.engines:
             self.build(config)
-        return max(self.visited), gc.get_freeze_count(), "torch._inductor.lowering" in sys.modules
+        return max(self.visited), gc.get_freeze_count(), self.inductor
 
     @endpoint
     async def fresh(self, config, prompts):
