@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable, Mapping
@@ -113,6 +114,7 @@ def split_level(env_id: str) -> tuple[str, int | None]:
     return (base, int(level)) if at and level.isdecimal() else (env_id, None)
 
 
+@functools.lru_cache(maxsize=4096)  # making an environment compares its version with all ids
 def split_id(env_id: str) -> tuple[str, int]:
     """Split ``namespace/Name-vN``, with or without a level, into name and version. Raises ValueError if malformed."""
     match = _ID.fullmatch(env_id)

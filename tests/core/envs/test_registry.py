@@ -10,6 +10,7 @@ from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs import registry
+from forge_agents.envs.spec import split_id
 from forge_agents.errors import ForgeError, UnknownIdError
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -35,6 +36,14 @@ def test_a_decorated_class_is_made_with_its_spec_and_defaults():
     assert fa.make("t/Guess-v0", top=2).spec.kwargs == {"top": 2}
     assert fa.spec("t/Guess-v0").kwargs == {"top": 7}
     assert Guess().spec.max_turns == 4, "a class made directly knows its limit"
+
+
+def test_making_an_environment_again_parses_no_id():
+    """It compares the version with those of all ids, of which installed libraries have hundreds."""
+    fa.make("forge/KuhnPoker-v0")
+    misses = split_id.cache_info().misses
+    fa.make("forge/KuhnPoker-v0")
+    assert split_id.cache_info().misses == misses
 
 
 def test_max_turns_of_make_wins():
