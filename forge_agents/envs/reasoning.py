@@ -12,10 +12,12 @@ _PREFILLED = (  # opening tags that a prompt may end with, and their closing tag
     (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Command
     (r"◁think▷", r"◁/think▷"),  # Kimi
 )
+_REMARK = r"commentary<\|message\|>(?=(?s:(?:(?!<\|end\|>).)*)<\|end\|><\|start\|>assistant)"
+"""Matches the header of a text of gpt-oss that stands before a tool call or an answer."""
 _TAGS = (
     *_PREFILLED,
     (r"<\|channel>thought\b", r"<channel\|>"),  # Gemma 4
-    (r"<\|channel\|>analysis<\|message\|>", r"<\|end\|>(?:<\|start\|>assistant)?"),  # gpt-oss
+    (rf"<\|channel\|>(?:analysis<\|message\|>|{_REMARK})", r"<\|end\|>(?:<\|start\|>assistant)?"),  # gpt-oss
 )
 _ANALYSIS, _FINAL_HEADER = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 """Headers of reasoning and answer of gpt-oss."""

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from forge_agents.envs.env import visible_action
 from forge_agents.envs.reasoning import join_reasoning, opens_reasoning, split_reasoning
 
+ANALYSIS, REMARK = "<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"
+NEXT, CALL = "<|end|><|start|>assistant", "<|channel|>commentary to=functions.f<|message|>{}"
+
 
 @pytest.mark.parametrize(
     ("said", "thought", "answer"),
@@ -25,6 +28,10 @@ from forge_agents.envs.reasoning import join_reasoning, opens_reasoning, split_r
         ("<|channel>thought\na<channel|>b", "a", "b"),
         ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b", "a", "b"),
         ("<|channel|>final<|message|>b", "", "b"),
+        (f"{ANALYSIS}a{NEXT}{REMARK}I\nlook{NEXT}<|channel|>final<|message|>b", "a\n\nI\nlook", "b"),
+        (f"{REMARK}I look{NEXT}{CALL}", "I look", CALL),
+        (f"{ANALYSIS}a{NEXT}{CALL}", "a", CALL),
+        (f"{REMARK}the only message<|end|>", "", f"{REMARK}the only message<|end|>"),
     ],
 )
 def test_a_thought_stands_before_the_answer(said, thought, answer):
