@@ -279,7 +279,8 @@ def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:
         if lora is not None and not part.size.adapts_feed_forward and set(lora.targets) - set(ATTENTION_TARGETS):
             raise ValueError(
                 f"{part.name}: the experts and the feed-forward of this mixture cannot be adapted. Set "
-                f"LoRA(targets={ATTENTION_TARGETS!r}), in a run's file lora: {{targets: [{', '.join(ATTENTION_TARGETS)}]}}"
+                f"LoRA(targets={ATTENTION_TARGETS!r}), in a run's file lora: "
+                f"{{targets: [{', '.join(ATTENTION_TARGETS)}]}}"
             )
 
 
