@@ -848,3 +848,26 @@ def test_system_message_may_be_within_a_conversation():
     for protocol, role in ((MESSAGES, "system"), (CHAT, "system"), (CHAT, "developer")):
         call = protocol.read({"model": "coder", "messages": [messages[0], {**messages[1], "role": role}]})
         assert [(message.role, message.text) for message in call.messages] == [("user", "Hi"), ("system", "Be brief.")]
+
+
+def test_long_requests_of_an_episode_take_turns_and_delay_no_other_call():
+    """Parsing takes a third of a second per megabyte, so thirty connections of one command delayed all programs."""
+    gateway = Gateway()
+    first, second = gateway.open(SEATS), gateway.open(SEATS)
+    long = asked("x" * 50_000, model="nobody")
+    try:
+        with socket.create_connection(("127.0.0.1", gateway.port)) as unfinished:
+            head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {first.token}\r\nContent-Length: 50000\r\n\r\n{{"
+            unfinished.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode())
+            statuses = []
+            while not first._reading.locked():
+                time.sleep(0.01)
+            waiting = threading.Thread(target=lambda: statuses.append(request(first, body=long)[0]))
+            waiting.start()
+            assert request(second, body=long)[0] == 404
+            assert request(first, body=asked(model="nobody"))[0] == 404
+            assert waiting.is_alive() and not statuses
+        waiting.join(WAIT_S)
+        assert statuses == [404]
+    finally:
+        gateway.close()
