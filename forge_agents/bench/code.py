@@ -255,17 +255,27 @@ def _file_of(name: str, *, root: Path, top: str) -> Path | None:
 
 def _imported(text: str, package: str, find: Callable[[str], Path | None]) -> Iterator[str]:
     """Yield the modules that a source imports anywhere in it. Some names are objects of a module instead."""
+    for level, module, aliases in _import_statements(text):
+        if level is None:
+            yield from aliases
+            continue
+        parents = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+        base = ".".join(filter(None, [*parents, module]))
+        names = [f"{base}.{alias}" for alias in aliases]
+        yield from names
+        if not all(map(find, names)):
+            yield base
+
+
+@functools.lru_cache(maxsize=512)  # players and environments of a benchmark share most modules
+def _import_statements(text: str) -> tuple[tuple[int | None, str, tuple[str, ...]], ...]:
+    """Return level, module and names of each ``from`` import of a source. Others have no level and no module."""
     try:
-        tree = ast.parse(text)
+        nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError):  # the import would fail, too, or never happens
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join(filter(None, [*parents, node.module or ""]))
-            names = [f"{base}.{alias.name}" for alias in node.names]
-            yield from names
-            if not all(map(find, names)):
-                yield base
+        return ()
+    return tuple(
+        (getattr(node, "level", None), getattr(node, "module", None) or "", tuple(alias.name for alias in node.names))
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )

@@ -310,16 +310,16 @@ def rate_players(games: Sequence[Game], players: Sequence[str]) -> dict[str, Rat
         by_seed[game.seed][index_of[game.second], index_of[game.first]] += 1 - game.score
     tables = np.stack([by_seed[s] for s in sorted(by_seed)])
     total = tables.sum(0)
-    if not _linked(total):
+    if not _linked(total[None])[0]:
         return {}
     thetas, information = bradley_terry(total[None])
     theta, error = thetas[0], np.sqrt(np.diag(np.linalg.pinv(information[0])))  # of independent games
     rng = np.random.default_rng(_SEED)
     seeds = (rng.integers(len(tables), size=len(tables)) for _ in range(400 if len(tables) > 1 else 0))
-    drawn = [table for table in (tables[chosen].sum(0) for chosen in seeds) if _linked(table)]
-    spread = np.full((2, len(names)), math.nan)
-    if drawn:
-        spread = np.percentile(bradley_terry(np.stack(drawn))[0], [2.5, 97.5], axis=0)
+    drawn = np.array([tables[chosen].sum(0) for chosen in seeds]).reshape(-1, len(names), len(names))
+    drawn, spread = drawn[_linked(drawn)], np.full((2, len(names)), math.nan)
+    if len(drawn):
+        spread = np.percentile(bradley_terry(drawn)[0], [2.5, 97.5], axis=0)
     low = MEAN + SCALE * np.minimum(spread[0], theta - _Z * error)
     high = MEAN + SCALE * np.maximum(spread[1], theta + _Z * error)
     middle, counts = MEAN + SCALE * theta, total.sum(0) + total.sum(1)
@@ -329,8 +329,13 @@ def rate_players(games: Sequence[Game], players: Sequence[str]) -> dict[str, Rat
     }
 
 
-def _linked(wins: Floats) -> bool:
-    """Return whether games link all players."""
-    from scipy.sparse.csgraph import connected_components
-
-    return int(connected_components(wins > 0, directed=False)[0]) == 1
+def _linked(wins_BKK: Floats) -> npt.NDArray[np.bool_]:
+    """Return for each of B tables whether games link all players."""
+    met_BKK = (wins_BKK > 0) | (wins_BKK > 0).transpose(0, 2, 1)
+    reached_BK = np.zeros(met_BKK.shape[:2], np.bool_)
+    reached_BK[:, 0] = True
+    while True:
+        further = reached_BK | (met_BKK & reached_BK[:, :, None]).any(1)
+        if (further == reached_BK).all():
+            return np.all(reached_BK, axis=1)
+        reached_BK = further

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.code import _modules
+from forge_agents.bench.code import _import_statements, _modules
 from forge_agents.bench.fingerprints import code_of, player_facts, with_content
 from forge_agents.envs.spec import EnvSpec
 
@@ -156,6 +156,12 @@ def test_hash_is_equal_in_every_process_and_runs_no_code(coin, tmp_path):
         output.add(subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True).stdout)
     hashes = map(code, (coin.good, coin.Bot(True), coin.uses, coin.maker(coin.good)))
     assert output == {" ".join(hashes).encode() + b"\n"}
+
+
+def test_imports_of_an_unchanged_source_are_read_once(coin):
+    first = code(coin.uses)
+    misses = _import_statements.cache_info().misses
+    assert code(coin.uses) == first and _import_statements.cache_info().misses == misses > 0
 
 
 def test_function_arguments_are_hashed_by_code(coin):

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from scipy.sparse.csgraph import connected_components
 
-from forge_agents.bench.statistics import MEAN, SCALE, Game, bradley_terry, rate_players
+from forge_agents.bench.statistics import MEAN, SCALE, Game, _linked, bradley_terry, rate_players
 
 
 def strengths(wins, **options):
@@ -20,6 +21,14 @@ def test_rating_gap_of_two_players_is_their_log_odds():
     error = math.sqrt(np.linalg.pinv(information)[0, 0])
     assert theta[0] - theta[1] == pytest.approx(math.log(4), abs=1e-9)
     assert 2 * error == pytest.approx(math.sqrt(1 / (10 * 0.8 * 0.2)), abs=1e-9), "1 / (n p q) of the difference"
+
+
+@pytest.mark.parametrize("players", [2, 3, 9])
+def test_players_are_linked_as_in_scipys_graph(players):
+    wins = np.random.default_rng(players).random((300, players, players)) < 1.2 / players
+    components = [connected_components(table, directed=False)[0] for table in wins]
+    assert _linked(wins.astype(float)).tolist() == [number == 1 for number in components]
+    assert min(components) == 1 < max(components)
 
 
 @settings(max_examples=25, deadline=None)
