@@ -93,7 +93,8 @@ FAMILIES = (
         architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     ),
     Family(
-        name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",)
+        name="deepseek_v3", architectures=("DeepseekV3ForCausalLM",),
+        models="DeepSeek V3 and R1, Kimi K2, Moonlight, converted to bfloat16 and with a tokenizer.json",
     ),
     Family(name="glm4_moe_lite", models="GLM-4.7-Flash", architectures=("Glm4MoeLiteForCausalLM",)),
     Family(
