@@ -337,5 +337,5 @@ def _linked(wins_BKK: Floats) -> npt.NDArray[np.bool_]:
     while True:
         further = reached_BK | (met_BKK & reached_BK[:, :, None]).any(1)
         if (further == reached_BK).all():
-            return np.all(reached_BK, axis=1)
+            return np.asarray(reached_BK.all(1), np.bool_)
         reached_BK = further
