@@ -268,17 +268,20 @@ def _leave() -> None:
 
 
 def _batch(step: int) -> Any:
-    """Groups of siblings with answers of all lengths, from the step's number alone."""
+    """Groups of siblings with answers of all lengths, from the step's number alone.
+
+    The lengths are those of every step, because DTensor takes long to find the layouts of tensors of a new shape.
+    """
     import torch
 
     from forge_trainers.batch.packing import Sample, pack
 
-    rng = torch.Generator().manual_seed(step)
-    samples = []
+    rng, samples = torch.Generator().manual_seed(step), []
+    lengths = iter(torch.randint(1, 17, (12,), generator=torch.Generator().manual_seed(0)).tolist())
     for group in range(3):
         prompt = torch.randint(0, 256, (20,), generator=rng).tolist()
         for _ in range(4):
-            n = int(torch.randint(1, 17, (), generator=rng))
+            n = next(lengths)
             samples.append(
                 Sample(
                     token_ids=(*prompt, *torch.randint(0, 256, (n,), generator=rng).tolist()),
