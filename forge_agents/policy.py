@@ -429,9 +429,10 @@ class Scripted:
 
     Args:
         fn: Called as ``fn(observation)`` or, if it takes two arguments, ``fn(observation, agent)``. Returns the action.
+            May be a coroutine function, which runs in the loop of the episode.
     """
 
-    fn: Callable[..., str]
+    fn: Callable[..., Any]
     name: str = field(default="scripted", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -441,7 +442,17 @@ class Scripted:
 
     def __call__(self, observation: str, agent: str) -> str:
         """Return the action for `observation`. Raises TypeError if the function does not return a str."""
-        action = self.fn(observation, agent) if self._takes_agent else self.fn(observation)
+        return self._checked(self._call(observation, agent), agent)
+
+    async def decide(self, observation: str, agent: str) -> str:
+        """Return the action for `observation`, also if the function is a coroutine function. Raises TypeError."""
+        action = self._call(observation, agent)
+        return self._checked(await action if inspect.isawaitable(action) else action, agent)
+
+    def _call(self, observation: str, agent: str) -> Any:
+        return self.fn(observation, agent) if self._takes_agent else self.fn(observation)
+
+    def _checked(self, action: Any, agent: str) -> str:
         if not isinstance(action, str):
             raise TypeError(
                 f"Scripted policy {self.name!r} returned {type(action).__name__} for {agent!r}. Return a str"

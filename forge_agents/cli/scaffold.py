@@ -18,12 +18,15 @@ ENV = "env"
 """Template of an installable project."""
 OPENENV = "openenv"
 """Template of an OpenEnv package."""
+VERIFIERS = "verifiers"
+"""Template of a package for verifiers."""
 TEMPLATES = {
     "team": "one model for both agents of a cooperative game",
     "duel": "a model against random play in a zero-sum game",
     "tools": "an agent that can call a custom tool",
     "sft": "a model that is fine-tuned on conversations before GRPO",
     OPENENV: "an environment, named by --env, for OpenEnv and the trainers that use it, such as TRL",
+    VERIFIERS: "an environment, named by --env, for verifiers 0.4 and prime-rl",
     ENV: "an installable project with a two-player game and its test, named after the folder",
 }
 """Descriptions of the templates by name."""
@@ -41,7 +44,7 @@ def create(folder: Path | str, template: str = "team", env: str | None = None) -
             with single hyphens or underscores between them, such as ``word-duel``. The package is then called
             ``word_duel`` and the class ``WordDuel``.
         template: A key of `TEMPLATES`.
-        env: Id of the environment that the template ``openenv`` serves. Others have none.
+        env: Id of the environment that the templates ``openenv`` and ``verifiers`` serve. Others have none.
 
     Raises:
         UnknownIdError, ArgumentError: The environment does not exist, or needs arguments.
@@ -51,12 +54,16 @@ def create(folder: Path | str, template: str = "team", env: str | None = None) -
     if template not in TEMPLATES:
         hint = did_you_mean(template, TEMPLATES)
         raise ForgeError(f"unknown template {template!r}. Choose one of {', '.join(TEMPLATES)}.{hint}")
-    if (env is not None) != (template == OPENENV):
+    if (env is not None) != (template in (OPENENV, VERIFIERS)):
         raise ForgeError(f"template {template!r} {'takes no environment' if env else 'needs an environment: --env ID'}")
     root = user_path(folder)
-    names = _project_names(root.absolute().name) if template in (ENV, OPENENV) else {}
+    names = _project_names(root.absolute().name) if template in (ENV, OPENENV, VERIFIERS) else {}
     if env is not None:
-        names |= _openenv_names(env)
+        names |= _served_names(env)
+        if template == VERIFIERS and not names["player_0"].isidentifier():
+            raise ForgeError(
+                f"verifiers has roles with the names of Python, not {names['player_0']!r}, an agent of {env}"
+            )
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ForgeError(f"{root} already exists and is not an empty folder. Choose another name")
     root.mkdir(parents=True, exist_ok=True)
@@ -81,13 +88,14 @@ def _project_names(name: str) -> dict[str, str]:
     return {"word-duel": name, "word_duel": package, "WordDuel": title}
 
 
-def _openenv_names(env: str) -> dict[str, str]:
-    """Return what replaces the environment and its agents in the template. The first agent is a client's."""
+def _served_names(env: str) -> dict[str, str]:
+    """Return what replaces the environment and its agents in a template. The first agent is a client's or model's."""
     made = registry.make(env)
     first, *others = made.possible_agents
     made.close()
     players = ", ".join(f"{json.dumps(agent)}: fa.Random()" for agent in others)
-    return {"WORD_DUEL": env, '"player_0"': json.dumps(first), '"player_1": fa.Random()': players}
+    quoted = {'"player_0"': json.dumps(first), '"player_1": fa.Random()': players}
+    return {"WORD_DUEL": env, **quoted, "player_0": first}
 
 
 def _write_project(root: Path, template: Path, names: dict[str, str]) -> None:

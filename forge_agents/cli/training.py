@@ -34,20 +34,21 @@ def demo(argv: Sequence[str]) -> int:
     "forge-agents init my-duel --template duel",
     "forge-agents init word-duel --template env",
     "forge-agents init relay-server --template openenv --env forge/Relay-v0",
+    "forge-agents init relay-env --template verifiers --env forge/Relay-v0",
 )
 def init(argv: Sequence[str]) -> int:
     """Create a folder from a template."""
-    from forge_agents.cli.scaffold import ENV, OPENENV, TEMPLATES, create
+    from forge_agents.cli.scaffold import ENV, OPENENV, TEMPLATES, VERIFIERS, create
 
     descriptions = "; ".join(f"{name}: {description}" for name, description in TEMPLATES.items()) + "."
     parser = make_parser("init")
     parser.add_argument("dir", nargs="?", type=str, default=".", help="New or empty folder (default: this one).")
     parser.add_argument("--template", choices=sorted(TEMPLATES), default="team", help=descriptions)
-    parser.add_argument("--env", type=str, help="Environment of the template openenv.")
+    parser.add_argument("--env", type=str, help="Environment of the templates openenv and verifiers.")
     options = parser.parse_args(list(argv))
     root = create(options.dir, options.template, options.env)
     print(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
-    commands = {ENV: "pip install -e . && pytest", OPENENV: "python -m server.app"}
+    commands = {ENV: "pip install -e . && pytest", OPENENV: "python -m server.app", VERIFIERS: "pip install -e ."}
     then = commands.get(options.template, "forge-agents train train.yaml")
     print_next(then if options.dir == "." else f"cd {root} && {then}")
     return 0

@@ -588,7 +588,7 @@ def _oracle(oracle: AgentFactory, agent: str, seeds: list[int]) -> Player:
 
 def _scripted(policy: Scripted, agent: str) -> Player:
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        return _from_text(policy(observation, agent))
+        return _from_text(await policy.decide(observation, agent))
 
     return decide
 

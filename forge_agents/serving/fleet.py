@@ -217,4 +217,5 @@ class Fleet:
     async def stop(self) -> None:
         """Stop every engine."""
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
-        mesh.unreserve(self.planned)
+        if self.planned:
+            mesh.unreserve(self.planned)

@@ -1,6 +1,7 @@
 """Examples of environments, programs, players and benchmarks, without an engine."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,12 +12,14 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.bench import Report
+from forge_agents.cli import scaffold
 from forge_agents.envs import registry
 from forge_agents.envs.registry import SuiteDefaults
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_trainers.losses import list_losses
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 NOTEBOOK = EXAMPLES / "first_steps.ipynb"
 
 
@@ -73,10 +76,17 @@ def test_team_of_the_agents_sdk_hands_off_and_calls_its_tool(load_example):
     assert [turn.agent for turn in episode.turns] == ["planner", "solver", "solver"]
 
 
-def test_langgraph_graph_calls_its_tool_and_each_model_is_an_agent(load_example):
-    pytest.importorskip("langgraph")
-    pytest.importorskip("langchain_openai")
-    load_example("langgraph_team")
+@pytest.mark.parametrize(
+    ("example", "library", "env"),
+    [
+        ("langgraph_team", "langgraph", "my/Graph-v0"),
+        ("crewai_team", "crewai", "my/Crew-v0"),
+        ("ag2_team", "ag2", "my/Team-v0"),
+    ],
+)
+def test_team_of_a_library_calls_its_tool_and_each_model_is_an_agent(load_example, example, library, env):
+    pytest.importorskip(library)
+    load_example(example)
 
     def answer(observation, agent):
         if agent == "planner":
@@ -86,7 +96,7 @@ def test_langgraph_graph_calls_its_tool_and_each_model_is_an_agent(load_example)
         a, b, c = re.findall(r"\d+", observation.rpartition("Anna")[2])[:3]
         return f'<tool_call>{{"name": "multiply_and_add", "arguments": {{"a": {a}, "b": {b}, "c": {c}}}}}</tool_call>'
 
-    episode = fa.play("my/Graph-v0", fa.Scripted(answer), seed=1)
+    episode = fa.play(env, fa.Scripted(answer), seed=1)
     assert episode.error is None and episode.rewards == {"planner": 1.0, "solver": 1.0}, str(episode)
     assert [(turn.agent, turn.branch) for turn in episode.turns] == [("planner", 0), ("solver", 0), ("solver", 0)]
 
@@ -202,11 +212,16 @@ def in_verifiers(load_example, tmp_path, monkeypatch):
     if shutil.which("vf-validate") is None:
         pytest.skip("pip install 'verifiers>=0.4' somewhere on the path")
     (tmp_path / "sums.py").write_text(TASKSET)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ours = (ROOT / folder for folder in ("", "envs", "verifiers", "trainers"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, tmp_path / "relay-game", *ours))))
     module, programs = load_example("verifiers_v1"), []
+    python = Path(shutil.which("vf-validate")).parent / "python"
 
-    def start(taskset, env_id=""):
-        programs.append(module.Verifiers(str(Path(shutil.which("vf-validate")).parent / "python"), taskset, env_id))
+    def start(taskset, env_id="", needs=()):
+        command = [python, "-c", f"import {', '.join(needs or ['sys'])}"]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip(f"install forge_agents without an extra, and {', '.join(needs)}, next to verifiers")
+        programs.append(module.Verifiers(str(python), taskset, env_id))
         module.register(programs[-1], range(7))
         return programs[-1]
 
@@ -249,6 +264,77 @@ def test_roles_of_verifiers_are_agents(in_verifiers):
 
 def test_roles_that_verifiers_does_not_train_are_frozen(in_verifiers):
     assert in_verifiers("sums", "user-sim").roles == {"assistant": True, "user": False}
+
+
+RATED = """
+import sums
+import verifiers.v1 as vf
+
+import forge_agents as fa
+import forge_verifiers as fv
+
+brief = fa.Rule(lambda completion: len(completion) < 9, name="brief")
+outside = fv.TextReward(fa.Ensemble([fv.Numeric(), fv.Repetition(), brief]))
+
+async def verified(task, trace):
+    (value,) = outside([task.prompt_text], [trace.last_reply], answer=[task.answer])
+    return {} if value is None else value
+
+class RatedConfig(vf.TasksetConfig):
+    task: vf.TaskConfig = vf.TaskConfig(rewards={"verified": {"fn": "rated:verified"}})
+
+class Rated(vf.Taskset[sums.SumTask, RatedConfig]):
+    load = sums.Sums.load
+
+__all__ = ["Rated"]
+"""
+
+
+def test_ensemble_is_a_reward_of_a_taskset_of_verifiers(in_verifiers, tmp_path):
+    (tmp_path / "rated.py").write_text(RATED)
+    in_verifiers("rated", needs=["jsonschema", "sklearn"])
+    right = fa.Scripted(lambda observation: str(int(observation.split()[0]) * 7))
+    rewards = []
+    for player in (right, fa.Scripted(lambda _: "I am not sure about it, but I guess 3.")):
+        episode = fa.play("my/Verifiers-v0", player, seed=1)
+        assert episode.error is None, str(episode)
+        rewards.append(episode.rewards["agent"])
+    assert rewards[0] >= 1.5, "right, and the probability of the ensemble"
+    assert 0 < rewards[1] < 0.5
+
+
+@pytest.mark.parametrize("roles", [("asker",), ("asker", "answerer")])
+def test_written_package_is_an_environment_of_verifiers(in_verifiers, tmp_path, roles):
+    module = scaffold.create(tmp_path / "relay-game", "verifiers", "forge/Relay-v0") / "relay_game" / "__init__.py"
+    text = module.read_text()
+    if roles == ("asker",):
+        changed = text.replace("fa.Random()}", "fa.Oracle()}")
+    else:
+        field = next(line for line in text.splitlines() if line.startswith("    asker:"))
+        changed = text.replace('"answerer": fa.Random()', "").replace(
+            field, f"{field}\n{field}".replace("asker", "answerer", 1)
+        )
+    assert changed != text
+    module.write_text(changed)
+    assert in_verifiers("relay_game", needs=["cachetools", "pettingzoo", "psutil"]).roles == dict.fromkeys(roles, True)
+
+    def act(observation):
+        if sums := re.search(r"Calculate (.*)\. Write", observation):
+            return f'<tool_call>{{"name": "calculator", "arguments": {{"expression": "{sums[1]}"}}}}</tool_call>'
+        return re.findall(r"-?\d+", observation)[-1]
+
+    episode = fa.play("my/Verifiers-v0", fa.Scripted(act), seed=1)
+    assert episode.error is None and episode.rewards == dict.fromkeys(roles, 1.0), str(episode)
+    assert [turn.agent for turn in episode.turns] == ["asker", *roles]
+    assert episode.turns[0].observation.startswith("[system]\nYou are a calculator.")
+    done = subprocess.run(
+        ["vf-validate", "relay-game", "--select.limit", "2", "--runtime.type", "subprocess", "--only-gold"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(done.stdout[done.stdout.index("{") :])["outcomes"]["valid"] == 2, done.stdout + done.stderr
 
 
 SUMS_TASK = """
