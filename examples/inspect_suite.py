@@ -1,58 +1,63 @@
 """Suites of environments as a task of Inspect (UK AISI): every role of every environment, on the seeds of ``bench``.
 
-    inspect eval examples/inspect_suite.py -T suite=core-v1 -T episodes=20 -T partner=random --model openai/gpt-4o
+    inspect eval examples/inspect_suite.py@suite -T suite=core-v1 -T episodes=20 -T partner=random --model openai/gpt-4o
+    inspect eval examples/inspect_suite.py@poker --model openai/gpt-4o
     inspect view
 
 A sample is one episode in which the model plays one agent. ``partner`` plays the others: ``self`` is the model, and
 ``random`` and ``oracle`` are players of this project. The score is the agent's reward, with mean and standard error by
 environment. The log has the model's conversation. Install Inspect next to this project: ``pip install inspect-ai``.
+
+The second task measures how much the best opponent wins from the model. It asks for 20 answers in every situation of
+the game: 12 situations in Kuhn poker, and 288 in Leduc poker, ``-T env=forge/LeducPoker-v0``.
 """
 
-import asyncio
+import functools
 
-from inspect_ai import Task, task
+from inspect_ai import Epochs, Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageSystem, ChatMessageUser, get_model
-from inspect_ai.scorer import Score, grouped, mean, scorer, stderr
-from inspect_ai.solver import solver
+from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser, get_model
+from inspect_ai.scorer import SampleScore, Score, grouped, mean, metric, scorer, stderr
+from inspect_ai.solver import generate, solver
 
 import forge_agents as fa
+from forge_agents.bench import GameTree, actions_of, exploitability
 from forge_agents.bench.plan import seeds_of
+from forge_agents.rollout.episode import play
 
 PARTNERS = {"random": fa.Random(), "oracle": fa.Oracle()}
 
 
 class Conversation:
-    """The model as a player: the conversation of one agent, continued from a thread."""
+    """The model as a player: the conversation of one agent."""
 
-    def __init__(self, env, agent, loop):
-        self.env, self.agent, self.loop, self.messages = env, agent, loop, []
+    def __init__(self, env, agent):
+        self.env, self.agent, self.messages = env, agent, []
 
-    def __call__(self, observation):
+    async def answer(self, observation):
         if not self.messages and (instructions := getattr(self.env, "instructions", None)):
             self.messages.append(ChatMessageSystem(content=instructions(self.agent)))
         self.messages.append(ChatMessageUser(content=observation))
-        output = asyncio.run_coroutine_threadsafe(get_model().generate(self.messages), self.loop).result()
+        output = await get_model().generate(self.messages)
         self.messages.append(output.message)
         return output.completion
 
 
 @solver
-def play(partner):
+def episode(partner):
     async def solve(state, generate):
         facts = state.metadata
         env = fa.make(facts["env"])
-        loop, seats = asyncio.get_running_loop(), {}
-        for agent in env.possible_agents:
-            model = agent == facts["agent"] or partner == "self"
-            seats[agent] = Conversation(env, agent, loop) if model else PARTNERS[partner]
-        players = {a: fa.Scripted(p, name="model") if isinstance(p, Conversation) else p for a, p in seats.items()}
+        models = env.possible_agents if partner == "self" else [facts["agent"]]
+        chats = {agent: Conversation(env, agent) for agent in models}
+        players = {agent: fa.Scripted(chat.answer, name="model") for agent, chat in chats.items()}
+        others = {agent: PARTNERS[partner] for agent in env.possible_agents if agent not in chats}
         try:
-            episode = await asyncio.to_thread(fa.play, env, players, seed=facts["seed"])
+            played = await play(env, players | others, seed=facts["seed"], max_turns=env.spec.max_turns or 1000)
         finally:
             env.close()
-        state.messages = seats[facts["agent"]].messages
-        state.metadata |= {"reward": episode.rewards.get(facts["agent"], 0.0), "error": str(episode.error or "")}
+        state.messages = chats[facts["agent"]].messages
+        state.metadata |= {"reward": played.rewards.get(facts["agent"], 0.0), "error": str(played.error or "")}
         return state
 
     return solve
@@ -79,4 +84,63 @@ def suite(suite="core-v1", episodes=8, partner="self"):
                 facts = {"env": env, "agent": agent, "seed": seed}
                 samples.append(Sample(id=f"{env} {agent} {seed}", input=f"Play {agent} of {env}.", metadata=facts))
         made.close()
-    return Task(dataset=samples, solver=play(partner), scorer=reward())
+    return Task(dataset=samples, solver=episode(partner), scorer=reward())
+
+
+# ---- exploitability
+
+game_tree = functools.cache(GameTree)
+
+
+@metric
+def exploited(env):
+    """Mean winnings of the best opponents. Situations without a legal answer count as uniform play."""
+
+    def compute(scores: list[SampleScore]):  # Inspect reads the annotation
+        game, rows = game_tree(env), {score.sample_id: score.score.value for score in scores}
+        if len(rows) < len(game.info_sets):
+            return float("nan")  # --limit left out situations
+        table = {}
+        for number, info_set in enumerate(game.info_sets):
+            legal = sum(rows[number].values())
+            table[info_set] = {m: v / legal if legal else 1 / len(rows[number]) for m, v in rows[number].items()}
+        return exploitability(game, table)
+
+    return compute
+
+
+@metric
+def illegal():
+    """Fraction of answers that are no legal action."""
+
+    def compute(scores: list[SampleScore]):
+        return 1 - sum(sum(score.score.value.values()) for score in scores) / len(scores)
+
+    return compute
+
+
+def choice(env):
+    """The legal action that the answer means: 1 for it and 0 for the others."""
+
+    @scorer(metrics=[exploited(env), illegal()])
+    def chosen():
+        async def score(state, target):
+            info_set = list(game_tree(env).info_sets)[state.sample_id]
+            (action,) = actions_of(game_tree(env), info_set, [("", state.output.completion)])
+            return Score(value={move: float(move == action) for move in info_set.legal}, answer=action)
+
+        return score
+
+    return chosen()
+
+
+@task
+def poker(env="forge/KuhnPoker-v0", answers=20):
+    """All situations of a game that lists its openings."""
+    game, samples = game_tree(env), []
+    for number, info_set in enumerate(game.info_sets):
+        messages = [ChatMessageSystem(content=game.instructions[info_set.agent])]
+        for observation, move in info_set.past:
+            messages += [ChatMessageUser(content=observation), ChatMessageAssistant(content=move)]
+        samples.append(Sample(id=number, input=[*messages, ChatMessageUser(content=info_set.observation)]))
+    return Task(dataset=samples, solver=generate(), scorer=choice(env), epochs=Epochs(answers, "mean"))

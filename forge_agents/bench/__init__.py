@@ -10,6 +10,7 @@ from __future__ import annotations
 from forge_agents.bench.exploitability import (
     GameTree,
     ModelStrategy,
+    actions_of,
     best_response,
     exploitability,
     model_exploitability,
@@ -27,6 +28,7 @@ __all__ = [
     "ModelStrategy",
     "Report",
     "ReportError",
+    "actions_of",
     "benchmark",
     "best_response",
     "exploitability",

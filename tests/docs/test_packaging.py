@@ -334,23 +334,37 @@ print(main(["list"]))
 """
 
 
-def test_ensembles_need_the_dependencies_without_an_extra_only(tmp_path: Path):
-    """In a folder with only these packages, and what they need in turn."""
-    needed = [normal(re.split(r"[\[>=<]", line)[0]) for line in PROJECT["dependencies"]]
+def run_with(requirements: list[str], code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `code` with only these packages, and what they need in turn."""
+    needed = [normal(re.split(r"[\[>=<]", line)[0]) for line in requirements]
     for name in needed:
         for line in importlib.metadata.requires(name) or ():
             other = normal(re.split(r"[^A-Za-z0-9._-]", line)[0])
             if "extra ==" not in line and other not in needed and installed(other):
                 needed.append(other)
         for top in {file.parts[0] for file in importlib.metadata.files(name) or ()} - {"..", "__pycache__"}:
-            if not (tmp_path / top).exists():
-                (tmp_path / top).symlink_to(Path(sysconfig.get_path("purelib"), top))
-    assert len(needed) < 30 and not {"torch", "pettingzoo", "pydantic"} & set(needed)
-    path = os.pathsep.join(map(str, [tmp_path, ROOT, *(folder.parent for folder in PACKAGES.values())]))
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", LIGHT], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-        check=True, timeout=120, cwd=tmp_path,
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(sysconfig.get_path("purelib"), top))
+    assert len(needed) < 35 and not {"torch", "torchmonarch"} & set(needed)
+    path = os.pathsep.join(map(str, [folder, ROOT, *(package.parent for package in PACKAGES.values())]))
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        check=False, timeout=120, cwd=folder,
     )  # fmt: skip
+
+
+def test_package_for_verifiers_names_all_that_an_episode_without_a_model_needs(tmp_path: Path):
+    template = ROOT / "forge_agents" / "templates" / "verifiers" / "pyproject.toml"
+    ours, *named, verifiers = tomllib.loads(template.read_text())["project"]["dependencies"]
+    assert (ours, verifiers) == (PROJECT["name"], "verifiers>=0.4")
+    code = "import forge_agents as fa; print(fa.play('forge_envs:forge/Relay-v0', fa.Oracle()).rewards)"
+    done = run_with([*PROJECT["dependencies"], *named], code, tmp_path)
+    assert done.stdout == "{'asker': 1.0, 'answerer': 1.0}\n", done.stderr
+
+
+def test_ensembles_need_the_dependencies_without_an_extra_only(tmp_path: Path):
+    done = run_with(PROJECT["dependencies"], LIGHT, tmp_path)
+    assert not (tmp_path / "pettingzoo").exists() and not (tmp_path / "pydantic").exists()
     rewards, number, error, status = done.stdout.splitlines()
     assert rewards == "[1.0, 0.0, 0.0]" and number == "3" and status == "1"
     assert error.startswith("forge_agents.GRPOTrainer needs the package ") and "[cpu]" in error

@@ -305,7 +305,8 @@ def test_ensemble_is_a_reward_of_a_taskset_of_verifiers(in_verifiers, tmp_path):
 
 @pytest.mark.parametrize("roles", [("asker",), ("asker", "answerer")])
 def test_written_package_is_an_environment_of_verifiers(in_verifiers, tmp_path, roles):
-    module = scaffold.create(tmp_path / "relay-game", "verifiers", "forge/Relay-v0") / "relay_game" / "__init__.py"
+    module = scaffold.create(tmp_path / "relay-game", "verifiers", "forge_envs:forge/Relay-v0")
+    module = module / "relay_game" / "__init__.py"
     text = module.read_text()
     if roles == ("asker",):
         changed = text.replace("fa.Random()}", "fa.Oracle()}")
@@ -384,6 +385,25 @@ def test_suite_runs_as_a_task_of_inspect(load_example, tmp_path):
     rewards = {(sample.metadata["agent"], sample.scores["reward"].value) for sample in relay}
     assert rewards == {("asker", 0.0), ("answerer", 1.0)}, "the answerer repeats the oracle's number"
     assert [message.role for message in relay[-1].messages] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize(("word", "lost", "illegal"), [("I call", 1 / 3, 0.5), ("hm", 11 / 24, 1.0)])
+def test_poker_of_inspect_measures_exploitability(load_example, tmp_path, word, lost, illegal):
+    inspect_ai = pytest.importorskip("inspect_ai")
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
+
+    def answer(messages, tools, tool_choice, config):
+        output = ModelOutput.from_content("mock", word)
+        output.usage = ModelUsage()
+        return output
+
+    task = load_example("inspect_suite").poker(answers=2)
+    model = get_model("mockllm/model", custom_outputs=answer)
+    (log,) = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path))
+    assert log.status == "success", log.error
+    metrics = {name: metric.value for name, metric in log.results.scores[0].metrics.items()}
+    assert metrics == {"exploited": pytest.approx(lost), "illegal": pytest.approx(illegal)}
+    assert len(log.samples) == 24
 
 
 def test_benchmark_writes_its_reports(load_example, tmp_path):

@@ -23,7 +23,7 @@ def read(*words):
     return parse(RunConfig, words, prog="forge-agents train", description="")
 
 
-@pytest.fixture(params=sorted(scaffold.TEMPLATES.keys() - {scaffold.ENV, scaffold.OPENENV}))
+@pytest.fixture(params=sorted(scaffold.TEMPLATES.keys() - {scaffold.ENV, scaffold.OPENENV, scaffold.VERIFIERS}))
 def folder(request, tmp_path, monkeypatch):
     """A folder of each template, as `forge-agents` in that folder sees it."""
     made = scaffold.create(tmp_path / request.param, request.param)
@@ -117,6 +117,31 @@ def test_init_refuses_a_folder_with_files(tmp_path):
     raises(ForgeError, "already exists", scaffold.create, tmp_path)
     raises(ForgeError, "Did you mean 'duel'", scaffold.create, tmp_path / "new", "dul")
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_package_for_verifiers_has_the_agents_of_its_environment(tmp_path):
+    text = (
+        scaffold.create(tmp_path / "relay-game", "verifiers", "forge/Relay-v0") / "relay_game/__init__.py"
+    ).read_text()
+    compile(text, "relay_game", "exec")
+    assert 'ID = "forge/Relay-v0"\nPLAYERS = {"answerer": fa.Random()}' in text
+    assert "    asker: vf.AgentConfig" in text and "player_" not in text
+
+
+def test_agent_that_cannot_be_a_role_of_verifiers_is_refused(tmp_path):
+    class Odd(fa.TurnEnv):
+        possible_agents = ("player-0",)
+
+    fa.register("odd/Names-v0", entry_point=Odd)
+    raises(
+        ForgeError,
+        "not 'player-0', an agent of odd/Names-v0",
+        scaffold.create,
+        tmp_path / "x",
+        "verifiers",
+        "odd/Names-v0",
+    )
+    assert not (tmp_path / "x").exists()
 
 
 def test_init_prints_the_next_command(tmp_path, monkeypatch, capsys):

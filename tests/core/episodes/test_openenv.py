@@ -240,7 +240,7 @@ def test_port_in_use_ends_the_server_before_it_prints_an_address(capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(("template", "env"), [("team", "forge/Relay-v0"), ("openenv", None)])
+@pytest.mark.parametrize(("template", "env"), [("team", "forge/Relay-v0"), ("openenv", None), ("verifiers", None)])
 def test_environment_is_named_for_its_template_only(tmp_path, template, env):
     with pytest.raises(ForgeError, match="environment"):
         scaffold.create(tmp_path / "new-one", template, env)

@@ -163,6 +163,16 @@ def test_nan_reward_is_an_error_of_the_episode():
     assert episode.error is not None and "nan" in episode.error.message
 
 
+def test_scripted_player_may_be_a_coroutine_function():
+    async def two(observation, agent):
+        await asyncio.sleep(0)
+        return "2" if agent == "a" else 2
+
+    assert run(Count(), {"a": fa.Scripted(two), "b": says("3")}).rewards == {"a": 4, "b": 6}
+    error = run(Count(), fa.Scripted(two)).error
+    assert error.message == "Scripted policy 'scripted' returned int for 'b'. Return a str"
+
+
 def test_scripted_player_error_is_recorded():
     episode = run(Count(), {"a": says("1"), "b": fa.Scripted(lambda o: 1 / 0)})
     assert (episode.error.where, episode.error.kind) == ("policy", "ZeroDivisionError")
