@@ -34,7 +34,7 @@ def demo(argv: Sequence[str]) -> int:
     "forge-agents init my-duel --template duel",
     "forge-agents init word-duel --template env",
     "forge-agents init relay-server --template openenv --env forge/Relay-v0",
-    "forge-agents init relay-env --template verifiers --env forge/Relay-v0",
+    "forge-agents init relay-game --template verifiers --env forge/Relay-v0",
 )
 def init(argv: Sequence[str]) -> int:
     """Create a folder from a template."""
