@@ -80,7 +80,6 @@ def fleets(monkeypatch):
         return Up(policies)
 
     monkeypatch.setattr(Fleet, "start", start)
-    monkeypatch.setattr("forge_agents.runtime.startup._record", lambda *_: None)  # of no real start
     return starts
 
 
