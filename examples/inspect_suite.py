@@ -92,7 +92,7 @@ def suite(suite="core-v1", episodes=8, partner="self"):
 game_tree = functools.cache(GameTree)
 
 
-@metric
+@metric(name="exploitability")
 def exploited(env):
     """Mean winnings of the best opponents. Situations without a legal answer count as uniform play."""
 

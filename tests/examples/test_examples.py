@@ -79,7 +79,7 @@ def test_team_of_the_agents_sdk_hands_off_and_calls_its_tool(load_example):
 @pytest.mark.parametrize(
     ("example", "library", "env"),
     [
-        ("langgraph_team", "langgraph", "my/Graph-v0"),
+        ("langgraph_team", "langchain_openai", "my/Graph-v0"),
         ("crewai_team", "crewai", "my/Crew-v0"),
         ("ag2_team", "ag2", "my/Team-v0"),
     ],
@@ -402,7 +402,7 @@ def test_poker_of_inspect_measures_exploitability(load_example, tmp_path, word, 
     (log,) = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path))
     assert log.status == "success", log.error
     metrics = {name: metric.value for name, metric in log.results.scores[0].metrics.items()}
-    assert metrics == {"exploited": pytest.approx(lost), "illegal": pytest.approx(illegal)}
+    assert metrics == {"exploitability": pytest.approx(lost), "illegal": pytest.approx(illegal)}
     assert len(log.samples) == 24
 
 
