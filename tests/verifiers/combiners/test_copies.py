@@ -145,6 +145,17 @@ def test_unrelated_criterion_does_not_win_with_few_or_many_rows(rows: int, noise
     assert np.median(lost) < 0.05
 
 
+def test_few_rows_need_less_evidence_of_a_second_criterion_to_stay_with_the_mean() -> None:
+    """Two correct verifiers against seven: with the full cost of the choice, 19 of these 24 cases lost."""
+    lost = 0
+    for noise in (0.15, 0.2, 0.25, 0.3):
+        for seed in range(6):
+            s, g, y = criteria(noise, 7, 2, opposed=True, rows=200, seed=seed)
+            default, mean = (correlation(combiners.get(name).fit_predict(s, g), y) for name in ("default", "mean"))
+            lost += default < mean - 0.05
+    assert lost < 12
+
+
 def test_noise_among_good_verifiers_is_no_second_criterion(caplog: pytest.LogCaptureFixture) -> None:
     for seed in range(6):
         s, g, y = criteria(0.5, 4, 4, seed=seed)

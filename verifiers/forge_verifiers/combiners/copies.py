@@ -29,6 +29,9 @@ _ANCHOR, _ANCHOR_SPREAD = 0.8, 0.2
 _UNRELATED, _LEAST_GAIN = 0.5, -3.0
 """Two groups of voices follow unrelated criteria up to the first correlation of these criteria. Such groups are
 considered if they are at least exp(-3) times as probable as one criterion."""
+_ENOUGH = 1000
+"""Number of rows from which a second criterion must outweigh the whole number of possible groups. Fewer rows hide a
+small group of correct verifiers, and the mean is the safer answer."""
 
 
 class Hypothesis(NamedTuple):
@@ -54,7 +57,8 @@ class _Criteria(NamedTuple):
     loading: Floats  # [v] correlation of each voice with the criterion of its group
     shared: float  # correlation of the criteria
     model: Floats  # [v, v] correlations of the voices under these parameters
-    gain: float  # log-likelihood gained over one criterion, less the cost of the choice of groups, in nats
+    cost: float  # of the choice of these groups, in nats
+    gain: float  # log-likelihood gained over one criterion, less this cost
 
 
 def hypotheses(x: Floats, observed: Floats, family: Ints, expected: Floats, spread: Floats) -> list[Hypothesis]:
@@ -162,7 +166,7 @@ def _readings(best: Hypothesis, x: Floats, observed: Floats, expectation: tuple[
         return []
     # Verifiers that change during the rows also look like a second criterion. The gain must remain if one criterion
     # may have other loadings in each half of the rows, at a cost of one nat per loading.
-    drift = v - _ways(criteria.group)
+    drift = v - criteria.cost
     for half in (slice(x.shape[1] // 2), slice(x.shape[1] // 2, None)):
         correlation, rows = _between(best.voice, *_correlations(x[:, half], observed[:, half]))
         loading = one_factor(correlation)
@@ -203,9 +207,10 @@ def _two_criteria(correlation: Floats, rows: Floats) -> _Criteria | None:
         shared = (correlation * product)[across].sum() / max(float((product**2)[across].sum()), 1e-9)
         shared = float(np.clip(shared, -1.0, 1.0))
         model = np.where(group[:, None] != group, shared, 1.0) * product
-        gain = (misfit - _chi_squared(correlation, rows, model)) / 2 - _ways(group)
+        cost = _ways(group) * min(1.0, float(rows.mean()) / _ENOUGH)
+        gain = (misfit - _chi_squared(correlation, rows, model)) / 2 - cost
         if best is None or gain > best.gain:
-            best = _Criteria(group, loading.copy(), shared, model, gain)
+            best = _Criteria(group, loading.copy(), shared, model, cost, gain)
     return best
 
 
