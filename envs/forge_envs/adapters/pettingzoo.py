@@ -43,6 +43,8 @@ class ClassicGame(WrappedEnv):
     gets `illegal_reward`, the others 0, and the agent's info has the reason under ``"illegal"``.
     """
 
+    judges_silence = True
+
     def __init__(self, env: Any, rules: Rules, *, illegal_reward: float | None = None) -> None:
         self._rules = rules
         super().__init__(

@@ -245,6 +245,12 @@ def test_environment_that_judges_silence_gets_an_empty_answer_and_gives_its_info
     assert episode.trajectories["a"].info["answer"] == "42" and episode.end_reason == "terminated"
 
 
+def test_full_context_loses_a_classic_game():
+    episode = run_model(Engine(max_model_len=2), fa.make("pettingzoo/tictactoe-v3"))
+    assert [(turn.agent, turn.action) for turn in episode.turns] == [("player_1", "")]
+    assert episode.rewards == {"player_1": -1.0, "player_2": 0.0} and forfeits_of(episode) == {"player_1"}
+
+
 def test_response_is_limited_to_the_room_left():
     limits = []
     engine = Engine(max_model_len=5, on_request=lambda sampling, seed: limits.append(sampling.max_tokens))
