@@ -44,6 +44,8 @@ _ALWAYS_ALLOWED = MAX_BODY_BYTES // 32
 """Number of characters below which the length of a call's text is not measured."""
 _MAX_SHORT_BYTES = 1 << 14
 """Size of requests that are parsed in less than 5 ms."""
+_LONG_S = 0.05
+"""Time of parsing after which other calls get as much time."""
 _MAX_ERRORS = 8
 """Number of error messages that an episode keeps."""
 _POLL_S = 1.0
@@ -145,7 +147,7 @@ class Session:
         self.sessions: dict[str, dict[str, int]] = {}
         """By agent: numbers of the sessions that its calls named, in the order of their first calls."""
         self._num_calls, self._closed, self._lock = 0, False, threading.Lock()
-        self._reading = asyncio.Lock()
+        self._parsing = asyncio.Lock()
 
     @property
     def port(self) -> int:
@@ -160,10 +162,17 @@ class Session:
                 return
         listener.close()
 
-    def turn_to_read(self, scope: Scope) -> contextlib.AbstractAsyncContextManager[Any]:
-        """Return a lock for reading a request. Long ones of an episode wait for each other, and others get a turn."""
-        length = b"".join(http.header_values(scope, b"content-length"))
-        return contextlib.nullcontext() if length and int(length) <= _MAX_SHORT_BYTES else self._reading
+    async def parse(self, protocol: Protocol, body: bytes) -> ChatRequest:
+        """Read a request. Long ones take turns, by episodes, and other calls go on for as long after each."""
+        if len(body) <= _MAX_SHORT_BYTES:
+            return protocol.read(http.parse_body(body))
+        async with self._parsing, self._gateway.parsing:
+            start = time.perf_counter()
+            try:
+                return protocol.read(http.parse_body(body))
+            finally:
+                if (seconds := time.perf_counter() - start) > _LONG_S:
+                    await asyncio.sleep(seconds)
 
     def post(self, event: object) -> None:
         """Make `next` return `event` after the calls that arrived before."""
@@ -349,6 +358,8 @@ class Gateway:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
         """Base URL of the API."""
         self._sessions: dict[bytes, Session] = {}
+        self.parsing = asyncio.Lock()
+        """Held while a long request is parsed."""
         self._thread = LoopThread("gateway")
         settings = uvicorn.Config(
             self._handle,
@@ -484,8 +495,8 @@ class Gateway:
 async def _handle_call(session: Session, protocol: Protocol, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a call. The response is sent as a whole, as JSON or as a stream."""
     with session.count_bytes() as count:
-        async with session.turn_to_read(scope):
-            request = replace(protocol.read(await http.read_body(receive, count)), session=http.session_id(scope))
+        body = await http.read_body(receive, count)
+        request = replace(await session.parse(protocol, body), session=http.session_id(scope))
         pending = session.submit(request, asyncio.get_running_loop())
         disconnected = asyncio.ensure_future(receive())
         futures: set[asyncio.Future[Any]] = {pending.response, disconnected}

@@ -70,8 +70,8 @@ def session_id(scope: Scope) -> str:
     return b", ".join(header_values(scope, b"x-session-id")).decode("latin-1")
 
 
-async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any:
-    """Read the JSON of a request. `count_bytes` gets the size of each part before it is kept."""
+async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> bytes:
+    """Receive the body of a request. `count_bytes` gets the size of each part before it is kept."""
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -92,7 +92,11 @@ async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any
                     break
     except TimeoutError:
         raise RefusedError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
-    body = b"".join(parts)
+    return b"".join(parts)
+
+
+def parse_body(body: bytes) -> Any:
+    """Parse the JSON of a request."""
     if too_many := too_many_values(body):
         raise RefusedError(f"the body has {too_many}. Send a shorter conversation", status=413)
     try:

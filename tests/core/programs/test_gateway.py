@@ -1,12 +1,14 @@
 import contextlib
 import copy
 import http.client
+import itertools
 import json
 import re
 import socket
 import threading
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 from refusals import raises
@@ -850,24 +852,41 @@ def test_system_message_may_be_within_a_conversation():
         assert [(message.role, message.text) for message in call.messages] == [("user", "Hi"), ("system", "Be brief.")]
 
 
-def test_long_requests_of_an_episode_take_turns_and_delay_no_other_call():
+def test_short_calls_get_a_turn_between_long_requests(monkeypatch):
     """Parsing takes a third of a second per megabyte, so thirty connections of one command delayed all programs."""
+    order, long = [], asked("x" * 50_000, model="nobody")
+
+    def read(body):
+        is_long = len(str(body)) > 10_000
+        order.append("long" if is_long else "short")
+        time.sleep(0.2 * is_long)
+        return CHAT.read(body)
+
+    monkeypatch.setitem(PROTOCOLS, "/v1/chat/completions", replace(CHAT, read=read))
     gateway = Gateway()
     first, second = gateway.open(SEATS), gateway.open(SEATS)
-    long = asked("x" * 50_000, model="nobody")
+    try:
+        many = [threading.Thread(target=request, args=(first,), kwargs={"body": long}) for _ in range(4)]
+        for thread in many:
+            thread.start()
+        while any(thread.is_alive() for thread in many):
+            assert request(second, body=asked(model="nobody"))[0] == 404
+        places = [at for at, kind in enumerate(order) if kind == "long"]
+        assert len(places) == 4 and all(after - before > 1 for before, after in itertools.pairwise(places))
+    finally:
+        gateway.close()
+
+
+def test_slow_upload_delays_no_other_request_of_its_episode():
+    gateway = Gateway()
+    session = gateway.open(SEATS)
     try:
         with socket.create_connection(("127.0.0.1", gateway.port)) as unfinished:
-            head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {first.token}\r\nContent-Length: 50000\r\n\r\n{{"
+            head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {session.token}\r\nContent-Length: 50000\r\n\r\n{{"
             unfinished.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode())
-            statuses = []
-            while not first._reading.locked():
+            while not session._pending_bytes:
                 time.sleep(0.01)
-            waiting = threading.Thread(target=lambda: statuses.append(request(first, body=long)[0]))
-            waiting.start()
-            assert request(second, body=long)[0] == 404
-            assert request(first, body=asked(model="nobody"))[0] == 404
-            assert waiting.is_alive() and not statuses
-        waiting.join(WAIT_S)
-        assert statuses == [404]
+            assert request(session, body=asked("x" * 50_000, model="nobody"))[0] == 404
+            assert session._pending_bytes == 1, "the other request is still there"
     finally:
         gateway.close()
