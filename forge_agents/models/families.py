@@ -81,7 +81,10 @@ FAMILIES = (
     Family(name="qwen2", models="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",)),
     Family(name="smollm3", models="SmolLM3", architectures=("SmolLM3ForCausalLM",)),
     Family(name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",)),
-    Family(name="gemma3", models="Gemma 3 for text", architectures=("Gemma3ForCausalLM",)),
+    Family(
+        name="gemma3", models="Gemma 3, for text",
+        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    ),
     Family(name="phi3", models="Phi-3, Phi-3.5 and Phi-4", architectures=("Phi3ForCausalLM",)),
     Family(name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",)),
     Family(
@@ -97,10 +100,6 @@ FAMILIES = (
         models="DeepSeek V3 and R1, Kimi K2, Moonlight, converted to bfloat16 and with a tokenizer.json",
     ),
     Family(name="glm4_moe_lite", models="GLM-4.7-Flash", architectures=("Glm4MoeLiteForCausalLM",)),
-    Family(
-        name="gemma3_images", models="Gemma 3 with images", architectures=("Gemma3ForConditionalGeneration",),
-        untrainable_reason="its weights include an image encoder, which the learner does not compute",
-    ),
     Family(
         name="mixtral", models="Mixtral", architectures=("MixtralForCausalLM",),
         untrainable_reason="TorchTitan has no adapter of its weights",
@@ -242,6 +241,15 @@ _HEAD_DIM = {**dict.fromkeys((*RECURRENT, "Gemma3ForCausalLM"), 256), "Qwen3ForC
 _RECURRENT_SIZES = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
                     "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
 """Settings of recurrent layers, with the defaults that transformers leaves out of config.json."""
+_GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+           "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+           "max_position_embeddings": 131072}  # fmt: skip
+"""Defaults of the sizes of Gemma 3, most of which the published models with images leave out."""
+UNUSED = ("model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+           "model.multi_modal_projector.")  # fmt: skip
+"""Prefixes of tensors outside of the decoder."""
+PUBLISHED_TEXT = "language_model."
+"""Prefix of the text part of Gemma 3 with images as it is published. transformers 5 has another in its modules."""
 
 
 def inspect_model(folder: Path) -> ModelInfo:
@@ -399,22 +407,31 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the decoder, which is all that learners and engines compute.
 
-    It differs for Qwen3.5 with images: there it is a part of config.json.
+    It differs for models with images: there it is a part of config.json.
     """
     decoder = architecture_of(config).replace("ForConditionalGeneration", "ForCausalLM")
-    if decoder not in RECURRENT or decoder == architecture_of(config):
+    if decoder not in (*RECURRENT, "Gemma3ForCausalLM") or decoder == architecture_of(config):
         return config
     text = config.get("text_config") or {}
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    if decoder == "Gemma3ForCausalLM":
+        text, tied = {**_GEMMA3, **text}, config.get("tie_word_embeddings", True)
+    else:
+        tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
     return {**text, "architectures": [decoder], "tie_word_embeddings": tied}
 
 
 def is_unused(tensor: str, config: Mapping[str, Any]) -> bool:
     """Return whether a tensor of a checkpoint is outside of the decoder: in an image encoder or a draft model."""
-    if tensor.startswith(("model.visual.", "mtp.")):
+    if tensor.startswith(UNUSED):
         return True
     layer = re.match(r"model\.layers\.(\d+)\.", tensor) if has_latent(config) else None
     return layer is not None and int(layer[1]) >= config["num_hidden_layers"]  # draft models stand behind the others
+
+
+def module_name(tensor: str) -> str:
+    """Return the name that transformers 5 and adapters in PEFT's format have for a tensor of a checkpoint."""
+    name = tensor.removeprefix(PUBLISHED_TEXT)
+    return name if name == tensor else name.replace("model.", f"model.{PUBLISHED_TEXT}", 1)
 
 
 def is_exact(tensor: str) -> bool:

@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
+from forge_agents.models import families
+
 if TYPE_CHECKING:
     import torch
 
@@ -56,6 +58,19 @@ def register_recurrent() -> None:
     for kind in (Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM):
         kind.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={"model.visual.": None})
         ModelRegistry.register_model(kind.__name__, kind)
+
+
+def map_text_of_gemma() -> None:
+    """Make vLLM load the text part of Gemma 3 with images, by the names of published models or of transformers 5."""
+    from vllm.model_executor.models.gemma3 import Gemma3ForCausalLM
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    names = {
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+    }
+    Gemma3ForCausalLM.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={**dict.fromkeys(families.UNUSED), **names})
 
 
 _STACKS = {"gate_up_proj": "w13_weight", "gate_up_proj_bias": "w13_bias", "down_proj": "w2_weight",

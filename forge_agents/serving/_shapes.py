@@ -30,7 +30,7 @@ def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
             name: tuple(entry["shape"]) for name, entry in header.items() if not families.is_unused(name, config)
         }
     if families.is_tied(config):
-        shapes.pop("lm_head.weight", None)
+        shapes = {name: shape for name, shape in shapes.items() if families.module_name(name) != "lm_head.weight"}
     return shapes or None
 
 
@@ -44,7 +44,7 @@ def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
     targets = adapted_layers(model, lora)
     missing = set(targets)
     for name, shape in (expected_shapes(model) or {}).items():
-        layer = name.removesuffix(".weight")
+        layer = families.module_name(name).removesuffix(".weight")
         target = layer.rpartition(".")[2]
         if target in targets and len(shape) == 2:
             shapes[f"base_model.model.{layer}.lora_A.weight"] = (lora.rank, shape[1])

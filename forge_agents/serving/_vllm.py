@@ -154,11 +154,27 @@ def _engine_args(config: EnginePlan) -> Any:
     )
 
 
-def _overrides(model: str) -> dict[str, Any]:
-    """Change of config.json: vLLM has an architecture of its own for the text part of a model with images."""
+def _overrides(model: str) -> Any:
+    """Change of config.json: vLLM has an architecture of its own for the text part of a model with images.
+
+    That of Gemma 3 expects the config of the text part alone. That of Qwen3.5 finds it in the other.
+    """
     config = models.read_json(Path(model, "config.json"))
     decoder = families.decoder_config(config)
-    return {} if decoder is config else {"architectures": decoder["architectures"]}
+    if decoder is config:
+        return {}
+    changes: dict[str, Any] = {"architectures": decoder["architectures"]}
+    if families.is_recurrent(config):
+        return changes
+    changes["tie_word_embeddings"] = decoder["tie_word_embeddings"]
+    changes |= {key: config[key] for key in ("quantization_config",) if key in config}
+
+    def text_part(whole: Any) -> Any:
+        text = whole.get_text_config()
+        text.update(changes)
+        return text
+
+    return text_part
 
 
 def _initial_adapter(config: EnginePlan, adapter: str) -> dict[str, torch.Tensor]:
@@ -255,7 +271,10 @@ def _patch(config: EnginePlan) -> None:
 
     if _is_recurrent(config.model):
         _patches.register_recurrent()
-    if families.has_sinks(models.read_json(Path(config.model, "config.json"))):
+    settings = models.read_json(Path(config.model, "config.json"))
+    if families.architecture_of(settings) == "Gemma3ForConditionalGeneration":
+        _patches.map_text_of_gemma()
+    if families.has_sinks(settings):
         _patches.reload_experts_and_sinks()
     if current_platform.is_cpu():
         _patches.rotate_all_heads()

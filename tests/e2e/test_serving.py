@@ -13,15 +13,17 @@ from dataclasses import replace
 import pytest
 import torch
 from image_models import with_images
+from safetensors.torch import save_file
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, StallError, UnknownIdError
-from forge_agents.policy import Sampling
+from forge_agents.policy import LoRA, Sampling
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.serving import EngineProcess, _vllm
+from forge_agents.serving._shapes import adapter_shapes
 from forge_agents.serving.config import EnginePlan
 from forge_agents.types import Completion, VersionSpan
 from forge_agents.weights import Publisher, WeightStore
@@ -53,8 +55,8 @@ from forge_agents.serving._wire import Request
 
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 
-def answers(engine, prompts):
-    requests = {str(i): Request(request_id=i, prompt_ids=tuple(p), sampling=GREEDY)
+def answers(engine, prompts, adapter=0):
+    requests = {str(i): Request(request_id=i, prompt_ids=tuple(p), sampling=GREEDY, adapter=adapter)
                 for i, p in enumerate(prompts)}
     for name, request in requests.items():
         _vllm.add(engine, name, request)
@@ -92,8 +94,8 @@ class Bench(Actor):
         return max(self.visited), gc.get_freeze_count(), self.inductor
 
     @endpoint
-    async def fresh(self, config, prompts):
-        return answers(self.build(config), prompts)
+    async def fresh(self, config, prompts, adapter=0):
+        return answers(self.build(config), prompts, adapter)
 
     @endpoint
     async def at_work(self, config, requests, steps):
@@ -531,12 +533,43 @@ def test_updated_engine_equals_a_new_one(updates, fresh, tiny_models, *, family,
         torch.testing.assert_close(torch.tensor(logprobs), expected_T, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "tied"), [("qwen3_5", True), ("qwen3_5_moe", False)])
-def test_engine_serves_the_text_part_of_a_model_with_images(updates, fresh, tiny_models, tmp_path, *, family, tied):
+@pytest.mark.parametrize(
+    ("family", "tied", "published"),
+    [
+        ("qwen3_5", True, True),
+        ("qwen3_5_moe", False, True),
+        ("gemma3", True, True),
+        ("gemma3", True, False),
+        ("gemma3", False, True),
+    ],
+)
+def test_engine_serves_the_text_part_of_a_model_with_images(
+    updates, fresh, tiny_models, tmp_path, *, family, tied, published
+):
     texts = [tiny_models(family=family, tied=tied, dtype="bfloat16", seed=seed) for seed in (20, 21)]
-    before, after, restored = updates(*(with_images(text, tmp_path / text.name) for text in texts))
+    before, after, restored = updates(*(with_images(each, tmp_path / each.name, published=published) for each in texts))
     assert [before, after, restored] == [fresh(texts[0]), fresh(texts[1]), fresh(texts[0])]
     assert before != after
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_adapter_of_a_model_with_images_equals_that_of_its_text_part(
+    run, bench, fresh, tiny_models, tmp_path, *, published
+):
+    text, lora = tiny_models(family="gemma3", seed=20), LoRA(rank=4)
+    model = with_images(text, tmp_path / "model", published=published)
+    rng = torch.Generator().manual_seed(0)
+    shapes = sorted(adapter_shapes(str(text), lora).items())
+    tensors = {name: 0.1 * torch.randn(shape, generator=rng) for name, shape in shapes}
+    result = []
+    for folder, prefix in ((text, "model.layers"), (model, "model.language_model.layers")):
+        named = {name.replace("model.layers", prefix): tensor for name, tensor in tensors.items()}
+        (adapter := tmp_path / prefix).mkdir()
+        save_file(named, adapter / "adapter_model.safetensors")
+        config = replace(small(folder), adapters={"a": lora}, adapter_folders={"a": str(adapter)})
+        asking = bench.fresh.call_one(config, PROMPTS, 1)
+        result.append(run(mesh.with_deadline(asking, 60, who="bench", what="answers")))
+    assert result[0] == result[1] != fresh(text)
 
 
 def test_engine_with_loaded_weights_equals_a_new_one(run, store, engine, fresh, tiny_models):

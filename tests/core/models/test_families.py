@@ -42,6 +42,7 @@ def test_packaged_model_is_a_llama_with_chatml():
         ("Qwen3_5MoeForConditionalGeneration", "<|im_start|><tool_call><function=<think>",
          ("qwen3_5_moe", "qwen3.5", "xml", True, "qwen3.5")),
         ("GptOssForCausalLM", "<|start|>..<|channel|>", ("gpt_oss", "harmony", "harmony", True, "gpt-oss")),
+        ("Gemma3ForConditionalGeneration", "<start_of_turn>", ("gemma3", "gemma", "", False, "")),
         ("MistralForCausalLM", "[INST]..[TOOL_CALLS]", ("mistral", "mistral", "mistral", False, "")),
     ],
 )  # fmt: skip

@@ -18,11 +18,13 @@ from image_models import with_images
 from refusals import raises
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
+from forge_agents.models import families
 from forge_agents.models import gguf as _gguf
 from forge_agents.models import resolve as models
 from forge_agents.models.families import context_of, inspect_model
 from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.models.tiny import tiny_model
+from forge_agents.serving import _vllm
 
 NAME = "smollm2-135m-instruct"
 ROOT = Path(__file__).resolve().parents[3]
@@ -603,7 +605,7 @@ def test_tiny_models_load_whole(tiny_models, family, tied):
     models.check_complete(folder)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "qwen3_5_moe"])
 def test_size_and_dtype_of_a_model_with_images_are_those_of_its_text_part(tiny_models, tmp_path, family):
     text = tiny_models(family=family, dtype="bfloat16")
     folder = with_images(text, tmp_path / "model")
@@ -611,6 +613,43 @@ def test_size_and_dtype_of_a_model_with_images_are_those_of_its_text_part(tiny_m
     assert models.dtype_of(folder) == "bfloat16"
     assert context_of(folder) == context_of(text) == 4096
     assert inspect_model(folder).untrainable_reason == ""
+
+
+def test_engines_read_the_text_part_of_a_quantized_gemma_with_images(tiny_models, tmp_path):
+    from transformers import AutoConfig
+
+    folder = with_images(tiny_models(family="gemma3", tied=False), tmp_path / "model")
+    config = models.read_json(folder / "config.json") | {"quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    text = _vllm._overrides(str(folder))(AutoConfig.from_pretrained(folder))
+    assert (text.model_type, text.architectures) == ("gemma3_text", ["Gemma3ForCausalLM"])
+    assert (text.hidden_size, text.tie_word_embeddings) == (128, False)
+    assert text.quantization_config == {"quant_method": "fp8"}
+    with pytest.raises(ValueError, match="quantized"):
+        families.check_trainable(config)
+
+
+def test_sizes_that_a_gemma_with_images_leaves_out_are_those_of_transformers():
+    from transformers import Gemma3TextConfig
+
+    published = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+                 "model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": published}
+    families.check_trainable(config)
+    for text in (published, {}):
+        result = families.decoder_config(config | {"text_config": text})
+        complete = Gemma3TextConfig(**text)
+        for name in families.decoder_config(config | {"text_config": {}}).keys() - {"architectures"}:
+            assert result[name] == getattr(complete, name), name
+        assert families.head_dim_of(result) == complete.head_dim
+        windows = [families.window_of(result, layer) for layer in range(result["num_hidden_layers"])]
+        assert windows == [complete.sliding_window if "sl" in kind else None for kind in complete.layer_types]
+        for layers in ("full_attention", "sliding_attention"):
+            rope = {"rope_theta": 1e6, **families.rope_of(result, layers)}
+            assert rope == complete.rope_parameters[layers]
+    size = ModelSize.from_config(config)
+    assert (size.vocab, size.kv_heads, size.context, size.tied) == (262208, 4, 131072, True)
+    assert size.weights == pytest.approx(3.88e9, rel=1e-2)
 
 
 def test_tiny_models_repeat_with_their_seed(tmp_path):

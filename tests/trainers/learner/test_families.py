@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from forge_agents.models.families import FAMILIES, inspect_model
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LORA_TARGETS, LoRA
-from forge_agents.serving._shapes import expected_shapes
+from forge_agents.serving._shapes import adapter_shapes, expected_shapes
 from forge_agents.weights.publisher import Publisher
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner.core import LearnerCore
@@ -193,33 +193,37 @@ def test_correction_biases_and_draft_layers_leave_the_learner_unchanged(tiny_mod
 
 
 @pytest.mark.parametrize(
-    ("text", "lora"),
+    ("text", "lora", "published"),
     [
         *itertools.product(
-            ({"family": "qwen3_5", "tied": True}, {"family": "qwen3_5", "tied": False}), (None, LoRA(rank=4))
+            ({"family": "qwen3_5", "tied": True}, {"family": "qwen3_5", "tied": False}), (None, LoRA(rank=4)), (False,)
         ),
-        ({"family": "qwen3_5_moe", "tied": True}, ATTENTION),
-        ({"family": "qwen3_5_moe", "tied": False}, None),
+        ({"family": "qwen3_5_moe", "tied": True}, ATTENTION, False),
+        ({"family": "qwen3_5_moe", "tied": False}, None, False),
+        *itertools.product(({"family": "gemma3", "tied": True},), (None, LoRA(rank=4)), (False, True)),
+        ({"family": "gemma3", "tied": False}, None, True),
     ],
     ids=str,
 )
-def test_text_part_of_a_model_with_images_is_trained(tiny_models, random_batch, tmp_path, text, lora):
+def test_text_part_of_a_model_with_images_is_trained(tiny_models, random_batch, tmp_path, text, lora, *, published):
+    names = ("language_model.model.", "language_model.lm_head.") if published else ("model.language_model.", "lm_head.")
     text = tiny_models(**text)
-    model = with_images(text, tmp_path / "model")
+    model = with_images(text, tmp_path / "model", published=published)
     settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
     core, expected = LearnerCore(settings), LearnerCore(replace(settings, model=str(text)))
     for _ in range(2):
         core.train_step(random_batch())
         expected.train_step(random_batch())
     assert torch.equal(core.logprobs(random_batch()), expected.logprobs(random_batch()))
-    published = dict(core.published(torch.float32))
-    start = "base_model.model.model.language_model." if lora else "model.language_model."
-    assert all(name.startswith((start, "lm_head.")) for name in published)
+    weights = dict(core.published(torch.float32))
+    assert all(name.startswith("base_model.model.model.language_model." if lora else names) for name in weights)
+    expected_names = adapter_shapes(str(model), lora) if lora else expected_shapes(str(model))
+    assert weights.keys() == expected_names.keys()
     folder = core.export(tmp_path / "export")
     before, after = (load_file(path / "model.safetensors") for path in (model, folder))
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed and all(name.startswith(("model.language_model.", "lm_head.")) for name in changed)
+    assert changed and all(name.startswith(names) for name in changed)
     export, report = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["mismatched_keys"]
     core.model._skip_lm_head = False

@@ -39,7 +39,13 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
             "rope_type='dynamic' .* 'default', 'linear', 'llama3'",
         ),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
-        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma 3 with images.: its weights include an image"),
+        (
+            {
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "text_config": {"use_bidirectional_attention": True},
+            },
+            "use_bidirectional_attention=True",
+        ),
         ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
         ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "hidden_activation='gelu'"),
         (

@@ -372,8 +372,20 @@ def _split(tensors: Mapping[str, Any], mark: str) -> tuple[dict[str, Any], dict[
     return chosen, {name: value for name, value in tensors.items() if name not in chosen}
 
 
-class TextPartStateDictAdapter(RecurrentStateDictAdapter):
-    """The same for the text part of a checkpoint with images."""
+class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's state-dict adapter for Qwen3 with the names of Gemma's norms."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        self.from_hf_map |= {
+            "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attention_post_norm.weight",
+            "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.ffn_norm.weight",
+            "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.ffn_post_norm.weight",
+        }
+
+
+class TextPart(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
+    """Names of the text part of a checkpoint with images, to put before another state-dict adapter."""
 
     _PREFIX = "model.language_model."
 
@@ -389,23 +401,34 @@ class TextPartStateDictAdapter(RecurrentStateDictAdapter):
         return result
 
 
-class GemmaStateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's state-dict adapter for Qwen3 with the names of Gemma's norms."""
+class RecurrentTextPart(TextPart, RecurrentStateDictAdapter):
+    """The text part of Qwen3.5."""
 
-    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        self.from_hf_map |= {
-            "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attention_post_norm.weight",
-            "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.ffn_norm.weight",
-            "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.ffn_post_norm.weight",
-        }
+
+class GemmaTextPart(TextPart, GemmaStateDictAdapter):
+    """The text part of Gemma 3, by the names of transformers 5 or of the published models."""
+
+    is_published = False
+    """Whether the checkpoint has the names of the published models."""
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The tensors by the names of the checkpoint."""
+        tensors = super().to_hf(state_dict)
+        if not self.is_published:
+            return tensors
+        return {families.PUBLISHED_TEXT + name.replace(self._PREFIX, "model.", 1): x for name, x in tensors.items()}
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The tensors by TorchTitan's names."""
+        return super().from_hf({families.module_name(name): value for name, value in hf_state_dict.items()})
 
 
 _ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalLM": GemmaStateDictAdapter,
              "GptOssForCausalLM": gpt_oss.StateDictAdapter,
              **dict.fromkeys(families.RECURRENT, RecurrentStateDictAdapter),
-             "Qwen3_5ForConditionalGeneration": TextPartStateDictAdapter,
-             "Qwen3_5MoeForConditionalGeneration": TextPartStateDictAdapter,
+             "Qwen3_5ForConditionalGeneration": RecurrentTextPart,
+             "Qwen3_5MoeForConditionalGeneration": RecurrentTextPart,
+             "Gemma3ForConditionalGeneration": GemmaTextPart,
              "DeepseekV3ForCausalLM": latent.StateDictAdapter,
              "Glm4MoeLiteForCausalLM": latent.StateDictAdapter}  # fmt: skip
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""

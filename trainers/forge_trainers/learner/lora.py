@@ -160,7 +160,7 @@ def peft_state(state: Mapping[str, Any], adapter: Any) -> dict[str, torch.Tensor
             # Hugging Face orders the rows of some layers differently. Converting row numbers shows the order.
             rows = torch.arange(b_OR.shape[0])[:, None].expand(-1, a_RI.shape[1])
             ((layer, order),) = adapter.to_hf({module + _WEIGHT: rows}).items()
-            prefix = "base_model.model." + layer.removesuffix(_WEIGHT)
+            prefix = "base_model.model." + families.module_name(layer).removesuffix(_WEIGHT)
             result[prefix + ".lora_A.weight"] = a_RI.clone()
             result[prefix + ".lora_B.weight"] = b_OR[order[:, 0].to(b_OR.device)]
     return result

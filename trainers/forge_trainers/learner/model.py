@@ -31,7 +31,7 @@ from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.runtime.machine import available_bytes
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner import qwen3_5, titan
-from forge_trainers.learner.architecture import read_config, share_rope_tables, spec_from_config
+from forge_trainers.learner.architecture import GemmaTextPart, read_config, share_rope_tables, spec_from_config
 from forge_trainers.learner.attention import PackedAttention, plan_attention
 from forge_trainers.learner.checkpoint import is_alone
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
@@ -344,8 +344,10 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
     """Load the safetensors of a Hugging Face model folder into a TorchTitan model."""
     state = model.state_dict()
     adapter_state = {name: value for name, value in state.items() if is_adapter(name)}
-    requested = adapter.to_hf(state)
     have = check_weights(folder)
+    if isinstance(adapter, GemmaTextPart):
+        adapter.is_published = any(name.startswith(families.PUBLISHED_TEXT) for name in have)
+    requested = adapter.to_hf(state)
     if missing := sorted(requested.keys() - have.keys()):
         if missing[0].endswith(".experts.down_proj") and missing[0].replace("experts", "experts.0") + ".weight" in have:
             raise ModelNotFoundError(
