@@ -6,6 +6,7 @@ All types are frozen and complete at construction.
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -331,7 +332,8 @@ class Episode(_Stored):
     @property
     def out_of_context(self) -> bool:
         """Whether the context of an agent was full at a decision. The episode then ended, or the answer was empty."""
-        unanswered = any(turn.finish_reason == "context" and not turn.response_ids for turn in self.turns)
+        turns = itertools.chain.from_iterable(trajectory.turns for trajectory in self.trajectories.values())
+        unanswered = any(turn.finish_reason == "context" and not turn.response_ids for turn in turns)
         return self.end_reason == "context" or unanswered
 
     @property

@@ -343,7 +343,7 @@ async def with_deadline(
         ActorDiedError: The actor's process ended.
         Exception: The endpoint's exception, with the remote traceback as a note.
     """
-    task, count = asyncio.ensure_future(_plain(awaitable)), progress()
+    task, count = asyncio.ensure_future(awaitable), progress()
     try:
         with _stalls.waiting(who, what, timeout_s):
             while not (await asyncio.wait({task}, timeout=timeout_s))[0]:
@@ -408,10 +408,6 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
     if type(error) is RuntimeError and "error spawning" in str(error):  # raised by Monarch if the process is gone
         return ActorDiedError(f"{who} died while it was started. Look at {log_hint(who)}", who)
     return error
-
-
-async def _plain(awaitable: Awaitable[T]) -> T:
-    return await awaitable
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

@@ -21,7 +21,7 @@ EFFECTS = {
         "max_concurrent_episodes": RL + "evaluation", "eval_every": RL + "evaluation",
         "eval_episodes": RL + "evaluation", "exploitability_samples": "core/bench/test_model_strategy",
         "checkpoint_every": RL + "stopping", "keep_checkpoints": RL + "evaluation", "keep_episodes": RL + "resume",
-        "tracker": RL + "preflight", "max_logprob_gap": RL + "train_step", "max_skipped_steps": RL + "train_step",
+        "tracker": RL + "preflight", "max_logprob_gap": RL + "train_step",
         "max_empty_steps": RL + "stopping", "preflight": RL + "preflight",
     },
     fa.LearnerConfig: {

@@ -114,9 +114,10 @@ def test_invalid_logprobs_end_the_run_above_a_fraction(tmp_path):
 
 
 def test_non_finite_loss_saves_the_batch(tmp_path):
+    once = Counter({"hero": 1})
     learner = Learner(7, error=FloatingPointError("the loss is nan at version 7"))
     with pytest.raises(DivergedError, match="policy hero: the loss is nan.*continues from the newest") as caught:
-        run(samples(7, 7), {"hero": learner}, tmp_path, max_skipped_steps=0)
+        run(samples(7, 7), {"hero": learner}, tmp_path, once)
     file = tmp_path / "failed-batches" / "step-000012-hero.safetensors"
     assert str(file) in str(caught.value)
     batch, facts = load_batch(file), json.loads(file.with_suffix(".json").read_text())
@@ -129,15 +130,15 @@ def test_non_finite_loss_saves_the_batch(tmp_path):
 def test_unwritable_batch_does_not_hide_the_error(tmp_path):
     (tmp_path / "failed-batches").write_text("")
     with pytest.raises(DivergedError, match="could not be written"):
-        run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path, max_skipped_steps=0)
+        run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path, Counter({"hero": 1}))
 
 
 def test_two_consecutive_non_finite_losses_end_the_run(tmp_path, caplog):
     bad, skipped = Learner(error=FloatingPointError("the loss is inf")), Counter[str]()
 
-    def step(learner, **settings):
+    def step(learner):
         learners = {"hero": learner, "rival": Learner()}
-        return run(samples(0, policies=("hero", "rival")), learners, tmp_path, skipped, **settings)
+        return run(samples(0, policies=("hero", "rival")), learners, tmp_path, skipped)
 
     result = step(bad)
     assert result["learner/hero/skipped"] == 1.0 and "learner/hero/loss" not in result
@@ -147,7 +148,6 @@ def test_two_consecutive_non_finite_losses_end_the_run(tmp_path, caplog):
     step(bad)
     with pytest.raises(DivergedError, match="policy hero: the loss is inf"):
         step(bad)
-    step(bad, max_skipped_steps=3)
 
 
 class PartlyFinite(Learner):

@@ -67,11 +67,6 @@ class GRPOConfig(ProcessConfig):
     """Maximum mean absolute difference between the log-probabilities of sampler and learner. If exceeded, sampler and
     learner no longer hold the same model and training stops with `MismatchError`. Checked in steps whose samples all
     have the learner's current version. bfloat16 shows 0.02 to 0.042 on average over a step. inf disables the check."""
-    max_skipped_steps: int = 1
-    """Maximum number of consecutive steps in which a policy skips its batch, or minibatches of it, because their loss
-    or gradient is not finite. A skipped batch leaves the weights unchanged and is saved to ``failed-batches``.
-    ``learner/skipped`` and ``learner/skipped_minibatches`` count it. If exceeded, training stops with
-    `DivergedError`."""
     max_empty_steps: int = 5
     """Maximum number of consecutive steps without an informative group. If exceeded, the run is saved and exported and
     ends: successfully if every episode earns the maximum or the highest reward seen, otherwise with
@@ -90,7 +85,7 @@ class GRPOConfig(ProcessConfig):
         check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "eval_episodes")
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
-        check_at_least(self, 0, "max_resamples", "max_skipped_steps", "eval_every", "keep_episodes")
+        check_at_least(self, 0, "max_resamples", "eval_every", "keep_episodes")
         if self.loss_normalization not in (None, *get_args(LossNormalization)):
             raise ValueError(
                 f"loss_normalization={self.loss_normalization!r} must be one of {get_args(LossNormalization)}, or None"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
 
 _log = logging.getLogger(__name__)
+_MAX_SKIPPED_STEPS = 1
+"""Maximum number of consecutive steps in which a policy skips its batch, or minibatches of it."""
 
 
 async def train(
@@ -50,7 +52,7 @@ async def train(
         Metrics: ``staleness/max``, ``staleness/AGE``, and those of each learner.
 
     Raises:
-        DivergedError: The loss or gradient is not finite in more than `max_skipped_steps` consecutive steps.
+        DivergedError: The loss or gradient is not finite in two consecutive steps.
         MismatchError: The log-probabilities of sampler and learner differ too much.
         ValueError, AssertionError: A sample is newer than its learner, or older than `max_staleness`.
     """
@@ -73,11 +75,11 @@ async def train(
         if skipped[name]:
             subject, reason = _skipped_part(result, cause, step)
             message = saved(name, DivergedError(f"policy {name}: {reason}"))
-            if skipped[name] > config.max_skipped_steps:
+            if skipped[name] > _MAX_SKIPPED_STEPS:
                 raise DivergedError(
                     f"{message}. The checkpoints are unchanged, and the next run continues from the newest"
                 ) from cause
-            _log.warning("%s skipped, and max_skipped_steps=%d: %s", subject, config.max_skipped_steps, message)
+            _log.warning("%s skipped, and another such step ends the run: %s", subject, message)
         return {**result, "skipped": float(cause is not None)}
 
     results = await all_or_first_error(map(train_policy, batches))

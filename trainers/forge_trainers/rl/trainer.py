@@ -106,7 +106,7 @@ class GRPOTrainer:
             EmptyBatchError: `max_empty_steps` consecutive steps had no informative group, or, in the first step or in
                 as many consecutive steps, every episode failed or nothing was sampled. The run is saved before.
                 Another call continues with new seeds.
-            DivergedError: Loss or gradient were not finite in more than `max_skipped_steps` consecutive steps. The
+            DivergedError: Loss or gradient were not finite in two consecutive steps. The
                 batches are saved to ``failed-batches``.
             MismatchError: Sampler and learner do not hold the same model. The batch is saved as well.
             KeyboardInterrupt: Ctrl-C. The step was finished and saved before.
