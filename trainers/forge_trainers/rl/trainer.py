@@ -106,8 +106,8 @@ class GRPOTrainer:
             EmptyBatchError: `max_empty_steps` consecutive steps had no informative group, or, in the first step or in
                 as many consecutive steps, every episode failed or nothing was sampled. The run is saved before.
                 Another call continues with new seeds.
-            DivergedError: Loss or gradient were not finite in two consecutive steps. The
-                batches are saved to ``failed-batches``.
+            DivergedError: Loss or gradient were not finite in two consecutive steps. The batches are saved to
+                ``failed-batches``.
             MismatchError: Sampler and learner do not hold the same model. The batch is saved as well.
             KeyboardInterrupt: Ctrl-C. The step was finished and saved before.
             SystemExit: SIGTERM, with status 143; the same.
