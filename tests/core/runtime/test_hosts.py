@@ -818,7 +818,10 @@ WORKERS = '{"learner": ["tcp://10.0.0.1:26600"], "engines": ["tcp://10.0.0.2:266
     ("words", "hosts"),
     [
         (["slurm/train.yaml"], {"learner-0 (a node of the job)": 9, "engines-0 (a node of the job)": 8}),
-        (["kubernetes/train.yaml"], {"learner-0 (a pod)": 9, "engines-0 (a pod)": 8, "engines-1 (a pod)": 8}),
+        (
+            ["kubernetes/train.yaml", "--mesh.namespace", "forge-agents"],
+            {"learner-0 (a pod)": 9, "engines-0 (a pod)": 8, "engines-1 (a pod)": 8},
+        ),
         (
             ["skypilot/train.yaml", "--mesh.workers", WORKERS],
             {"learner-0 (tcp://10.0.0.1:26600)": 9, "engines-0 (tcp://10.0.0.2:26600)": 8},
@@ -912,7 +915,13 @@ def test_kubernetes_manifest_matches_the_run() -> None:
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate({**documents[0], "spec": {"accessModes": "ReadWriteMany"}}, "1.31", strict=True)
 
-    run = read_run(str(EXAMPLES / "kubernetes" / "train.yaml"))
+    (job,) = (item for item in documents if item["kind"] == "Job")
+    *command, file, key, namespace, address_key, address = (
+        word.replace("$(POD_IP)", "10.0.0.7") for word in job["spec"]["template"]["spec"]["containers"][0]["command"]
+    )
+    assert [*command, file] == ["forge-agents", "train", "/config/train.yaml"]
+    run = read_run(str(EXAMPLES / "kubernetes" / "train.yaml"), key, namespace, address_key, address)
+    assert run.mesh.address == address
     sets = {item["metadata"]["name"]: item["spec"] for item in documents if item["kind"] == "StatefulSet"}
     assert {role: spec["replicas"] for role, spec in sets.items()} == run.mesh.counts
     for role, spec in sets.items():
@@ -922,11 +931,6 @@ def test_kubernetes_manifest_matches_the_run() -> None:
         assert limits["nvidia.com/gpu"] == run.mesh.gpus[role]
     assert {item["metadata"]["namespace"] for item in documents} == {run.mesh.namespace}
     run.mesh.check_processes("engines", run.trainer.engine.replicas)
-    (job,) = (item for item in documents if item["kind"] == "Job")
-    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert command[:3] == ["forge-agents", "train", "/config/train.yaml"]
-    address = command[-1].replace("$(POD_IP)", "10.0.0.7")
-    assert read_run(str(EXAMPLES / "kubernetes" / "train.yaml"), command[-2], address).mesh.address == address
 
 
 PODS = """

@@ -581,6 +581,8 @@ def test_judge_with_the_name_of_a_policy_is_separate():
 @pytest.mark.parametrize(("example", "gpus"), [("slurm", 16), ("kubernetes", 24), ("skypilot", 16)])
 def test_examples_of_several_hosts_fit(example, gpus):
     words = [str(PAGE.parents[1] / "examples" / example / "train.yaml")]
+    if example == "kubernetes":
+        words += ["--mesh.namespace", "forge-agents"]
     if example == "skypilot":  # hosts.yaml says who they are
         words += ["--mesh.workers", '{"learner": ["tcp://node1:26600"], "engines": ["tcp://node2:26600"]}']
     run: Any = parse(fa.RunConfig, words, prog="train", description="")
