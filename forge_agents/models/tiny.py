@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -254,12 +253,17 @@ def _write_weights(folder: Path, family: Family, seed: int, dtype: Dtype, config
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
-    with torch.random.fork_rng([]), without_progress_bars():
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    with torch.random.fork_rng([]):
         own_config = AutoConfig.for_model(**copy.deepcopy(config))  # it adds keys to inner mappings
         model = AutoModelForCausalLM.from_config(own_config, dtype=torch.float32)
-        # files of Qwen3.5 have all experts of a layer in one tensor, as its model in memory
-        model.save_pretrained(folder, save_original_format=family != "qwen3_5_moe")
+    # files of Qwen3.5 have all experts of a layer in one tensor, as its model in memory
+    model.save_pretrained(folder, save_original_format=family != "qwen3_5_moe")
+    if shows_progress:
+        logging.enable_progress_bar()
     weights, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed)
     for name in sorted(weights, key=_drawn):
         noise = torch.randn(weights[name].shape, generator=generator)
@@ -309,20 +313,6 @@ def _byte_vocab() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-@contextlib.contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Let transformers load and save models without bars on the terminal."""
-    from transformers.utils import logging
-
-    were_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_shown:
-            logging.enable_progress_bar()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

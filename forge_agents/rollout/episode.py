@@ -197,9 +197,9 @@ class _Agents(dict[str, _Agent]):
             spec=spec,
             **self._options,
         )
-        self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch)
         has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(spec, "tags", ()))
-        self[name].may_be_silent = has_rivals or hook(env, "judges_silence") is True
+        may_be_silent = has_rivals or hook(env, "judges_silence") is True
+        self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch, may_be_silent=may_be_silent)
         return self[name]
 
     async def record(self, results: Mapping[str, _StepResult]) -> None:

@@ -167,7 +167,8 @@ def _overrides(model: str) -> Any:
     if families.is_recurrent(config):
         return changes
     changes["tie_word_embeddings"] = decoder["tie_word_embeddings"]
-    changes |= {key: config[key] for key in ("quantization_config",) if key in config}
+    if "quantization_config" in config:
+        changes["quantization_config"] = config["quantization_config"]
 
     def text_part(whole: Any) -> Any:
         text = whole.get_text_config()

@@ -201,11 +201,8 @@ def serve_page(
     # without an access log, whose lines would contain the token
     settings = uvicorn.Config(make_app(found_runs, token), timeout_graceful_shutdown=2, **http_settings())
     watcher.start()
-    say(
-        visible(
-            f"{len(found_runs)} run{'s' if len(found_runs) > 1 else ''}: {', '.join(run.name for run in found_runs)}"
-        )
-    )
+    names = ", ".join(run.name for run in found_runs)
+    say(visible(f"{len(found_runs)} run{'s' if len(found_runs) > 1 else ''}: {names}"))
     say(f"open   {url}\nstop   Ctrl-C")
     try:
         Server(settings).run(sockets=[listening])

@@ -26,7 +26,7 @@ NOTEBOOK = EXAMPLES / "first_steps.ipynb"
 def test_every_example_is_described_and_listed_in_the_docs():
     page = (EXAMPLES.parent / "docs" / "index.md").read_text()
     for path in sorted(EXAMPLES.iterdir()):
-        if path.is_file() and path.name != "_study.py":
+        if path.is_file() and not path.name.startswith("_"):
             assert f"examples/{path.name}" in page, path.name
             if path.suffix == ".py":
                 text = path.read_text().partition('"""\n\n')[0]

@@ -1,4 +1,5 @@
 import base64
+import hashlib
 import itertools
 import json
 import os
@@ -384,7 +385,7 @@ def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
 def test_every_place_that_loads_a_model_refuses_its_code():
     files = [file for name in ("forge_agents", "envs", "trainers", "verifiers") for file in (ROOT / name).rglob("*.py")]
     calls = [call for file in files for call in re.findall(r"\.from_pretrained\([^)]*\)", file.read_text())]
-    assert len(calls) == 5 and all("**arguments" in call for call in calls)  # of models.no_remote_code
+    assert len(calls) == 4 and all("**arguments" in call for call in calls)  # of models.no_remote_code
     engine = (ROOT / "forge_agents/serving/_vllm.py").read_text()
     assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 
@@ -494,6 +495,8 @@ def test_unpacked_model_generates_text(cache):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = models.resolve(NAME)
+    # fingerprints of benchmarks hash this file, so it must not depend on the versions of libraries
+    assert hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:10] == "f3517d6523"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16

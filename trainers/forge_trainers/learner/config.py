@@ -76,11 +76,11 @@ class LearnerConfig:
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence from the reference, see `forge_trainers.losses.correction.kl_estimate`."""
     kl_coef: float = 0.0
-    """Weight of the KL divergence in the loss. Above 0, a frozen copy of the start model is kept in memory."""
+    """Weight of the KL divergence in the loss. Above 0, the reference, a frozen model, is kept in memory."""
     reference_update_every: int = 0
-    """Number of training steps after which the reference of the KL divergence becomes the current weights. 0 (default)
-    keeps the start model. Self-play against a reference that follows slowly approaches an equilibrium instead of
-    cycling (arXiv 2206.15378, 2206.05825)."""
+    """Number of training steps after which the reference of the KL divergence becomes the current weights, as in
+    regularized self-play (R-NaD, arXiv 2206.15378; magnetic mirror descent, 2206.05825). 0 (default) keeps the start
+    model."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus: the mean entropy of the loss tokens' distributions is subtracted from the loss."""
     threads: int | None = None

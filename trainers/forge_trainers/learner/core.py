@@ -179,9 +179,8 @@ class LearnerCore:
         if not steps:
             raise failures[0]
         self.version += 1
-        every = self.config.reference_update_every
-        if self._reference is not None and every and self.version % every == 0:
-            self._reference.update()
+        if self._reference is not None:
+            self._reference.follow(self.version)
         metrics = averaged(steps)
         seconds = time.perf_counter() - start - metrics["save_wait_s"]  # waiting for the disk is no training
         counts = self._counts(parts)

@@ -124,7 +124,6 @@ class Adapter:
         other.enter()
         self._save()
 
-    @torch.no_grad()
     def _save(self) -> None:
         for live, away in zip(self._parameters.values(), self._away, strict=True):
             away.copy_(_local(live))

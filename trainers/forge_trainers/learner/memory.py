@@ -114,6 +114,12 @@ def _logits(size: ModelSize, config: LearnerPlan, chunk: int, *, on_cpu: bool) -
     return _LOSS_COPIES * chunk * size.vocab * 4 // config.tp // (4 if on_cpu else 1)
 
 
+def checkpoint_bytes(config: LearnerConfig) -> int:
+    """Bytes of one weight in a checkpoint without an adapter: itself, its moments, and a reference that moves."""
+    moves = bool(config.kl_coef and config.reference_update_every)
+    return 4 + moment_bytes(config) + moves * _BYTES[config.compute_dtype]
+
+
 def moment_bytes(config: LearnerConfig) -> int:
     """Bytes of AdamW's two moments of one weight, on the device and in checkpoints."""
     return 2 * _BYTES[config.optimizer_state_dtype]

@@ -12,7 +12,7 @@ from forge_trainers.learner.plan import LearnerPlan
 
 
 class Reference:
-    """Reference model of one learner: the start model, until `update` sets it to the learner's weights.
+    """Reference model of one learner: the start model, or the learner's weights at the latest update.
 
     Without an adapter it is a frozen copy of the model in the compute dtype. With one it is the learner's model without
     the adapter or, if it moves, with another adapter.
@@ -21,7 +21,7 @@ class Reference:
     def __init__(self, config: LearnerPlan, model: Any, ranks: Ranks, adapter: lora.Adapter | None) -> None:
         """`model` is the model of the learner, and `adapter` its adapter, which is in the model at each call."""
         self._learner, self._adapter = model, adapter
-        self.moves = config.reference_update_every > 0
+        self._every = config.reference_update_every
         self.model = build_model(config, ranks, trainable=False).model if adapter is None else model
         self._earlier = None
         if adapter is not None and self.moves:
@@ -43,8 +43,15 @@ class Reference:
             finally:
                 self._enter(self._adapter)
 
-    def update(self) -> None:
-        """Set the reference to the learner's current weights."""
+    @property
+    def moves(self) -> bool:
+        """Whether the reference follows the learner."""
+        return self._every > 0
+
+    def follow(self, version: int) -> None:
+        """Set the reference to the learner's weights of `version` if an update is due."""
+        if not self.moves or version % self._every:
+            return
         if self._adapter is None:
             self.model.load_state_dict(self._learner.state_dict())
         elif self._earlier is not None:

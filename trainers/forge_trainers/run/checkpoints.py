@@ -34,7 +34,7 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.threads import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.memory import moment_bytes
+from forge_trainers.learner.memory import checkpoint_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, hashes_of_models, read_arrays
@@ -333,7 +333,7 @@ class Checkpoints:
             model = models.resolve(policy.model)
             export += models.weight_bytes(model)
             if policy.lora is None:  # adapters are small
-                checkpoint += models.weight_count(model) * (4 + moment_bytes(learner))
+                checkpoint += models.weight_count(model) * checkpoint_bytes(learner)
         disk = self._folder.absolute()
         while not disk.exists():
             disk = disk.parent

@@ -52,12 +52,10 @@ def dry_run(
     engines, learners = compute_processes(policies, folders, config)
     check_hosts(meshes, hosts, config, [settings for settings, _ in learners.values()])
     here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
-    parts = (
-        {name: engine for name, engine in engines.items() if engine[0] in here},
-        {name: learner for name, learner in learners.items() if Path(learner[0].model) in here},
-    )
-    check_learners(parts[1])
-    checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
+    local_engines = {name: engine for name, engine in engines.items() if engine[0] in here}
+    local_learners = {name: learner for name, learner in learners.items() if Path(learner[0].model) in here}
+    check_learners(local_learners)
+    checked_parts(local_engines, local_learners, ranks=config.learner_procs, engine=config.engine)
     missing = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
     threads = Threads()
     if not gpus_per_host:
@@ -67,7 +65,7 @@ def dry_run(
     }
     meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
     slots = _slots(meshes, hosts, gpus_per_host)
-    check_on_cpu(slots, *parts, config.engine)
+    check_on_cpu(slots, local_engines, local_learners, config.engine)
     lines = _process_lines(slots, config, threads=threads, judges=judge_engines)
     lines += [
         f"Model {model} is not on this machine. It was not checked that it exists and can be trained, and that ranks "
