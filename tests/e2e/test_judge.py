@@ -11,7 +11,7 @@ from forge_agents.runtime import mesh
 from forge_agents.serving import EngineConfig
 from forge_agents.testing._echo import Echo
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Judge, Pairs, Reasoned, Scale, YesNo
+from forge_verifiers import Judge, Pairs, Reasoned, Ruler, Scale, YesNo
 from forge_verifiers.judge.prompts import documents, fence_key, instructions_for, question_of
 
 RUBRIC = "Is it right?"
@@ -71,6 +71,9 @@ def ask_in_every_other_way(judge):
     assert ((marks > 0) & (marks < 1)).all()  # expected marks, not whole ones
     judge.answer = Pairs(min_mass=0.0)
     assert set(judge.score(ANSWERS).tolist()) <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    judge.answer = Ruler()
+    marks = judge.score(ANSWERS)
+    assert marks[0] == marks[3] and set((10 * marks).round(4).tolist()) <= set(range(11))
     judge.answer = Reasoned(max_reason_chars=10)
     verdicts = judge.score(ANSWERS)
     assert set(verdicts.tolist()) <= {0.0, 1.0} and verdicts[0] == verdicts[3]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forge_verifiers.ensemble.panel import Cascade
     from forge_verifiers.ensemble.posterior import LowerConfidenceBound, SoftMinimum
     from forge_verifiers.judge.judge import Judge
-    from forge_verifiers.judge.prompts import Pairs, Reasoned, Scale, YesNo
+    from forge_verifiers.judge.prompts import Pairs, Reasoned, Ruler, Scale, YesNo
     from forge_verifiers.models.text_models import EmbeddingSimilarity, RewardModel
     from forge_verifiers.rules.consistency import SelfConsistency
     from forge_verifiers.rules.maths.equal import MathEqual, Numeric
@@ -37,7 +37,7 @@ _MODULES = {
     "forge_verifiers.ensemble.panel": "Cascade",
     "forge_verifiers.ensemble.posterior": "LowerConfidenceBound SoftMinimum",
     "forge_verifiers.judge.judge": "Judge",
-    "forge_verifiers.judge.prompts": "Pairs Reasoned Scale YesNo",
+    "forge_verifiers.judge.prompts": "Pairs Reasoned Ruler Scale YesNo",
     "forge_verifiers.models.text_models": "EmbeddingSimilarity RewardModel",
     "forge_verifiers.rules.consistency": "SelfConsistency",
     "forge_verifiers.rules.maths.equal": "MathEqual Numeric",
@@ -47,8 +47,8 @@ _MODULES = {
 __all__ = [
     "Assessment", "Cascade", "Composable", "EmbeddingSimilarity", "Exact", "ForAgent", "Format", "Gate", "HackingAlarm",
     "JsonSchema", "Judge", "Language", "Length", "LowerConfidenceBound", "MathEqual", "Numeric", "Pairs", "PerTurn",
-    "Prior", "Reasoned", "Regex", "Repetition", "RewardHackingError", "RewardHackingWarning", "RewardModel", "Scale",
-    "ScoreError", "SelfConsistency", "SoftMinimum", "TextReward", "UnitTests", "YesNo", "combiners",
+    "Prior", "Reasoned", "Regex", "Repetition", "RewardHackingError", "RewardHackingWarning", "RewardModel", "Ruler",
+    "Scale", "ScoreError", "SelfConsistency", "SoftMinimum", "TextReward", "UnitTests", "YesNo", "combiners",
 ]  # fmt: skip
 
 

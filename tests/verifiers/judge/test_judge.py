@@ -14,7 +14,7 @@ from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import StallError
 from forge_agents.policy import Endpoint
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Judge, Pairs, Reasoned, Scale
+from forge_verifiers import Judge, Pairs, Reasoned, Ruler, Scale
 
 
 def said(*actions, seed=0, task="2 + 2?"):
@@ -25,7 +25,7 @@ def said(*actions, seed=0, task="2 + 2?"):
 def answers_in(request):
     """The fenced answers of a request, by label."""
     text = request["messages"][1]["content"]
-    return dict(re.findall(r"<<<(answer(?: [AB])?) [0-9a-f]{16}>>>\n(.*?)\n<<<end of answer", text, re.DOTALL))
+    return dict(re.findall(r"<<<(answer(?: [AB0-9]+)?) [0-9a-f]{16}>>>\n(.*?)\n<<<end of answer", text, re.DOTALL))
 
 
 def is_four(request):
@@ -48,6 +48,44 @@ def test_gold_answers_score_one_and_wrong_ones_less(serve_chat):
             assert check_verifier(judge, golds, wrongs).ok
     with Judge(serve_chat(longer).endpoint, "Which is longer?", answer=Pairs()) as judge:
         assert check_verifier(judge, [said("44444"), said("44444")], [said("4"), said("444")]).ok
+
+
+def lengths(request):
+    """The score sheet of a judge that gives each text its length."""
+    return json.dumps({label.split()[1]: min(len(text), 10) for label, text in answers_in(request).items()})
+
+
+def test_ruler_scores_each_distinct_text_of_a_group_in_one_question(serve_chat):
+    server = serve_chat(lengths)
+    texts = [said("55"), said("1"), said("55"), said("999"), said("7", seed=1), said("7", seed=1), said("4444", seed=2)]
+    with Judge(server.endpoint, "Which is longer?", answer=Ruler()) as judge:
+        result = judge.assess([*texts, said("22", seed=2), said(seed=2)])
+    expected = [0.2, 0.1, 0.2, 0.3, np.nan, np.nan, 0.4, 0.2, np.nan]  # one distinct text cannot be compared
+    np.testing.assert_array_equal(result.scores, np.array(expected, np.float32))
+    assert judge.usage.questions == 2 and not result.failed and judge.sees_groups
+    first, second = sorted(server.requests, key=lambda request: len(request["messages"][1]["content"]), reverse=True)
+    schema = first["response_format"]["json_schema"]["schema"]
+    assert schema["required"] == ["1", "2", "3"] and schema["properties"]["3"]["enum"] == list(range(11))
+    assert first["messages"][1]["content"].count("<<<task") == 1
+    assert second["response_format"]["json_schema"]["schema"]["required"] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ['{"1": 3}', '{"1": 3, "2": 11}', '{"1": 3, "2": true}', '{"1": 3, "2": 1.5}', '{"1": 1, "2": 2, "3": 3}', "3"],
+)
+def test_ruler_abstains_for_a_group_unless_each_text_has_a_score(serve_chat, reply):
+    with Judge(serve_chat(lambda request: reply).endpoint, "Which is longer?", answer=Ruler()) as judge:
+        assert np.isnan(judge.score([said("1"), said("22")])).all()
+    assert judge.usage.nonsense == 1
+
+
+def test_ruler_names_the_error_of_a_group_without_a_reply(serve_chat):
+    server = serve_chat(lambda request: lengths(request) if "22" in str(request["messages"]) else (400, "refused"))
+    with Judge(server.endpoint_with(retries=0), "Which is longer?", answer=Ruler()) as judge:
+        result = judge.assess([said("1"), said("22"), said("1", seed=1), said("333", seed=1)])
+    np.testing.assert_array_equal(result.scores, np.array([0.1, 0.2, np.nan, np.nan], np.float32))
+    assert set(result.failed) == {2, 3} and "EndpointError" in result.failed[2]
 
 
 def test_the_request_holds_rubric_fence_and_schema(serve_chat):
@@ -314,7 +352,8 @@ def test_wrong_arguments_are_refused():
     endpoint = Endpoint("http://127.0.0.1:1/v1", "m")
     for options, message in (
         ({"view": "last"}, "view='last'"),
-        ({"view": "turns", "answer": Pairs()}, "whole trajectories"),
+        ({"view": "turns", "answer": Pairs()}, "Pairs compares whole trajectories"),
+        ({"view": "turns", "answer": Ruler()}, "Ruler compares whole trajectories"),
         ({"max_chars": 0}, "max_chars=0"),
         ({"timeout_s": math.inf}, "timeout_s=inf"),
         ({"engine": object()}, "has its own"),

@@ -144,12 +144,14 @@ def test_documents_use_the_available_length(turns, room):
 
 def test_a_comparison_shows_the_common_task_once():
     one, other = (documents(played(("2 + 2?", text)), "answer", 100)[0][0] for text in ("4", "5"))
-    text = comparison_of(one, other, "Which?", key=KEY)
+    text = comparison_of((one, other), "AB", "Which?", key=KEY)
     assert [label for end, label, _ in fences(text) if not end] == ["task", "answer A", "answer B"]
     assert text.count("2 + 2?") == 1
     different = documents(played(("3 + 3?", "5")), "answer", 100)[0][0]
-    labels = [label for end, label, _ in fences(comparison_of(one, different, "Which?", key=KEY)) if not end]
+    labels = [label for end, label, _ in fences(comparison_of((one, different), "AB", "Which?", key=KEY)) if not end]
     assert labels == ["task A", "answer A", "task B", "answer B"]
+    labels = [label for end, label, _ in fences(comparison_of((one, other, one), "123", "?", key=KEY)) if not end]
+    assert labels == ["task", "answer 1", "answer 2", "answer 3"]
 
 
 def test_rubric_is_in_the_judges_instructions():

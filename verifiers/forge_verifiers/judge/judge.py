@@ -24,7 +24,11 @@ from forge_verifiers.judge.prompts import (
     Answer,
     Document,
     Pairs,
+    Reasoned,
     Reply,
+    Ruler,
+    Scale,
+    ScoreSheet,
     View,
     YesNo,
     comparison_of,
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
 
 _LOG = logging.getLogger(__name__)
+_Form: TypeAlias = YesNo | Scale | Reasoned | Pairs | ScoreSheet
 _Replies: TypeAlias = Mapping[str, Reply | BaseException]
 """Reply or error by question."""
 
@@ -81,7 +86,8 @@ class Judge(Composable):
         model: A `Policy` or an `Endpoint` (judges decode greedily and ignore its sampling), a model's name or folder,
             or another judge, whose model is shared. Any judge that shares a model can close it.
         rubric: Criterion in words.
-        answer: `YesNo`, `Scale`, `Reasoned`, or `Pairs` to compare the episodes of a group with each other.
+        answer: `YesNo`, `Scale`, `Reasoned`, or, to compare the episodes of a group with each other, `Pairs` or
+            `Ruler`.
         view: Text that the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``,
             one question per turn, whose grades are averaged; or a function from a trajectory to a text or None.
         reasoning: Whether the judge also sees the reasoning before each answer, in a separate fence. A function as
@@ -130,8 +136,9 @@ class Judge(Composable):
             raise ValueError(f"rubric={rubric!r} is empty. Describe a good answer in words")
         if not callable(view) and view not in {"answer", "trajectory", "turns"}:
             raise ValueError(f"view={view!r}. Choose 'answer', 'trajectory', 'turns' or a function")
-        if view == "turns" and isinstance(self.answer, Pairs):
-            raise ValueError("Pairs compares whole trajectories. Use view='answer' or 'trajectory'")
+        if view == "turns" and self.sees_groups:
+            kind = type(self.answer).__name__
+            raise ValueError(f"{kind} compares whole trajectories. Use view='answer' or 'trajectory'")
         if max_chars < 1:
             raise ValueError(f"max_chars={max_chars} shows the judge nothing. Give at least 1")
         limit_s = 120.0 if timeout_s is None else timeout_s
@@ -195,7 +202,7 @@ class Judge(Composable):
     @property
     def sees_groups(self) -> bool:  # type: ignore[override]
         """True if the trajectories of a group are compared with each other."""
-        return isinstance(self.answer, Pairs)
+        return isinstance(self.answer, Pairs | Ruler)
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
         """The bound for a start and all questions."""
@@ -203,6 +210,8 @@ class Judge(Composable):
             sizes = np.bincount(group_ids(trajectories)) if len(trajectories) else np.zeros(1, np.intp)
             limit = np.inf if self.answer.opponents is None else self.answer.opponents
             return self._conversation.max_duration_s(int((sizes * np.minimum(sizes - 1, limit)).sum()))
+        if isinstance(self.answer, Ruler):
+            return self._conversation.max_duration_s(len(np.unique(group_ids(trajectories))))
         turns = self.view == "turns"
         return self._conversation.max_duration_s(sum(len(t.turns) if turns else 1 for t in trajectories))
 
@@ -219,18 +228,19 @@ class Judge(Composable):
         views, cut = zip(*texts, strict=True)
         if isinstance(self.answer, Pairs):
             result = self._compare(self.answer, views, group_ids(trajectories))
+        elif isinstance(self.answer, Ruler):
+            result = self._rank(views, group_ids(trajectories))
         else:
             result = self._grade(views)
         self._count(trajectories=len(trajectories), cut_chars=sum(cut), seconds=time.perf_counter() - started)
         return result
 
     def _grade(self, views: Sequence[tuple[Document, ...]]) -> Assessment:
-        assert not isinstance(self.answer, Pairs)
+        assert not isinstance(self.answer, Pairs | Ruler)
         ask = partial(question_of, ask=self.answer.ask, key=self._key)
         texts = [[ask(d) for d in each] for each in views]
-        replies = self._ask(
-            {ask(d): partial(self._shorter, ask, (d,)) for each in views for d in each}, sum(map(len, texts))
-        )
+        drafts = {ask(d): (self.answer, partial(self._shorter, ask, (d,))) for each in views for d in each}
+        replies = self._ask(drafts, sum(map(len, texts)))
         grades = self._grades({text: reply for text, reply in replies.items() if isinstance(reply, Reply)})
         self._count_nonsense(replies, grades)
         values = [[math.nan if (g := grades.get(text)) is None else g for text in questions] for questions in texts]
@@ -242,7 +252,7 @@ class Judge(Composable):
 
     def _grades(self, replies: Mapping[str, Reply]) -> dict[str, float | None]:
         """The grade of each reply. If most have one, unlikely choices count as well: the graded text caused them."""
-        assert not isinstance(self.answer, Pairs)
+        assert not isinstance(self.answer, Pairs | Ruler)
         grades = {text: self.answer.grade(reply) for text, reply in replies.items()}
         without = [text for text, grade in grades.items() if grade is None]
         if 2 * len(without) < len(grades):
@@ -250,18 +260,15 @@ class Judge(Composable):
         return grades
 
     def _compare(self, answer: Pairs, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
-        members: defaultdict[int, set[Document]] = defaultdict(set)
-        for group, each in zip(groups.tolist(), views, strict=True):
-            members[group].update(each)
         matches = [
             (group, first, second)
-            for group, texts in members.items()
-            for first, second in self._matches(texts, answer.opponents)
+            for group, texts in self._ordered(views, groups).items()
+            for first, second in (map(texts.__getitem__, pair) for pair in pairings(len(texts), answer.opponents))
         ]
-        ask = partial(comparison_of, ask=answer.ask, key=self._key)
-        both = [(ask(first, second), ask(second, first)) for _, first, second in matches]
+        ask = partial(comparison_of, names=answer.choices, ask=answer.ask, key=self._key)
+        both = [(ask((first, second)), ask((second, first))) for _, first, second in matches]
         orders = [pair for _, first, second in matches for pair in ((first, second), (second, first))]
-        replies = self._ask({ask(*pair): partial(self._shorter, ask, pair) for pair in orders}, len(orders))
+        replies = self._ask({ask(p): (answer, partial(self._shorter_group, ask, p)) for p in orders}, len(orders))
         winners = {t: answer.grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, winners)
         won: defaultdict[tuple[int, Document], list[float]] = defaultdict(list)
@@ -282,27 +289,56 @@ class Judge(Composable):
                 failed[row] = lost[group, each[0]]
         return Assessment(scores=scores, failed=failed)
 
-    def _matches(self, texts: Iterable[Document], opponents: int | None) -> list[tuple[Document, Document]]:
-        """Pairs of texts: neighbors in the order of a keyed hash, independent of their content."""
-        order = sorted(texts, key=lambda text: mark_of(text, key=self._key))
-        return [(order[first], order[second]) for first, second in pairings(len(order), opponents)]
+    def _rank(self, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
+        texts = {group: each for group, each in self._ordered(views, groups).items() if len(each) > 1}
+        sheets = {group: ScoreSheet(len(each)) for group, each in texts.items()}
+        asks = {g: partial(comparison_of, names=s.names, ask=s.ask, key=self._key) for g, s in sheets.items()}
+        questions = {group: asks[group](each) for group, each in texts.items()}
+        drafts = {
+            questions[group]: (sheets[group], partial(self._shorter_group, asks[group], each))
+            for group, each in texts.items()
+        }
+        replies = self._ask(drafts, len(questions))
+        grades = {t: drafts[t][0].grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
+        self._count_nonsense(replies, grades)
+        scores, failed = np.full(len(views), math.nan, np.float32), {}
+        for row, (group, each) in enumerate(zip(groups.tolist(), views, strict=True)):
+            if each and group in questions:
+                if (marks := grades.get(questions[group])) is not None:
+                    scores[row] = marks[texts[group].index(each[0])]
+                elif error := _error(replies, [questions[group]]):
+                    failed[row] = error
+        return Assessment(scores=scores, failed=failed)
+
+    def _ordered(self, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> dict[int, list[Document]]:
+        """The distinct texts of each group, in the order of a keyed hash, which is independent of their content."""
+        members: defaultdict[int, set[Document]] = defaultdict(set)
+        for group, each in zip(groups.tolist(), views, strict=True):
+            members[group].update(each)
+        return {group: sorted(each, key=lambda text: mark_of(text, key=self._key)) for group, each in members.items()}
+
+    def _shorter_group(self, ask: Callable[..., str], shown: Sequence[Document], times: int) -> str:
+        return ask([fitted(document, self.max_chars >> times) for document in shown])
 
     def _shorter(self, ask: Callable[..., str], shown: Sequence[Document], times: int) -> str:
         return ask(*(fitted(document, self.max_chars >> times) for document in shown))
 
-    def _ask(self, unique: Mapping[str, Callable[[int], str]], count: int) -> _Replies:
+    def _ask(self, unique: Mapping[str, tuple[_Form, Callable[[int], str]]], count: int) -> _Replies:
         """Send each distinct question once.
 
         Args:
-            unique: Functions that return a shorter text, by question. See `Question.shorter`.
+            unique: The form of the answer, and a function that returns a shorter text (see `Question.shorter`), by
+                question.
             count: Number of questions with repetitions.
         """
         if not unique:
             return {}
-        form = self.answer
-        question = partial(Question, choices=form.choices, schema=form.schema, max_tokens=form.max_tokens)
+        question = partial(Question, instructions=self._instructions)
         outcomes = self._conversation.ask(
-            [question(instructions=self._instructions, text=text, shorter=shorter) for text, shorter in unique.items()]
+            [
+                question(text=text, shorter=shorter, choices=f.choices, schema=f.schema, max_tokens=f.max_tokens)
+                for text, (f, shorter) in unique.items()
+            ]
         )
         answered = [reply for reply in outcomes if isinstance(reply, Reply)]
         self._count(

@@ -82,17 +82,20 @@ def question_of(document: Document, ask: str, *, key: bytes) -> str:
     return f"{_fenced(document, mark_of(document, key=key))}\n\n{ask}"
 
 
-def comparison_of(first: Document, second: Document, ask: str, *, key: bytes) -> str:
-    """Two fenced documents and a question about them. A common beginning appears once."""
+def comparison_of(compared: Sequence[Document], names: Sequence[str], ask: str, *, key: bytes) -> str:
+    """Fenced documents with names, such as A and B, and a question about them. A common beginning appears once."""
     shared = 0
-    for part, counterpart in zip(first[:-1], second[:-1], strict=False):
-        if part != counterpart:
+    for parts in zip(*(document[:-1] for document in compared), strict=False):
+        if any(part != parts[0] for part in parts):
             break
         shared += 1
     combined = (
-        *first[:shared],
-        *(Part(f"{part.label} A", part.text) for part in first[shared:]),
-        *(Part(f"{part.label} B", part.text) for part in second[shared:]),
+        *compared[0][:shared],
+        *(
+            Part(f"{part.label} {name}", part.text)
+            for name, document in zip(names, compared, strict=True)
+            for part in document[shared:]
+        ),
     )
     return f"{_fenced(combined, mark_of(combined, key=key))}\n\n{ask}"
 
@@ -326,7 +329,72 @@ class Pairs(_Choice):
         return None if self.chosen(reply) is None else choice_in(reply.text, self.choices)
 
 
-Answer: TypeAlias = YesNo | Scale | Reasoned | Pairs
+@dataclass(frozen=True, slots=True)
+class Ruler:
+    """Scores all trajectories of a group in one question, relative to each other.
+
+    This is RULER (OpenPipe, 2025, https://openpipe.ai/blog/ruler): the judge sees the task once and every distinct
+    text, in an order that is independent of the texts' content, and gives each an integer from 0 to 10. The grade is a
+    tenth of it. A group of n texts costs one question of about n texts' length. A group abstains if it has a single
+    distinct text, or if the reply does not score all of them.
+    """
+
+    cost: ClassVar[Cost] = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSheet:
+    """The answer to one question of `Ruler`."""
+
+    count: int
+    """Number of texts."""
+    choices: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the texts: "1", "2" and so on."""
+        return tuple(map(str, range(1, self.count + 1)))
+
+    @property
+    def ask(self) -> str:
+        """The question."""
+        return (
+            f"Compare the {self.count} answers, then score each of them from 0 (does not satisfy the rubric) to "
+            f"{_BEST} (satisfies it fully). A better answer gets a higher score, and equally good answers get the same "
+            f'score. Answer in JSON: {{"1": score, ..., "{self.count}": score}}.'
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        """Enough for all names and scores at one token per character."""
+        return 16 + 16 * self.count
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the answer."""
+        score = {"type": "integer", "enum": list(range(_BEST + 1))}
+        return {
+            "type": "object",
+            "properties": dict.fromkeys(self.names, score),
+            "required": list(self.names),
+            "additionalProperties": False,
+        }
+
+    def grade(self, reply: Reply) -> tuple[float, ...] | None:
+        """Grades in [0, 1] in the order of the names, or None if not every text has a permitted score."""
+        scores = _json_in(_answer_of(reply.text))
+        if scores is None or scores.keys() != set(self.names):
+            return None
+        values = [scores[name] for name in self.names]
+        if not all(type(value) is int and 0 <= value <= _BEST for value in values):
+            return None
+        return tuple(value / _BEST for value in values)
+
+
+_BEST = 10
+"""The best score of a `ScoreSheet`."""
+
+Answer: TypeAlias = YesNo | Scale | Reasoned | Pairs | Ruler
 
 
 def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
