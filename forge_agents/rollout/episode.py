@@ -93,6 +93,8 @@ class _Agent:
     branches: Branches = field(default_factory=Branches)
     without_legal_actions: bool = False
     """Whether it decided at least once without a list of legal actions."""
+    refusal: Any = None
+    """What the environment called illegal in the last decision, if the agent's info had no such entry before."""
     may_be_silent: bool = False
     """Whether the environment judges an empty answer if the context is full. Otherwise the episode ends."""
 
@@ -103,7 +105,9 @@ class _Agent:
         environments with a true `judges_silence`. Otherwise it could end each game that it is about to lose.
         """
         try:
-            decision = await self.player(observation, info)
+            decision = await self.player(
+                observation, info if self.refusal is None else {"illegal": self.refusal, **info}
+            )
             return decision.published((info.get(CONVERSATION) or {}).get("tools", self.tools))
         except ContextFullError:
             if not self.may_be_silent:
@@ -142,11 +146,11 @@ class _Agent:
 
     def record(self, result: _StepResult) -> None:
         self.add_reward(result.reward)
-        self.info, self.session_rewards = result.info, result.session_rewards
+        # an environment may clear all infos in each step, before the agent's next turn
+        refused = {} if self.refusal is None else {"illegal": as_json(self.refusal)}
+        self.info, self.session_rewards = refused | result.info, result.session_rewards
         if self.drafts:
-            self.drafts[-1] |= {
-                "terminated": result.terminated, "truncated": result.truncated, "info": result.info,
-            }  # fmt: skip
+            self.drafts[-1] |= {"terminated": result.terminated, "truncated": result.truncated, "info": self.info}
 
     def trajectory(self, env_id: str, seed: int) -> Trajectory:
         return Trajectory(
@@ -307,7 +311,8 @@ async def _play_turns(env: AECEnv[str, Any, Any], agents: _Agents, max_turns: in
             agent.record(result)
             truncated |= result.truncated
             if result.terminated or result.truncated:
-                await agents.record(await run_env_code("step", env, _step, env, None, reported))
+                results, _ = await run_env_code("step", env, _step, env, None, reported)
+                await agents.record(results)
                 continue
             if index >= max_turns:
                 end = "turn_limit"
@@ -319,7 +324,8 @@ async def _play_turns(env: AECEnv[str, Any, Any], agents: _Agents, max_turns: in
                 break
             agent.add_decision(index, observation, info, decision)
             index += 1
-            await agents.record(await run_env_code("step", env, _step, env, decision, reported, about_answer))
+            results, agent.refusal = await run_env_code("step", env, _step, env, decision, reported, about_answer)
+            await agents.record(results)
             await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
     except FailureError:
         with contextlib.suppress(FailureError):  # the first failure is the episode's
@@ -348,14 +354,15 @@ def _observe(
 
 def _step(
     env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float], about_answer: Any = None
-) -> dict[str, _StepResult]:
+) -> tuple[dict[str, _StepResult], Any]:
     """Step the environment. Without a decision the agent only leaves.
 
     A cumulative reward is reset when its agent acts, or in PettingZoo's conversion of parallel environments after the
     round. Returns the results of agents that have left and will have no turn to receive them: agents that left in this
-    step, and agents that left before and were paid nevertheless.
+    step, and agents that left before and were paid nevertheless. Also returns a new ``"illegal"`` of the acting agent.
     """
     before, acting = list(env.agents), env.agent_selection
+    was_illegal = env.infos.get(acting, {}).get("illegal")
     if decision is not None and callable(about_answer):
         about_answer(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
@@ -369,13 +376,14 @@ def _step(
     for agent in before:
         if agent not in env.agents and not (decision is None and agent == acting) and agent not in reported:
             owed[agent] = env._cumulative_rewards.get(agent, 0.0)
-    return {
+    results = {
         agent: _StepResult.of(
             agent, reward, env.terminations.get(agent, True), env.truncations.get(agent), env.infos.get(agent, {})
         )
         for agent, reward in owed.items()
         if agent not in env.agents
     }
+    return results, None if was_illegal else env.infos.get(acting, {}).get("illegal") or None
 
 
 async def _record_rest(env: AECEnv[str, Any, Any], agents: _Agents, reported: Mapping[str, float]) -> None:

@@ -546,6 +546,8 @@ def _human(agent: str, instructions: str) -> Player:
         start = time.perf_counter()
         legal = tuple(map(str, info.get("legal_actions") or ()))
         text = unseen.pop() if unseen else ""
+        if (illegal := info.get("illegal")) and not text:
+            text = "Your last action was illegal" + (f": {illegal}" if isinstance(illegal, str) else "")
         action = await terminal().ask(agent, observation, instructions=text, legal_actions=legal)
         return replace(_from_text(action), generate_s=time.perf_counter() - start)
 

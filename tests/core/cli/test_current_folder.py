@@ -64,3 +64,12 @@ def test_user_module_is_found_in_the_current_folder(tmp_path):
     (tmp_path / "my_helper.py").write_text("REWARD = 1.0")
     checked = run(tmp_path, "check", "my_greeting:my/Greeting-v0", "--episodes", "1")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_template_may_serve_an_environment_of_the_current_folder(tmp_path):
+    (tmp_path / "my_helper.py").write_text("REWARD = 0.5\n")
+    (tmp_path / "my_greeting.py").write_text(WORLD)
+    done = run(tmp_path, "init", "server", "--template", "openenv", "--env", "my_greeting:my/Greeting-v0")
+    assert done.returncode == 0, done.stderr
+    files = [file.read_text() for file in (tmp_path / "server").rglob("*.py")]
+    assert any('"my_greeting:my/Greeting-v0"' in text for text in files)

@@ -53,6 +53,28 @@ def run(env_id, seats, **options):
     return asyncio.run(play(fa.make(env_id), seats, seed=2, **options))
 
 
+def test_person_reads_why_an_action_was_illegal(terminal):
+    class Door(fa.TurnEnv):
+        possible_agents = ["a"]
+
+        def setup(self, rng):
+            pass
+
+        def instructions(self, agent):
+            return ""
+
+        def observe_text(self, agent):
+            return "A door."
+
+        def act(self, agent, action):
+            return fa.Outcome(done=True) if action == "open" else fa.Outcome(info={agent: {"illegal": "only open"}})
+
+    terminal.keys.write(b"kick\nopen\n")
+    episode = asyncio.run(play(Door(), {"a": fa.Human()}, seed=0))
+    assert [turn.info.get("illegal") for turn in episode.turns] == ["only open", None]
+    assert terminal.shown().count("Your last action was illegal: only open") == 1
+
+
 def test_person_plays_an_agent(terminal):
     terminal.keys.write(b"bet\n")
     episode = run("forge/KuhnPoker-v0", {"player_0": fa.Human(), "player_1": fa.Scripted(lambda seen: "fold")})

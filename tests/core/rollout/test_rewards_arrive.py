@@ -291,3 +291,28 @@ def test_game_that_ends_at_once_pays_its_last_turns():
     episode = asyncio.run(play(Abrupt(), dict.fromkeys(Bank.possible_agents, fa.Random()), seed=1))
     assert episode.end_reason == "terminated" and episode.rewards == {"a": 3.0, "b": 0.0, "house": -3.0}
     assert episode.turns[-1].terminated
+
+
+class Forgetful(Plain):
+    """Clears all infos in each step, as a plain PettingZoo environment may. Any text but "go" is illegal."""
+
+    possible_agents = ["a", "b"]
+    max_turns = 6
+
+    def act(self, agent, action):
+        return fa.Outcome()
+
+    def step(self, action):
+        agent = self.agent_selection
+        super().step(action)
+        self.infos = {name: {} for name in self.possible_agents}
+        if action not in ("go", None):
+            self.infos[agent]["illegal"] = f"{action} is no move"
+
+
+def test_illegal_decision_is_recorded_although_its_info_is_cleared_before_the_next_turn():
+    actions = iter(["junk", "go", "jump"])
+    players = {"a": fa.Scripted(lambda _: next(actions)), "b": fa.Scripted(lambda _: "go")}
+    trajectories = fa.play(Forgetful(), players).trajectories
+    recorded = {name: [turn.info.get("illegal") for turn in t.turns] for name, t in trajectories.items()}
+    assert recorded == {"a": ["junk is no move", None, "jump is no move"], "b": [None] * 3}
