@@ -13,7 +13,10 @@ from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
+from forge_trainers.rl.league_policies import policies_of
 from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.rewards import env_reward
+from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import Checkpoints
 
@@ -263,6 +266,30 @@ def test_measure_of_held_out_rewards_has_what_they_depend_on(change, matters):
     assert (RunPlan.measure(plan, settings) != RunPlan.measure(plan, settings | change)) == matters
 
 
+@pytest.mark.parametrize(
+    ("metrics", "score"),
+    [
+        ({"eval/reward": 0.5}, 0.5),
+        ({"eval/reward": 0.5, "eval/exploitability": 0.25}, -0.25),
+        ({"eval/reward": 0.5, "eval/exploitability/a": 0.25, "eval/exploitability/b": 0.5}, -0.375),
+        ({"train/loss": 0.5}, None),
+    ],
+)
+def test_best_checkpoint_has_the_lowest_exploitability_if_it_is_measured(metrics, score):
+    plan = SimpleNamespace(trained=["a", "b"], ranks_checkpoints=True)
+    assert RunPlan.checkpoint_score(plan, metrics) == score
+
+
+def test_self_play_in_a_zero_sum_game_ranks_checkpoints_only_by_exploitability(tmp_path):
+    def scores(samples):
+        config = fa.GRPOConfig(eval_every=1, exploitability_samples=samples)
+        sampler, policies = TaskSampler("forge/KuhnPoker-v0"), policies_of(fa.Policy("m"), config, tmp_path)
+        plan = RunPlan(sampler, policies, config, env_reward)
+        return plan.ranks_checkpoints, plan.checkpoint_score({"eval/reward": 0.0})
+
+    assert scores(0) == (False, None) and scores(8)[0]
+
+
 def test_checkpoints_of_earlier_versions_keep_their_measure():
     """A resumed run without a league still compares its best checkpoint with those before the update."""
     settings = {
@@ -272,3 +299,5 @@ def test_checkpoints_of_earlier_versions_keep_their_measure():
     }
     plan = SimpleNamespace(trained=["team"], config=fa.GRPOConfig(eval_episodes=64))
     assert RunPlan.measure(plan, settings) == "02aab47b520dcb5f"
+    exploited = fa.GRPOConfig(eval_episodes=64, eval_every=1, exploitability_samples=8)
+    assert RunPlan.measure(SimpleNamespace(trained=["team"], config=exploited), settings) != "02aab47b520dcb5f"

@@ -47,6 +47,16 @@ def same(one, other):
     return first.keys() == second.keys() and all(bool((second[name] == value).all()) for name, value in first.items())
 
 
+def test_score_of_a_run_that_measures_exploitability_is_named_so(run, capsys):
+    settings = yaml.safe_load((run / "config.yaml").read_text()) | {"trainer": {"exploitability_samples": 200}}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    for step, score in ((1, -0.25), (2, -0.125)):
+        mark = {"step": step, "policies": ["hero"], "score": score}
+        (run / f"checkpoints/step-{step:06d}/experiment.json").write_text(json.dumps(mark))
+    export_checkpoint(run, say=print)
+    assert "checkpoint  step-000002, exploitability 0.1250" in capsys.readouterr().out
+
+
 def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys, caplog):
     best, newest = export_checkpoint(run), export_checkpoint(run, checkpoint="newest")
     assert best.name == "export-step-000001" and same(best, run / "model-1")

@@ -23,7 +23,7 @@ from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import credit_groups
 from forge_trainers.rl.scoring import score
 from forge_trainers.rl.tasks import Task
-from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
+from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, margins_of, results_of
 from forge_trainers.selfplay.matchmaking import Standings
 
 AGENTS = ("player_0", "player_1")
@@ -110,6 +110,15 @@ def test_results_are_wins_draws_and_losses_of_the_policy():
         group(episode(("hero", "hero"), (1, -1))),
     ]
     assert results_of(played, "hero") == {"a": [1, 0.5], "b": [0, 1]}
+    assert margins_of(played, "hero") == {"a": [2, 0], "b": [-1, 2]}
+
+
+def test_league_draws_opponents_by_the_rewards_of_its_games(tmp_path):
+    league = LeaguePolicies(fa.League(HERO, anchors=(RANDOM,), opponents="regret"), fa.GRPOConfig(), tmp_path)
+    games = [group(*(episode(("hero", "random"), (r, -r)) for r in (1, 1, -5)))]
+    asyncio.run(league.record(0, games, SimpleNamespace(learners={})))
+    rows = {row["name"]: row["chance"] for row in json.loads((tmp_path / "league.json").read_text())["opponents"]}
+    assert rows == {"random": pytest.approx(0.95), "hero-000000": pytest.approx(0.05)}
 
 
 def test_league_reward_counts_games_against_opponents():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from forge_trainers.selfplay.matchmaking import Standings
 
-RULES = ("latest", "uniform", "pfsp", "pfsp_even", "near")
+RULES = ("latest", "uniform", "pfsp", "pfsp_even", "near", "regret")
 
 
 def with_snapshots(count, *, pool=8, anchors=("random",)):
@@ -33,7 +33,8 @@ def played(history, *, pool=4, anchors=("random", "caller")):
             standings.add(f"p-{version}", version)
         else:
             pick, scores = event
-            standings.record({standings.opponents[pick % len(standings.opponents)].name: scores})
+            name = standings.opponents[pick % len(standings.opponents)].name
+            standings.record({name: scores}, {name: sum(scores) - pick / 10})
     return standings, version
 
 
@@ -70,7 +71,8 @@ def test_restored_standings_are_bit_equal(tmp_path_factory, history, later):
             if event == "snapshot":
                 one.add(f"p-{version + number + 1}", version + number + 1)
             else:
-                one.record({one.opponents[event[0] % len(one.opponents)].name: event[1]})
+                name = one.opponents[event[0] % len(one.opponents)].name
+                one.record({name: event[1]}, {name: sum(event[1]) - event[0] / 10})
     assert restored.opponents == standings.opponents
     assert (restored.mu, restored.sigma) == (standings.mu, standings.sigma)
     for rule in RULES:
@@ -101,6 +103,41 @@ def test_near_prefers_those_of_a_like_rating():
     standings.record({"p-2": [1, 0] * 10})
     start, random, _, second = standings.probabilities("near")
     assert second > start > random
+
+
+def test_regret_prefers_opponents_that_win_much_to_those_that_win_often():
+    standings = with_snapshots(1)
+    assert standings.probabilities("regret").tolist() == [1 / 3] * 3, "before the first game"
+    for _ in range(5):  # p-1 wins often and little, random seldom and much
+        results = {"p-0": [1] * 8, "random": [1] * 7 + [0], "p-1": [0] * 7 + [1]}
+        standings.record(results, {"p-0": 1.0, "random": -3.0, "p-1": -0.25})
+    start, random, first = standings.probabilities("regret")
+    assert start == pytest.approx(0.1 / 3) and random == pytest.approx(0.9 + 0.1 / 3) and first == pytest.approx(start)
+    assert np.argmax(standings.probabilities("pfsp")) == 2
+
+
+def test_regrets_are_those_of_regret_matching_plus():
+    standings = with_snapshots(1, anchors=())
+    standings.record({"p-0": [1] * 8, "p-1": [0] * 8}, {"p-0": 1.0, "p-1": -0.5})
+    margins = np.array([8, -4]) / 10  # with a prior of two draws
+    regrets = np.maximum(0, margins.mean() - margins)
+    assert [one.regret for one in standings.opponents] == pytest.approx(regrets.tolist()) == [0, 0.6]
+    standings.record({"p-0": [0] * 8}, {"p-0": -2.0})
+    margins = np.array([(0.9 * 8 - 16) / (0.9 * 8 + 8 + 2), -0.4])
+    gain = np.array([0.05, 0.95]) @ margins - margins
+    expected = np.maximum(0, regrets + gain)
+    assert [one.regret for one in standings.opponents] == pytest.approx(expected.tolist()) and expected.min() > 0.07
+    np.testing.assert_allclose(standings.probabilities("regret"), 0.9 * expected / expected.sum() + 0.05)
+
+
+def test_checkpoint_of_an_earlier_version_has_no_regrets():
+    standings = with_snapshots(1)
+    standings.record({"p-1": [0] * 8}, {"p-1": -0.5})
+    state = standings.state_dict()
+    del state["regrets"]
+    restored = Standings(anchors=("random",), start="p-0")
+    restored.load_state_dict(state)
+    assert restored.probabilities("regret").tolist() == [1 / 3] * 3 and restored.opponents[-1].games == 8
 
 
 def test_nearest_opponent_is_chosen_if_all_are_far_away():

@@ -44,7 +44,8 @@ class GRPOConfig(ProcessConfig):
     eval_every: int = 0
     """Number of steps between evaluations on held-out seeds. 0 (default) disables evaluation. Episodes are scored by
     the reward of the run. The environment's own reward is reported as well. The next step's episodes are sampled at the
-    same time, with the same weights. The checkpoint of the highest held-out reward is kept."""
+    same time, with the same weights. The checkpoint of the highest held-out reward is kept, or that of the lowest
+    exploitability if `exploitability_samples` is set."""
     eval_episodes: int = 64
     """Number of held-out episodes per evaluation. Each has its own seed, unless the reward compares the episodes of a
     group: then each seed is used `group_size` times."""
@@ -55,8 +56,7 @@ class GRPOConfig(ProcessConfig):
     checkpoint_every: int = 10
     """Number of steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = 2
-    """Number of newest checkpoints that are kept on disk. The checkpoint of the highest held-out reward is kept as
-    well, see `eval_every`."""
+    """Number of newest checkpoints that are kept on disk. The best one is kept as well, see `eval_every`."""
     keep_episodes: int = 4
     """Number of episodes of each step that are written to ``episodes.jsonl``."""
     tracker: str = "tensorboard"

@@ -30,6 +30,7 @@ from forge_trainers.selfplay.league import (
     Match,
     draw_matches,
     evaluation_matches,
+    margins_of,
     policy_agents,
     results_of,
     table,
@@ -127,8 +128,8 @@ class LeaguePolicies(FixedPolicies):
 
     async def record(self, step: int, groups: Sequence[EpisodeGroup], processes: Processes) -> dict[str, float]:
         """Count the games, take a snapshot when it is due, and write the table. Returns metrics."""
-        results = results_of(groups, self._league.policy.name)
-        self.standings.record(results)
+        results, margins = (of(groups, self._league.policy.name) for of in (results_of, margins_of))
+        self.standings.record(results, {name: float(np.mean(each)) for name, each in margins.items()})
         if (step + 1) % self._league.snapshot_every == 0:
             await self._snapshot(processes)
         league_table = {"step": step + 1, **table(self.standings, self._league)}

@@ -82,8 +82,19 @@ class RunPlan:
 
     @cached_property
     def ranks_checkpoints(self) -> bool:
-        """Whether a higher held-out reward means better policies."""
-        return not (self.uses_env_reward and self.policies.is_zero_sum_self_play(self.sampler, self.trained))
+        """Whether exploitability is measured, or a higher held-out reward means better policies."""
+        constant = self.uses_env_reward and self.policies.is_zero_sum_self_play(self.sampler, self.trained)
+        return bool(self.config.exploitability_samples) or not constant
+
+    def checkpoint_score(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the number whose highest value marks the best checkpoint, or None if it was not measured.
+
+        It is minus the exploitability, mean over policies, or else the held-out reward.
+        """
+        names = ("eval/exploitability", *(f"eval/exploitability/{name}" for name in self.trained))
+        if values := [metrics[name] for name in names if name in metrics]:
+            return -sum(values) / len(values)
+        return metrics.get("eval/reward") if self.ranks_checkpoints else None
 
     @property
     def model_by_agent(self) -> dict[str, str]:
@@ -157,6 +168,8 @@ class RunPlan:
         facts |= _scoring(settings) | {"episodes": self.config.eval_episodes}
         if league := settings.get("league"):
             facts["opponents"] = league.get("held_out") or league.get("anchors")
+        if samples := self.config.exploitability_samples:
+            facts["exploitability_samples"] = samples
         return digest(yaml.safe_dump(facts))
 
     def scoring(self, settings: Mapping[str, Any]) -> str:

@@ -59,9 +59,10 @@ class Messages:
                 "does not rank checkpoints: the newest counts as the best. Compare exported models with fa.benchmark"
             )
         if config.eval_every and not plan.uses_env_reward:
+            ranks = "" if config.exploitability_samples else ", which the choice of the best checkpoint uses as well"
             self.say(
-                f"held-out episodes are scored by the run's reward, {reward_name(plan.reward)} (eval/reward), which "
-                "the choice of the best checkpoint uses as well. eval/env_reward is the environment's own reward"
+                f"held-out episodes are scored by the run's reward, {reward_name(plan.reward)} (eval/reward){ranks}. "
+                "eval/env_reward is the environment's own reward"
             )
         if fixed := _fixed_agents_of_ensemble(plan, learners):
             self.say(

@@ -71,7 +71,7 @@ class _Mark:
     policies: list[str]
     """Names of the learners, sorted."""
     score: float | None = None
-    """Mean held-out reward of these weights. None if it was not measured."""
+    """Mean held-out reward of these weights, or minus their exploitability. None if it was not measured."""
     measure: str = ""
     """Hash of what the score depends on besides the weights. Empty in checkpoints of earlier versions."""
     files: dict[str, list[int]] = field(default_factory=dict)
@@ -546,8 +546,8 @@ def export_checkpoint(
 
     Args:
         run: Run folder: the ``out_dir`` of a `GRPOTrainer`, `SFTTrainer` or `DPOTrainer`.
-        checkpoint: "best" (highest held-out reward, or the newest if none was measured), "newest", or a name such as
-            "step-000020".
+        checkpoint: "best" (lowest exploitability if the run measures it, or else highest held-out reward, or else the
+            newest), "newest", or a name such as "step-000020".
         out: New folder. None: ``RUN/export-step-NNNNNN``.
         say: Called with a line about the checkpoint before the export.
 
@@ -568,11 +568,18 @@ def export_checkpoint(
     except (OSError, ValueError) as cause:
         raise RunFolderError(f"checkpoint {chosen} is damaged: {cause}") from cause
     if say is not None:
-        reward = "no held-out reward" if mark.score is None else f"held-out reward {mark.score:.4f}"
-        say(f"checkpoint  {chosen.name}, {reward}")
+        say(f"checkpoint  {chosen.name}, {_score_of(mark, settings)}")
     for name in mark.policies:
         _export_policy(settings, name, chosen / name, target if len(mark.policies) == 1 else target / name)
     return target
+
+
+def _score_of(mark: _Mark, settings: Mapping[str, Any]) -> str:
+    """Describe the score of a checkpoint, which is minus the exploitability in runs that measure it."""
+    trainer = settings.get("trainer")
+    exploited = isinstance(trainer, Mapping) and trainer.get("exploitability_samples")
+    name = "exploitability" if exploited else "held-out reward"
+    return f"no {name}" if mark.score is None else f"{name} {-mark.score if exploited else mark.score:.4f}"
 
 
 def _select(folder: Path, name: str) -> Path:

@@ -28,7 +28,8 @@ class LeagueConfig:
     """Number of steps between snapshots of the policy. Each snapshot joins the opponents."""
     opponents: Matchmaking = "pfsp"
     """Matchmaking: the newest snapshot ("latest"), all with equal probability ("uniform"), preferably the hardest
-    ("pfsp"), or preferably those of equal strength, by win rate ("pfsp_even") or by rating ("near")."""
+    ("pfsp"), or preferably those of equal strength, by win rate ("pfsp_even") or by rating ("near"). "regret" prefers
+    those against which the policy earns least, by reward instead of by win rate."""
     pool: int = 8
     """Maximum number of snapshots, including the start model. At least 2. Each takes the model's size on disk. When the
     pool is full, the snapshot with the lowest win rate against the policy leaves."""
@@ -176,7 +177,15 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     against itself and failed games are left out. A forfeit counts as it is paid. Otherwise an opponent that always
     forfeits would look unbeaten and be drawn most often.
     """
-    results: dict[str, list[float]] = {}
+    return {
+        name: [0.5 if margin == 0 else float(margin > 0) for margin in margins]
+        for name, margins in margins_of(groups, policy).items()
+    }
+
+
+def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[float]]:
+    """Return the reward of `policy` minus the opponent's in each game, by opponent. Games as in `results_of`."""
+    margins: dict[str, list[float]] = {}
     for group in groups:
         for episode in group.episodes:
             sides = _sides(episode, policy)
@@ -184,8 +193,8 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
                 continue
             opponent, *agents = sides
             mean, opponent_mean = (float(np.mean([episode.rewards[agent] for agent in side])) for side in agents)
-            results.setdefault(opponent, []).append(0.5 if mean == opponent_mean else float(mean > opponent_mean))
-    return results
+            margins.setdefault(opponent, []).append(mean - opponent_mean)
+    return margins
 
 
 def policy_agents(group: EpisodeGroup, policy: str) -> list[str]:

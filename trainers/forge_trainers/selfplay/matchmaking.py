@@ -8,16 +8,20 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-Matchmaking: TypeAlias = Literal["latest", "uniform", "pfsp", "pfsp_even", "near"]
+Matchmaking: TypeAlias = Literal["latest", "uniform", "pfsp", "pfsp_even", "near", "regret"]
 """Probabilities of the opponents. "latest": the newest snapshot; "uniform": all equal; "pfsp": in proportion to
 ``(1 - w)**2``, where w is the win rate, so the hardest most often; "pfsp_even": ``w * (1 - w)``, so those of equal
 strength most often (prioritized fictitious self-play: Vinyals et al. 2019, "Grandmaster level in StarCraft II",
-Methods); "near": probability of a draw by the ratings (Weng and Lin 2011, as openskill computes it)."""
+Methods); "near": probability of a draw by the ratings (Weng and Lin 2011, as openskill computes it); "regret": in
+proportion to an opponent's regret, so those against which the policy earns less than against the opponents that were
+drawn (Anytime PSRO, arXiv 2201.07700, whose distribution of opponents is chosen by regret matching)."""
 
 MEMORY = 0.9
 """Decay of earlier results against an opponent per step with games against it: the policy changes."""
 _PRIOR_GAMES = 2.0
-"""Number of draws in the prior of each win rate."""
+"""Number of draws in the prior of each win rate and margin."""
+_EXPLORATION = 0.1
+"""Share of draws by "regret" that are uniform. Without them a margin that is never measured again would stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +44,20 @@ class Opponent:
     """Decayed number of games, see `MEMORY`."""
     recent_score: float = 0.0
     """The policy's score in these games: 1 for a win, 0.5 for a draw."""
+    recent_margin: float = 0.0
+    """The policy's reward minus the opponent's, summed over these games."""
+    regret: float = 0.0
+    """Reward that the opponents have missed because this one was not always drawn. At least 0."""
 
     @property
     def win_rate(self) -> float:
         """Probability that the policy wins, in (0, 1): recent games with a prior of two draws."""
         return (self.recent_score + _PRIOR_GAMES / 2) / (self.recent_games + _PRIOR_GAMES)
+
+    @property
+    def margin(self) -> float:
+        """Mean reward of the policy minus the opponent's: recent games with a prior of two draws."""
+        return self.recent_margin / (self.recent_games + _PRIOR_GAMES)
 
 
 class Standings:
@@ -90,6 +103,10 @@ class Standings:
             weights_n = (1 - win_n) ** 2
         elif matchmaking == "pfsp_even":
             weights_n = win_n * (1 - win_n)
+        elif matchmaking == "regret":
+            regret_n = np.array([opponent.regret for opponent in opponents])
+            regret_n = regret_n if regret_n.any() else np.ones(len(opponents))
+            weights_n = (1 - _EXPLORATION) * regret_n / regret_n.sum() + _EXPLORATION / len(opponents)
         else:
             rating = self._ratings.rating
             pairs = ([[rating(mu=p.mu, sigma=p.sigma)] for p in (self, opponent)] for opponent in opponents)
@@ -100,10 +117,14 @@ class Standings:
         probabilities_n: np.ndarray = weights_n / weights_n.sum()
         return probabilities_n
 
-    def record(self, results: Mapping[str, Sequence[float]]) -> None:
+    def record(self, results: Mapping[str, Sequence[float]], margins: Mapping[str, float] | None = None) -> None:
         """Record the games of a step: by opponent, the policy's results, 1 for a win, 0.5 for a draw, 0 for a loss.
 
         Games against opponents that left are ignored. Raises ValueError for another result.
+
+        Args:
+            results: Results by opponent.
+            margins: The policy's mean reward minus the opponent's, by opponent. They update the regrets.
         """
         for name, scores in results.items():
             invalid = [score for score in scores if score not in (0, 0.5, 1)]
@@ -120,7 +141,10 @@ class Standings:
                 games=opponent.games + len(scores),
                 recent_games=MEMORY * opponent.recent_games + len(scores),
                 recent_score=MEMORY * opponent.recent_score + float(sum(scores)),
+                recent_margin=MEMORY * opponent.recent_margin + len(scores) * (margins or {}).get(name, 0.0),
             )
+        if margins:
+            self._update_regrets()
 
     def add(self, name: str, version: int) -> list[Opponent]:
         """Add a snapshot of the policy, with its rating. Returns the opponents that left.
@@ -149,6 +173,7 @@ class Standings:
             "counts": np.array([(row.version, row.games) for row in rows], dtype=np.int64),
             "numbers": np.array([(row.mu, row.sigma, row.recent_games, row.recent_score) for row in rows]),
             "own": np.array([self.mu, self.sigma]),
+            "regrets": np.array([(row.recent_margin, row.regret) for row in rows]),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -162,6 +187,7 @@ class Standings:
                 "out_dir"
             )
         self.mu, self.sigma = (float(value) for value in state["own"])
+        regrets = state.get("regrets", np.zeros((len(rows), 2)))  # checkpoints of earlier versions have none
         self._opponents = {
             name: Opponent(
                 name=name,
@@ -172,9 +198,19 @@ class Standings:
                 games=int(state["counts"][at, 1]),
                 recent_games=float(state["numbers"][at, 2]),
                 recent_score=float(state["numbers"][at, 3]),
+                recent_margin=float(regrets[at, 0]),
+                regret=float(regrets[at, 1]),
             )
             for name, at in rows.items()
         }
+
+    def _update_regrets(self) -> None:
+        """Add the difference between each opponent's margin and that of the opponents that were drawn."""
+        # regret matching+ (arXiv 1407.5042): R <- max(0, R + u(opponent) - sum over opponents of p u), u = -margin
+        probabilities_n = self.probabilities("regret")
+        margins_n = np.array([opponent.margin for opponent in self.opponents])
+        for opponent, gain in zip(self.opponents, probabilities_n @ margins_n - margins_n, strict=True):
+            self._opponents[opponent.name] = replace(opponent, regret=max(0.0, opponent.regret + float(gain)))
 
     def _rate(self, opponent: Opponent, scores: Sequence[float]) -> tuple[float, float]:
         """Update the policy's rating. Returns the opponent's."""
