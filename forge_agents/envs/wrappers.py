@@ -28,7 +28,7 @@ from forge_agents.envs.env import (
 )
 from forge_agents.envs.foreign import SingleAgentEnv, turn_based
 from forge_agents.envs.spec import AnyEnv, EnvSpec, check_max_turns
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ArgumentError, ForgeError
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
@@ -549,6 +549,11 @@ def _copied(env: Any, memo: dict[int, Any]) -> Any:
 def build(spec: EnvSpec) -> AnyEnv:
     """Make the environment of a spec in this process, with its turn limit and no other wrapper."""
     env: Any = spec.load()(**spec.kwargs)
+    if not isinstance(env, (AECEnv, ParallelEnv)):
+        raise ArgumentError(
+            f"{spec.id} made a {type(env).__name__}, which is not a PettingZoo environment. Its entry point must make "
+            "an AECEnv or a ParallelEnv. Convert Gymnasium environments by fa.wrap"
+        )
     env.spec = spec
     if spec.max_turns is not None:
         if "max_turns" in vars(env) or hasattr(type(env), "max_turns"):  # not that of a wrapped environment

@@ -71,6 +71,9 @@ Check: TypeAlias = Callable[[Case], str | None]
 STEP_S = 5.0
 """Maximum seconds for an environment to process a megabyte of text."""
 
+MAX_QUOTED = 500
+"""Maximum number of characters of a message of PettingZoo, which may quote whole actions."""
+
 _HARMLESS = re.compile(
     r"not a NumPy array|should be gymnasium.spaces.box|recommend agents to be named|different observation space|"
     r"Agents have different|does not have a `render_mode`"
@@ -81,6 +84,7 @@ def pettingzoo_api(case: Case) -> str:
     """Run PettingZoo's `api_test`. Returns its unusual warnings."""
     from pettingzoo.test import api_test
 
+    _same_spaces(case)
     env = case.create()
     observe = env.observe
 
@@ -96,7 +100,19 @@ def pettingzoo_seed(case: Case) -> None:
     """Run PettingZoo's `seed_test`."""
     from pettingzoo.test import seed_test
 
+    _same_spaces(case)
     _run_test(seed_test, case.create, "draw every random number from the rng that setup gets", "setup")
+
+
+def _same_spaces(case: Case) -> None:
+    """Each space is the same object in every call, as PettingZoo demands. Otherwise seeds of spaces are lost."""
+    env = case.create()
+    env.reset(seed=case.seeds[0])
+    for name, agent in itertools.product(("observation_space", "action_space"), env.possible_agents):
+        if getattr(env, name)(agent) is not getattr(env, name)(agent):
+            message = f"{name}({agent!r}) returns a new object in each call, so a seed of the space has no effect"
+            raise BreachError(message, f"create the spaces once, and return the same object from {name}", name)
+    env.close()
 
 
 def pettingzoo_parallel(case: Case) -> str:
@@ -120,7 +136,7 @@ def _run_test(test: Callable[..., None], subject: object, fix: str, method: str 
             test(subject, num_cycles=100)
         except AssertionError as error:
             differ = "two environments with seed 42 differ: " if method == "setup" else ""
-            raise BreachError(f"{test.__name__}: {differ}{error}", fix, method) from error
+            raise BreachError(f"{test.__name__}: {differ}{str(error)[:MAX_QUOTED]}", fix, method) from error
     return "; ".join(sorted({str(w.message) for w in caught if not _HARMLESS.search(str(w.message))}))
 
 

@@ -164,7 +164,10 @@ def same(what: str, left: list[Step], right: list[Step], fix: str) -> None:
     for index, (step, other) in enumerate(itertools.zip_longest(left, right)):
         if step != other:
             pairs = zip(_PARTS, step or ("<over>",) * 7, other or ("<over>",) * 7, strict=True)
-            part, a, b = next((part, a, b) for part, a, b in pairs if a != b)
+            differences = [each for each in pairs if each[1] != each[2] and not str(each[1]) == str(each[2]) == "nan"]
+            if not differences:
+                continue
+            part, a, b = differences[0]
             method = "setup" if index == 0 else "observe_text" if part == "observation" else "act"
             raise BreachError(f"{what}: {part} of step {index} is {str(a)[:80]!r}, then {str(b)[:80]!r}", fix, method)
 

@@ -14,6 +14,8 @@ from plain_env import Plain, PlainAEC
 from refusals import raises
 
 import forge_agents as fa
+from forge_agents.envs.conformance.checks import MAX_QUOTED
+from forge_agents.envs.env import TextSpace
 from forge_agents.envs.reasoning import split_reasoning
 from forge_agents.errors import UnknownIdError
 from forge_agents.testing import ConformanceError, check_env
@@ -282,6 +284,36 @@ def test_each_breach_is_found_by_its_check(env, check, message):
 def test_findings_name_the_line(env, check, text, method):
     where = failures(env, check)[check].where
     assert where == "" if text is None else line(env, text) in where and where.endswith(method)
+
+
+def test_space_that_is_new_in_each_call_is_named_once():
+    class Fresh(PlainAEC):
+        def action_space(self, agent):
+            return TextSpace(2000)
+
+    report = check_env(Fresh, raise_on_failure=False)
+    ((checks, finding),) = [group for group in report.grouped() if not group[1].ok]
+    assert checks == ("pettingzoo api", "pettingzoo seed")
+    assert (
+        finding.message == "action_space('a') returns a new object in each call, so a seed of the space has no effect"
+    )
+    assert finding.fix == "create the spaces once, and return the same object from action_space"
+    assert finding.where.endswith("Fresh.action_space")
+
+
+def test_quoted_message_of_pettingzoo_is_short():
+    message = failures(_unseeded, "pettingzoo seed")["pettingzoo seed"].message
+    assert len(message) <= len("seed_test: two environments with seed 42 differ: ") + MAX_QUOTED
+
+
+def test_reward_that_is_not_a_number_is_no_difference_of_two_episodes():
+    class Unpaid(PlainAEC):
+        def step(self, action):
+            super().step(action)
+            if self.agents:
+                self._cumulative_rewards["a"] = float("nan")
+
+    assert set(failures(Unpaid, "determinism", "rewards and infos")) == {"rewards and infos"}
 
 
 class _Broken(Good):
