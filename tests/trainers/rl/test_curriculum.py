@@ -14,6 +14,7 @@ from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import ArgumentError, UnknownIdError
 from forge_agents.rollout import Rollout
 from forge_agents.testing import check_levels
+from forge_agents.types import Episode, EpisodeError, Trajectory
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig, Progress
 from forge_trainers.rl.scoring import score
 from forge_trainers.rl.tasks import TaskSampler
@@ -227,6 +228,19 @@ def test_success_counts_trained_agents_without_failures():
     progress.record(plan, groups, {"somebody else"}, {})
     with pytest.raises(KeyError):
         progress.success("test/Dice-v0@1")
+
+
+def test_success_leaves_out_agents_that_miss_an_episode():
+    env_id = "test/Dice-v0@1"
+    (played,) = groups_of(env_id, [True, False])
+    failure = EpisodeError(where="make", kind="E", message="")
+    failed = Episode(env_id=env_id, seed=0, trajectories={}, error=failure, end_reason="error")
+    guest = Trajectory(agent="guest", policy="me", turns=(), initial_reward=1.0)
+    joined = replace(played.episodes[1], trajectories={**played.episodes[1].trajectories, "guest": guest})
+    (scored,) = asyncio.run(score([replace(played, episodes=(played.episodes[0], joined, failed))]))
+    progress = Progress()
+    progress.record(Curriculum("test/Dice-v0"), [scored], {"me"}, {})
+    assert progress.success(env_id) == (1 + 0.5) / 2
 
 
 def test_informative_seeds_are_replayed_and_least_informative_are_dropped():

@@ -121,6 +121,16 @@ def test_league_draws_opponents_by_the_rewards_of_its_games(tmp_path):
     assert rows == {"random": pytest.approx(0.95), "hero-000000": pytest.approx(0.05)}
 
 
+def test_equal_rewards_of_sides_of_different_size_are_a_draw():
+    rewards = dict.fromkeys(("p0", "p1", "p2", "p3"), 0.1)
+    trajectories = {
+        agent: Trajectory(agent=agent, policy="a" if at else "hero", turns=(), initial_reward=reward)
+        for at, (agent, reward) in enumerate(rewards.items())
+    }
+    played = group(Episode(env_id="duel", seed=0, trajectories=trajectories))
+    assert results_of([played], "hero") == {"a": [0.5]}
+
+
 def test_league_reward_counts_games_against_opponents():
     judged = [
         dataclasses.replace(

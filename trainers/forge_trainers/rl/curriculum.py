@@ -197,7 +197,8 @@ class Progress:
         means = []
         for index, episode in enumerate(group.episodes):
             rewards = group.episode_rewards(index)
-            values = [r for agent, r in rewards.items() if episode.trajectories[agent].policy in trained]
+            present = episode.trajectories  # an agent may miss an episode, and a failed one may have none
+            values = [r for agent, r in rewards.items() if agent in present and present[agent].policy in trained]
             if episode.error is None and values and not np.isnan(values).all():
                 means.append(np.nanmean(values))
         scores, env_id = np.array(means, np.float64) / (1.0 if top is None else top), group.env_id

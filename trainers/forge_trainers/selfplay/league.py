@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -193,7 +194,8 @@ def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
                 continue
             opponent, *agents = sides
             mean, opponent_mean = (float(np.mean([episode.rewards[agent] for agent in side])) for side in agents)
-            margins.setdefault(opponent, []).append(mean - opponent_mean)
+            is_draw = math.isclose(mean, opponent_mean, abs_tol=1e-9)  # the mean of three rewards of 0.1 is not 0.1
+            margins.setdefault(opponent, []).append(0.0 if is_draw else mean - opponent_mean)
     return margins
 
 
