@@ -295,6 +295,8 @@ class EpisodeError(_Stored):
     """Class name of the exception."""
     message: str
     trace: str = ""
+    agent: str = ""
+    """Agent whose player failed. Empty if the environment failed."""
 
 
 FORMAT = 2
@@ -335,6 +337,12 @@ class Episode(_Stored):
         turns = itertools.chain.from_iterable(trajectory.turns for trajectory in self.trajectories.values())
         unanswered = any(turn.finish_reason == "context" and not turn.response_ids for turn in turns)
         return self.end_reason == "context" or unanswered
+
+    @property
+    def failed_policy(self) -> str:
+        """Name of the player whose failure ended the episode. Empty if none failed."""
+        agent = self.error.agent if self.error is not None else ""
+        return self.trajectories[agent].policy if agent in self.trajectories else ""
 
     @property
     def program_error(self) -> str:

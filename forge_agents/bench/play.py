@@ -293,7 +293,7 @@ class _Run:
             self.tokens += sampled
             self.cost += cost_of(facts_at(self.facts[match.lineup[agent]], agent), prompt_tokens, sampled)
         self.bar.step(self.tokens, failed=bool(record.error))
-        for name in set(record.lineup.values()):
+        for name in {record.fault} if record.fault else set(record.lineup.values()):
             self.consecutive_failures[name] = self.consecutive_failures[name] + 1 if record.error else 0
             failures = self.consecutive_failures[name]
             if failures >= _MAX_CONSECUTIVE_FAILURES and not self.stopped:

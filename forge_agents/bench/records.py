@@ -67,6 +67,8 @@ class Record:
     end: str
     error: str
     """Failure of the episode. Empty if it succeeded."""
+    fault: str = ""
+    """Player whose failure ended the episode. Empty if none failed, as if the environment did."""
     seconds: float = 0.0
 
     @classmethod
@@ -91,6 +93,7 @@ class Record:
             seats=results,
             end=episode.end_reason,
             error=f"{error.where}: {error.kind}: {error.message}"[:500] if error else "",
+            fault=lineup.get(error.agent, "") if error else "",
             seconds=episode.duration_s,
         )
 
@@ -100,10 +103,12 @@ class Record:
         results = {str(agent): AgentRecord(**result) for agent, result in row["seats"].items()}
         record = cls(**{**row, "seats": results})
         numbers: tuple[Any, ...] = (record.seed, record.sample)  # the types of a damaged file are not those of `Record`
-        texts: tuple[Any, ...] = (record.key, record.env, record.end, record.error, *record.lineup.values())
+        texts: list[Any] = [record.key, record.env, record.end, record.error, record.fault, *record.lineup.values()]
         are_valid = [isinstance(value, kind) for values, kind in ((numbers, int), (texts, str)) for value in values]
         if not all(are_valid) or not all(map(_is_result, results.values())):
             raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
+        if record.fault not in ("", *record.lineup.values()):
+            raise ValueError(f"episode {record.key!s:.20} failed by {record.fault!s:.20}, who has no agent in it")
         return record
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,7 +107,12 @@ def incomplete(report: Results) -> list[str]:
         warnings.append(f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played{reason}")
     failed = [record for record in report.records if record.error]
     if failed:
-        warnings.append(f"{len(failed)} episodes failed and are not counted. The first: {failed[0].error}")
+        faults = Counter(record.fault for record in failed if record.fault).most_common()
+        by = f", by failures of {', '.join(f'{name} ({number})' for name, number in faults)}" if faults else ""
+        warnings.append(
+            f"{len(failed)} episodes failed{by}. Where a game is won or lost, the player that failed has lost it. "
+            f"Others are not counted. The first: {failed[0].error}"
+        )
     if full := [record for record in report.records if record.end == "context"]:
         warnings.append(
             f"{len(full)} episodes ended because the context of a player was full. No rating counts them. The first: "
@@ -209,21 +215,24 @@ def _power(pairs: Sequence[Pair]) -> str:
 
 
 def _players(report: Results) -> Section:
+    faults = Counter(record.fault for record in report.records)
     rows = []
     for name, facts in report.players.items():
         strength = games = "\N{EN DASH}"
         if rating := report.summary.ratings.get(name):
             ends = "" if math.isnan(rating.low) else f" [{rating.low:.0f}, {rating.high:.0f}]"
             strength, games = f"{rating.value:.0f}{ends}", str(rating.games)
-        rows.append((name, player_type(facts), interval(report.summary.overall[name]), strength, games))
+        success = interval(report.summary.overall[name])
+        rows.append((name, player_type(facts), success, strength, games, *([str(faults[name])] if any(faults) else [])))
     note = (
         "Success is the mean over the environments that define it, with each seed of each as a unit. An opponent's "
         "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from games "
         "that are zero-sum or pay one reward each for a win, a loss and a draw, with a draw added to each pair. A game "
         "is a deal in all its line-ups. The player with the higher total reward wins it. Deals with a forfeit or a "
-        "full context are left out."
+        "full context are left out. A deal in which one of the players failed is lost by it."
     )
-    return Section("Players", ("player", "type", "success", "rating", "games"), rows, names=2, note=note)
+    heads = ("player", "type", "success", "rating", "games", *(["failures"] if any(faults) else []))
+    return Section("Players", heads, rows, names=2, note=note)
 
 
 def _environments(report: Results, brief: bool) -> list[Section]:

@@ -13,7 +13,7 @@ from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
-from forge_agents.bench.verdicts import is_spoiled, is_won_or_lost, is_zero_sum, judged
+from forge_agents.bench.verdicts import is_spoiled, is_won_or_lost, is_zero_sum, judged, with_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def summarize(
     for record in records:
         records_of[record.env].append(record)
     for environment in environments:
-        played = judged(records_of[environment.id], environment)
+        played = with_losses(judged(records_of[environment.id], environment), environment)
         defined = all(agent.success is not None for record in played for agent in record.seats.values())
         undefined += [] if defined else [environment.id]
         rewards: dict[str, dict[int, float]] = {}
@@ -195,11 +195,11 @@ def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, playe
 
 
 def _results(record: Record, player: str) -> list[AgentRecord]:
-    """Return the results of a player's agents. Empty if the episode failed.
+    """Return the results of a player's agents. A failed episode has only those of a player that lost by failing.
 
     If only an opponent forfeited, the player's agents did not succeed.
     """
-    results = [] if record.error else [result for result in record.seats.values() if result.player == player]
+    results = [result for result in record.seats.values() if result.player == player]
     opponent_forfeited = any(result.forfeit for result in record.seats.values() if result.player != player)
     if opponent_forfeited and not any(result.forfeit for result in results):
         return [replace(result, success=False) for result in results]
@@ -236,19 +236,19 @@ def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[Ag
 
 
 def _cell(env: str, player: str, records: Sequence[Record], *, defined: bool) -> Cell:
-    failed = sum(bool(record.error) for record in records)
+    finished = [record for record in records if not record.error]
     return Cell(
         env=env,
         player=player,
-        episodes=len(records) - failed,
-        failed=failed,
+        episodes=len(finished),
+        failed=len(records) - len(finished),
         reward=_mean_over_seeds(records, player, _reward),
         success=statistics.rate(*_stratum(records if defined else (), player, _success)),
-        invalid=statistics.rate(*_stratum(records, player, operator.attrgetter("invalid"), _decisions)),
-        forfeit=statistics.rate(*_stratum(records, player, operator.attrgetter("forfeit"))),
-        cut_off=statistics.rate(*_stratum(records, player, operator.attrgetter("cut_off"), _decisions)),
-        decisions=_mean_over_seeds(records, player, _decisions),
-        tokens=_mean_over_seeds(records, player, operator.attrgetter("tokens")),
+        invalid=statistics.rate(*_stratum(finished, player, operator.attrgetter("invalid"), _decisions)),
+        forfeit=statistics.rate(*_stratum(finished, player, operator.attrgetter("forfeit"))),
+        cut_off=statistics.rate(*_stratum(finished, player, operator.attrgetter("cut_off"), _decisions)),
+        decisions=_mean_over_seeds(finished, player, _decisions),
+        tokens=_mean_over_seeds(finished, player, operator.attrgetter("tokens")),
         pass_at_k=_pass_at_k(records, player) if defined else {},
     )
 
@@ -375,7 +375,7 @@ def _games(records: Iterable[Record]) -> Iterator[Game]:
 
     The line-ups of a deal count together, because with swapped agents both players had the better hand once. A deal is
     left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a forfeit or a full
-    context.
+    context. If one of the players failed in it, and nothing else, the other one wins.
     """
     deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
     for record in records:
@@ -386,11 +386,16 @@ def _games(records: Iterable[Record]) -> Iterator[Game]:
     for (_, _, names), played in deals.items():
         complete[names] = max(len(played), complete[names])
     for (seed, _, names), played in deals.items():
-        spoiled = any(map(is_spoiled, played))
+        faults = {record.fault for record in played if record.error}
+        spoiled = any(is_spoiled(record) for record in played if not record.error)
         first, second = both = tuple(dict.fromkeys(played[0].lineup.values()))
         agents = [{agent for record in played for agent, by in record.lineup.items() if by == name} for name in both]
         rewards = [[result.reward for record in played for result in _results(record, name)] for name in both]
-        if not spoiled and len(played) == complete[names] and agents[0] == agents[1] and all(rewards):
+        if spoiled or len(played) < complete[names] or agents[0] != agents[1] or "" in faults or len(faults) > 1:
+            continue
+        if faults:
+            yield Game((played[0].env, seed), first, second, float(second in faults))
+        elif all(rewards):
             mine, other = map(_mean, rewards)
             score = 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other)
             yield Game((played[0].env, seed), first, second, score)

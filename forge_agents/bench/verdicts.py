@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import Record
+from forge_agents.bench.records import AgentRecord, Record
 
 _TOLERANCE = 1e-6
 """Rewards that differ by less are equal."""
@@ -39,6 +39,35 @@ def judged(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
         _completed(record, {agent: _winning_reward(record, agent, environment) for agent in record.seats})
         for record in records
     ]
+
+
+def with_losses(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
+    """Return the records, in which a player whose failure ended a game against others has lost the game.
+
+    A player could hide its losses otherwise. Its agents get the lowest reward of all finished games, and its opponents
+    have no result. This needs a game that is won or lost, see `is_won_or_lost`. In others, failed episodes have none.
+    """
+    rewards = [agent.reward for record in records if not record.error for agent in record.seats.values()]
+    counts = bool(rewards) and is_won_or_lost(records, environment)
+    return [_lost(record, min(rewards) if counts else None) if record.error else record for record in records]
+
+
+def _lost(record: Record, reward: float | None) -> Record:
+    """Return a failed record with the results of the player at fault: `reward` and no success. None: no results."""
+    if reward is None or len(set(record.lineup.values())) < 2:
+        return replace(record, seats={})
+    lost = AgentRecord(
+        player=record.fault,
+        reward=reward,
+        success=False,
+        decisions=0,
+        invalid=0,
+        forfeit=False,
+        cut_off=0,
+        tokens=0,
+        prompt_tokens=0,
+    )
+    return replace(record, seats={agent: lost for agent, name in record.lineup.items() if name == record.fault})
 
 
 def is_zero_sum(records: Iterable[Record], environment: SuiteEnv) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,9 @@ def evaluate(argv: Sequence[str]) -> int:
     if result.scored_by != "environment":
         print(f"environment's reward {result.env_reward:.4f} +/- {result.env_ci:.4f} (95 %)")
     abstained = f", {result.abstained} without a reward" if result.abstained else ""
-    print(f"{len(result.episodes)} episodes, {result.failed} failed{abstained}")
+    players = Counter(episode.failed_policy for episode in result.episodes if episode.failed_policy)
+    by = f" ({', '.join(f'{number} by {name}' for name, number in players.items())})" if players else ""
+    print(f"{len(result.episodes)} episodes, {result.failed} failed{by}{abstained}")
     by_env = result.by_env if len(result.by_env) > 1 else {}
     for name, reward in {**by_env, **result.by_agent, **result.by_policy}.items():
         print(f"  {name}: {reward:.4f}")

@@ -52,14 +52,15 @@ def decision_fields(decision: Decision) -> dict[str, Any]:
 class FailureError(Exception):
     """Carries an environment's or player's exception to the place where it is recorded."""
 
-    def __init__(self, where: Where, cause: BaseException) -> None:
-        self.where, self.cause = where, cause
+    def __init__(self, where: Where, cause: BaseException, agent: str = "") -> None:
+        self.where, self.cause, self.agent = where, cause, agent
 
     def as_error(self) -> EpisodeError:
         """The record of the failure."""
         exception = traceback.TracebackException.from_exception(self.cause)  # works even if `str` of the cause raises
         trace = "".join(exception.format())
-        return EpisodeError(where=self.where, kind=type(self.cause).__name__, message=str(exception), trace=trace)
+        kind = type(self.cause).__name__
+        return EpisodeError(where=self.where, kind=kind, message=str(exception), trace=trace, agent=self.agent)
 
 
 class _StepResult(NamedTuple):
@@ -116,7 +117,7 @@ class _Agent:
         except (FailureError, ActorDiedError, BudgetError, MissingExtraError, StallError):
             raise
         except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
-            raise FailureError("policy", cause) from cause
+            raise FailureError("policy", cause, self.name) from cause
 
     def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
         conversation = info.get(CONVERSATION)

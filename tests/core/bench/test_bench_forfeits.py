@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from bench_helpers import BOLD, play
 from plain_env import Plain
 
 import forge_agents as fa
+from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import Record, forfeits_of
+from forge_agents.bench.verdicts import with_losses
 
 SLIPS = "bad"
 
@@ -113,3 +116,44 @@ def test_a_lake_outlives_a_season_without_a_number(when):
     result = Record.of(episode, key="", sample=0, lineup={"player_0": "x", "player_1": "y"}).seats
     assert (result["player_0"].invalid, result["player_0"].decisions) == (1, 8)
     assert not any(seat.forfeit for seat in result.values())
+
+
+def loses(observation):
+    """Player of Kuhn poker that folds, and fails in place of folding a Jack."""
+    if "fold" in observation and "Jack" in observation:
+        raise OSError("server down")
+    return "fold" if "fold" in observation else "check"
+
+
+def test_player_that_fails_where_it_would_lose_gains_nothing(tmp_path):
+    players = {"bold": BOLD, "loses": fa.Scripted(loses)}
+    report = play(tmp_path, players, episodes=12)
+    failed = [record for record in report.records if record.error]
+    assert failed and all(record.fault == "loses" and not record.seats for record in failed)
+    duels = [record for record in report.records if len(set(record.lineup.values())) == 2]
+    lost = [record.seed for record in duels if record.error]
+    _, cell = report.summary.cells
+    assert cell.player == "loses" and cell.failed == len(lost) and cell.episodes == 24 - len(lost)
+    finished = [r.reward for record in duels for r in record.seats.values() if r.player == "loses"]
+    assert min(finished) == -1.0 and len(lost) > 3
+    assert cell.reward.value == pytest.approx((sum(finished) - 2.0 * len(lost)) / 24), "2 is the largest loss"
+    assert cell.success.n == cell.reward.n == 12
+    assert report.summary.ratings["bold"].games == 12, "a deal that a player fails in is lost"
+    text = report.markdown()
+    assert f"by failures of loses ({len(failed)})" in text and "| failures |" in text
+
+
+def test_failures_of_partners_and_environments_are_nobodys_loss():
+    def failed(fault):
+        lineup = {"a": "x", "b": "y"}
+        row = {"key": "", "env": RACE, "seed": 1, "sample": 0, "lineup": lineup, "seats": {}, "end": "error"}
+        return Record(**row, error="policy: OSError: gone", fault=fault)
+
+    won = replace(failed(""), seats=seats((0, 0, 0), (1, 0, 0)), error="", end="terminated")
+    rivals = SuiteEnv(id=RACE, seats=("a", "b"), kind="competitive", max_turns=9)
+    assert won.seats["a"].reward == 1.0 and won.seats["b"].reward == 0.0
+    results = with_losses([won, failed("x"), failed("")], rivals)
+    assert results[0] is won and not results[2].seats
+    assert {agent: (r.player, r.reward, r.success) for agent, r in results[1].seats.items()} == {"a": ("x", 0.0, False)}
+    assert not any(record.seats for record in with_losses([failed("x")], rivals)), "no loss is known"
+    assert not with_losses([won, failed("x")], replace(rivals, kind="cooperative"))[1].seats

@@ -90,6 +90,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("episodes", 0, "seats", "player_0", "decisions"), "3", "a result of another type"),
         (("episodes", 0, "seats", "player_0", "tokens"), 10**300, "a result of another type"),
         (("episodes", 0, "seed"), "3", "a seed or a result of another type"),
+        (("episodes", 0, "fault"), "stranger", "failed by stranger, who has no agent in it"),
         (("episodes", 0, "env"), "forge/Other-v0", "forge/Other-v0, which is not in its suite"),
         (("settings", "episodes"), {}, "settings.episodes must be a int, got a dict"),
         (("settings", "episodes"), 10**12, "seeds together. Expected at most 1000000"),

@@ -22,7 +22,7 @@ from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
-from forge_trainers.rl.evaluation import EvalResult
+from forge_trainers.rl.evaluation import EvalResult, eval_metrics, eval_result
 from forge_trainers.rl.metrics import group_spread, mean_and_ci, rates, summarize
 from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, engines_of, env_reward, models_of
 from forge_trainers.rl.samples import compute_advantages, credit_groups
@@ -471,6 +471,17 @@ def test_turns_of_scripts_are_no_short_responses():
     result, sampled = rates([item], 1.0), item.episodes[0].trajectories["b"].turns[0].response_ids
     assert result["turns"] == 4 and result["response_tokens"] == len(sampled)
     assert result["cut_off"] == pytest.approx(1 / 3)
+
+
+def test_metrics_name_players_whose_failures_dropped_episodes():
+    error = EpisodeError(where="policy", kind="EndpointError", message="gone", agent="b")
+    failed = group((0, 1), (1, 0), error=error)
+    player = failed.episodes[0].trajectories["b"].policy
+    assert rates([failed, failed], 1.0)[f"failed/{player}"] == 4.0
+    broken = group((0, 1), (1, 0), error=dataclasses.replace(error, where="step", agent=""))
+    assert not any(name.startswith("failed/") for name in rates([broken], 1.0))
+    result = eval_result([failed], [failed], [failed], (), scored_by="environment")
+    assert eval_metrics(result)[f"eval/failed/{player}"] == 2.0
 
 
 def test_metrics_count_failed_programs():

@@ -84,12 +84,12 @@ def test_rewards_of_several_policies_follow_their_mean(monkeypatch, capsys):
 
 def test_held_out_rewards_and_skipped_steps_of_several_policies_are_shown(capsys):
     row = {"reward/mean": 0.0, "eval/reward": 0.0, "eval/reward/a": 0.25, "eval/reward/b": -0.25}
-    row |= {"learner/a/skipped": 1.0, "learner/b/skipped": 0.0}
+    row |= {"learner/a/skipped": 1.0, "learner/b/skipped": 0.0, "failed/rival": 3.0}
     with display.Display("train", 1, policies=["a", "b"]) as live:
         live.step(0, row)
     out = capsys.readouterr().out
     assert "held-out 0.000  held-out a 0.250  held-out b -0.250" in out
-    assert "a skipped 1" in out and "b skipped" not in out
+    assert "failed by rival 3  a skipped 1" in out and "b skipped" not in out
 
 
 def test_no_colour_leaves_the_bar(console_output):

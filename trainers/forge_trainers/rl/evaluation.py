@@ -14,7 +14,7 @@ from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.rl.collect import Collector
 from forge_trainers.rl.failures import explain_idle, idle_policies
 from forge_trainers.rl.lifecycle import Lifecycle
-from forge_trainers.rl.metrics import mean_and_ci, rewards_by, summarize
+from forge_trainers.rl.metrics import failed_by, mean_and_ci, rewards_by, summarize
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.rewards import all_rewards, reward_name
 from forge_trainers.rl.scoring import score
@@ -198,6 +198,7 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
     if result.scored_by != "environment":
         metrics |= {"eval/env_reward": result.env_reward, "eval/env_ci": result.env_ci}
         metrics |= {"eval/abstained": float(result.abstained)}
+    metrics |= failed_by("eval/failed", result.episodes)
     metrics |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
     if len(result.by_env) > 1:
         metrics |= {f"eval/env/{env_id}": reward for env_id, reward in result.by_env.items()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from forge_agents.types import EpisodeGroup, total_tokens
+from forge_agents.types import Episode, EpisodeGroup, total_tokens
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import StepSamples
 from forge_trainers.rl.scoring import score_groups
@@ -95,7 +96,8 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
     """Return ``tokens``, ``tokens_per_s`` and ``turns`` of a step that took `seconds`.
 
     Per turn of a model: mean ``response_tokens``, mean ``reasoning_tokens`` among them, and fraction ``cut_off``. Per
-    episode: fractions ``out_of_context`` and ``program_failed``.
+    episode: fractions ``out_of_context`` and ``program_failed``. ``failed/NAME`` is the number of episodes that
+    failures of player NAME ended.
     """
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     of_models = [turn for turn in turns if turn.prompt_ids]  # the tokens of other players are unknown
@@ -110,7 +112,14 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
         "out_of_context": float(np.mean([each.out_of_context for each in episodes])) if episodes else 0.0,
         "program_failed": float(np.mean([bool(e.program_error) for e in episodes])) if episodes else 0.0,
         "cut_off": float(np.mean([turn.finish_reason == "length" for turn in of_models])) if of_models else 0.0,
+        **(failed_by("failed", episodes) if any(group.failed for group in groups) else {}),
     }
+
+
+def failed_by(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return ``name/PLAYER``: the number of episodes that failures of a player ended."""
+    players = Counter(episode.failed_policy for episode in episodes)
+    return {f"{name}/{player}": float(number) for player, number in sorted(players.items()) if player}
 
 
 def mean_and_ci(values: Sequence[float], groups: Sequence[int] | None = None) -> tuple[float, float]:

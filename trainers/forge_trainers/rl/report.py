@@ -36,9 +36,10 @@ class Messages:
         """Report the first failed episode of a run at once."""
         if group.failed and not self._reported_failure and group.failed[0].error is not None:
             self._reported_failure = True
+            player = f" by a failure of {name}" if (name := group.failed[0].failed_policy) else ""
             self.say(
-                f"an episode of {group.env_id} failed: {describe_error(group.failed[0].error)}. The traceback is in "
-                "episodes.jsonl. Further failures are only counted"
+                f"an episode of {group.env_id} failed{player}: {describe_error(group.failed[0].error)}. The traceback "
+                "is in episodes.jsonl. Further failures are only counted"
             )
 
     def announce(self, plan: RunPlan, learners: Mapping[str, object], steps: int) -> None:

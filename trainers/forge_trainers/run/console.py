@@ -91,7 +91,8 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a finished step."""
-        shown = [*self._shown, *(column for column in self._shown_if_any if metrics.get(column[1]))]
+        failed = [(f"failed by {key[len('failed/') :]}", key, "{:.0f}") for key in metrics if key.startswith("failed/")]
+        shown = [*self._shown, *(column for column in (*failed, *self._shown_if_any) if metrics.get(column[1]))]
         text = "  ".join(
             f"{label} {form.format(metrics[key])}"
             for label, key, form in shown

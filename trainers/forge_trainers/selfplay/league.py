@@ -175,8 +175,9 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     """Return the results of `policy` by opponent: 1 for a win, 0.5 for a draw, 0 for a loss.
 
     The environment's reward decides: the mean over the policy's agents against the mean over the opponent's. Games
-    against itself and failed games are left out. A forfeit counts as it is paid. Otherwise an opponent that always
-    forfeits would look unbeaten and be drawn most often.
+    against itself and failed games are left out, except those that an opponent's failure ended, which it has lost. A
+    forfeit counts as it is paid. Otherwise an opponent that always fails or forfeits would look unbeaten and be drawn
+    most often.
     """
     return {
         name: [0.5 if margin == 0 else float(margin > 0) for margin in margins]
@@ -190,9 +191,12 @@ def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     for group in groups:
         for episode in group.episodes:
             sides = _sides(episode, policy)
-            if sides is None or episode.error is not None:
+            if sides is None or (episode.error is not None and episode.failed_policy != sides[0]):
                 continue
             opponent, *agents = sides
+            if episode.error is not None:
+                results.setdefault(opponent, []).append(1.0)
+                continue
             mean, opponent_mean = (float(np.mean([episode.rewards[agent] for agent in side])) for side in agents)
             is_draw = math.isclose(mean, opponent_mean, abs_tol=1e-9)  # the mean of three rewards of 0.1 is not 0.1
             margins.setdefault(opponent, []).append(0.0 if is_draw else mean - opponent_mean)
