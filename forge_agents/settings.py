@@ -35,6 +35,7 @@ _EQUIVALENTS = {
     "LearnerConfig.max_tokens_per_microbatch": "gradient_accumulation_steps",
     "LearnerConfig.lr": "learning_rate",
     "LearnerConfig.kl_coef": "beta kl_loss_coef init_kl_coef",
+    "LearnerConfig.reference": "reference_update_every ref_model ref_model_sync_steps teacher teacher_model",
     "LearnerConfig.clip": "epsilon epsilon_high cliprange clip_ratio clip_ratio_low clip_ratio_high",
     "LearnerConfig.loss": "loss_type",
     "LearnerConfig.entropy_coef": "entropy_coeff",

@@ -40,7 +40,8 @@ EpisodeBatch: TypeAlias = "TensorDict"
     masked; ``turn`` int64, index of its turn in the trajectory, -1 if masked.
 ``samples``, batch size ``[n]``, one row per training sample:
     ``start`` and ``length`` int64, its span in ``tokens``; ``group`` int64, equal for samples of one group, whose
-    common prefix may be computed once; ``trajectory`` int64, equal for samples of one trajectory.
+    common prefix may be computed once; ``trajectory`` int64, equal for samples of one trajectory; ``agent`` int64,
+    CRC-32 of the agent's name.
 
 Built by `forge_trainers.batch.packing.pack`.
 """

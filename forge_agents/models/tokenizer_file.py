@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -76,6 +77,42 @@ def check_tokens(file: Path, values: object) -> None:
             pending += part
     if total > _MAX_VOCABULARY_CHARS:
         raise _refusal(file, f"its tokens have {total} letters. Expected at most {_MAX_VOCABULARY_CHARS}")
+
+
+def check_same_tokens(folder: Path, other: Path) -> None:
+    """Check that two complete models have the same tokens, so that log-probabilities of the same ids can be compared.
+
+    Raises:
+        ValueError: A token has another id, is missing, or is special in only one of the models.
+    """
+    files = folder / "tokenizer.json", other / "tokenizer.json"
+    if files[0].read_bytes() == files[1].read_bytes():
+        return
+    first, second = (_tokens(json.loads(file.read_bytes())) for file in files)
+    differing = [token for token in first | second if first.get(token) != second.get(token)]
+    if differing:
+        what = [_described(tokens.get(differing[0])) for tokens in (first, second)]
+        raise ValueError(
+            f"the models {folder} and {other} have different tokenizers: {len(differing)} of {len(first | second)} "
+            f"tokens differ. {differing[0]!r:.60} {what[0]} the first and {what[1]} the second. Choose a model with "
+            "the same tokenizer"
+        )
+
+
+def _tokens(settings: Mapping[str, Any]) -> dict[str, tuple[int, bool]]:
+    """Return id of each token, and whether the token is special."""
+    vocabulary = settings["model"].get("vocab") or {}
+    if not isinstance(vocabulary, Mapping):  # Unigram: pairs of token and score
+        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+    tokens = {token: (number, False) for token, number in vocabulary.items()}
+    added = settings.get("added_tokens") or ()
+    return tokens | {token["content"]: (token["id"], bool(token.get("special"))) for token in added}
+
+
+def _described(token: tuple[int, bool] | None) -> str:
+    if token is None:
+        return "is missing in"
+    return f"is {'special ' if token[1] else ''}token {token[0]} of"
 
 
 def _refusal(file: Path, problem: str) -> ModelNotFoundError:

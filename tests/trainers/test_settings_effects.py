@@ -33,7 +33,7 @@ EFFECTS = {
         "optimizer_state_dtype": LEARNER + "memory_options", "max_tokens_per_microbatch": LEARNER + "learner_core",
         "loss": LOSSES + "algorithms", "clip": LOSSES + "algorithms", "sequence": LOSSES + "algorithms",
         "correction": LOSSES + "algorithms", "kl": LOSSES + "algorithms", "kl_coef": LOSSES + "algorithms",
-        "reference_update_every": LEARNER + "learner_core",
+        "reference": LEARNER + "learner_core",
         "entropy_coef": LOSSES + "algorithms", "threads": RUN + "threads", "tp": LEARNER + "learner_core",
         "dp_replicate": LEARNER + "memory", "ep": LEARNER + "memory",
         "activation_checkpointing": LEARNER + "memory_options", "compile": LEARNER + "memory_options",

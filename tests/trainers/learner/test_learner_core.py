@@ -237,7 +237,7 @@ def test_the_kl_term_is_the_divergence_from_the_start_model(tiny_llama, random_b
 def test_the_reference_becomes_the_weights_of_every_second_step(tiny_llama, random_batch, lora, lr):
     batch = random_batch()
     mask = batch["tokens"]["loss_mask"]
-    core = LearnerCore(config(tiny_llama, kl_coef=0.1, reference_update_every=2, lora=lora, lr=lr))
+    core = LearnerCore(config(tiny_llama, kl_coef=0.1, reference=2, lora=lora, lr=lr))
     others = [] if lora is None else [LearnerCore(core.config, base=core)]
     before, reference = weights(core), core.logprobs(batch)
     assert equal(before, weights(core))
@@ -270,9 +270,9 @@ def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path, mome
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4, alpha=8)], ids=["weights", "adapter"])
 def test_a_reference_that_moved_is_resumed(tiny_llama, random_batch, tmp_path, lora):
     """With the start model as the reference, the loss after the checkpoint would differ."""
-    settings = config(tiny_llama, kl_coef=100.0, reference_update_every=2, lora=lora, lr=3e-3)
+    settings = config(tiny_llama, kl_coef=100.0, reference=2, lora=lora, lr=3e-3)
     check_resume(settings, random_batch, tmp_path / "step-2")
-    other = LearnerCore(replace(settings, reference_update_every=0))
+    other = LearnerCore(replace(settings, reference="start"))
     other.load(tmp_path / "step-2")
     resumed = LearnerCore(settings)
     resumed.load(tmp_path / "step-2")

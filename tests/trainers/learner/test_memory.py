@@ -45,7 +45,7 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
     kept: list[torch.Tensor] = []
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with core._ranks.context(), core._built.computing(), hooks:
-        core._hidden(core.model, microbatches[0].row)
+        core._hidden(core._built, microbatches[0].row)
         weights = {
             local(p).untyped_storage().data_ptr()
             for module in core.model.modules()
@@ -190,11 +190,11 @@ def test_selective_checkpointing_keeps_a_part(tiny_models, random_batch, monkeyp
         metrics = core.train_step(batch)
         microbatches, _ = core._plan(batch)
         with core._ranks.context(), core._built.computing():
-            core._hidden(core.model, microbatches[0].row).sum().backward()  # what is made once is there
+            core._hidden(core._built, microbatches[0].row).sum().backward()  # what is made once is there
             core._optimizers.zero_grad()
             gc.collect()  # what an earlier pass left is not freed within this one's profile
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-                hidden = core._hidden(core.model, microbatches[0].row)
+                hidden = core._hidden(core._built, microbatches[0].row)
         assert profiled.profiler is not None and hidden.requires_grad
         events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
         whole = replace(config, activation_checkpointing="none")

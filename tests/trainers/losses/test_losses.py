@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.losses.policy_loss import PolicyLoss, token_logprobs
+from forge_trainers.losses.correction import kl_estimate
+from forge_trainers.losses.policy_loss import PolicyLoss, exact_kl, token_logprobs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -81,3 +82,44 @@ def test_absurd_ratios_stay_finite():
         loss, _ = chunk(LearnerConfig(loss=name, kl_coef=0.1), logits, torch.tensor([[0, 1]]), 2.0, **inputs)
         assert bool(torch.isfinite(loss)), name
         assert bool(torch.isfinite(torch.autograd.grad(loss, logits)[0]).all()), name
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_divergence_and_its_gradient_equal_float64(temperature, dtype):
+    rng = torch.Generator().manual_seed(0)
+    logits, reference = (torch.randn(2, 9, 50, generator=rng) * 3).to(dtype)
+    factor = torch.randn(9, generator=rng)
+    logits.requires_grad_()
+    value = exact_kl(logits, reference, temperature=temperature)
+    (grads,) = torch.autograd.grad((value * factor).sum(), logits)
+    x = logits.detach().double().requires_grad_()
+    log_p, log_q = (torch.log_softmax(z / temperature, -1) for z in (x, reference.double()))
+    expected = (log_p.exp() * (log_p - log_q)).sum(-1)
+    (expected_grads,) = torch.autograd.grad((expected * factor.double()).sum(), x)
+    torch.testing.assert_close(value.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    close = 1e-5 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(grads.double(), expected_grads, rtol=close, atol=close)
+    assert exact_kl(logits, logits.detach()).abs().max() < 1e-5
+
+
+def test_gradient_of_the_exact_divergence_is_the_mean_of_k2_over_sampled_tokens():
+    """The policy gradient of the reverse divergence, without the noise of the sampled token."""
+    rng = torch.Generator().manual_seed(1)
+    logits, reference = torch.randn(2, 1, 6, generator=rng)
+    logits.requires_grad_()
+    (exact,) = torch.autograd.grad(exact_kl(logits, reference).sum(), logits)
+    tokens = torch.arange(6)
+    logprobs, _ = token_logprobs(logits.expand(6, 6), tokens)
+    of_reference, _ = token_logprobs(reference.expand(6, 6), tokens)
+    k2 = kl_estimate(logprobs, of_reference, "k2")
+    (mean,) = torch.autograd.grad((k2 * logprobs.detach().exp()).sum(), logits)
+    torch.testing.assert_close(mean, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_that_the_learner_never_samples_add_nothing_to_the_divergence():
+    logits, reference = torch.tensor([[0.0, 1.0, float("-inf")]]), torch.tensor([[0.0, 1.0, float("-inf")]])
+    logits.requires_grad_()
+    value = exact_kl(logits, reference)
+    (grads,) = torch.autograd.grad(value.sum(), logits)
+    assert float(value.detach()) == pytest.approx(0.0, abs=1e-6) and grads.abs().max() < 1e-6

@@ -504,7 +504,7 @@ def test_disk_without_room_for_checkpoints_is_refused_or_warned_of(tried, monkey
     assert "lower keep_checkpoints, or free some space" in tried()
     has(one + 3 * 12 * weights)
     assert "keep_checkpoints" not in tried()
-    moving = fa.LearnerConfig(kl_coef=0.1, reference_update_every=5)  # two bytes for each weight of the reference
+    moving = fa.LearnerConfig(kl_coef=0.1, reference=5)  # two bytes for each weight of the reference
     has(one + 2 * weights - 1)
     with pytest.raises(RunFolderError, match="GB free. One checkpoint takes"):
         tried(learner=moving)

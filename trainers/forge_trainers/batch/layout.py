@@ -87,6 +87,8 @@ class Microbatch:
     row: Row
     num_chunks: int
     """Number of calls of the head. Equal on every rank, because the head contains collectives."""
+    part: int = 0
+    """Number of the part of the batch that it belongs to, such as the samples of one teacher."""
 
     def filled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row's ``token_S`` and ``source_S``, padded with zeros to equal, non-empty chunks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ _TOKEN_DTYPES = {
     "versions": torch.int64,
     "turn": torch.int64,
 }
-_SAMPLE_DTYPES = {"start": torch.int64, "length": torch.int64, "group": torch.int64, "trajectory": torch.int64}
+_SAMPLE_DTYPES = dict.fromkeys(("start", "length", "group", "trajectory", "agent"), torch.int64)
 _MAX_LOGPROB = 1e-3
 """Log-probability of 1, plus rounding error."""
 
@@ -50,6 +51,8 @@ class Sample:
     """Number of the group. Samples of one group may share the computation of a common prefix."""
     trajectory: int | None = None
     """Number of the trajectory, at least 0. None: the sample is a trajectory by itself."""
+    agent: int = 0
+    """CRC-32 of the agent's name, by which the learner finds the agent's teacher. 0 if unknown."""
     turns: np.ndarray | None = None
     """int64 ``[L]``, number of each token's turn in the trajectory, -1 where masked. None: all tokens are one turn."""
     bad_logprobs: int = 0
@@ -137,8 +140,11 @@ def samples_from(
                 streams.append((prompt, []))
             ids = np.concatenate([prompt, np.asarray(part.response_ids, np.int64)])
             streams[at] = (ids, [*streams[at][1], (number_of_turn, len(prompt), part)])
+    agent = zlib.crc32(trajectory.agent.encode())
     return [
-        Sample(token_ids=ids, group=group, trajectory=number, **_columns(ids, responses, advantages_per_turn))
+        Sample(
+            token_ids=ids, group=group, trajectory=number, agent=agent, **_columns(ids, responses, advantages_per_turn)
+        )
         for ids, responses in streams
     ]
 
@@ -210,6 +216,7 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
                     "length": lengths_n,
                     "group": torch.tensor([sample.group for sample in samples]),
                     "trajectory": torch.tensor([next(free) if s.trajectory is None else s.trajectory for s in samples]),
+                    "agent": torch.tensor([sample.agent for sample in samples]),
                 },
                 batch_size=[len(samples)],
             ),

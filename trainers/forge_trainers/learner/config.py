@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
 
 from forge_agents.policy import Policy
 from forge_agents.settings import settings_class, suggestion
-from forge_trainers.losses.registry import CORRECTIONS, Correction, CorrectionName, LossSettings, find_loss
+from forge_trainers.losses.registry import CORRECTIONS, DISTILL, Correction, CorrectionName, LossSettings, find_loss
 
 _LARGEST_ROUNDED_BETA = 0.99
 
@@ -73,14 +74,17 @@ class LearnerConfig:
     the level at which probabilities are compared. None (default) uses the correction of the loss, "ratio" if `clip` is
     set, or "truncate" if neither is set and rollouts are asynchronous (`GRPOConfig.max_staleness`). See
     `for_old_samples`."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL divergence from the reference, see `forge_trainers.losses.correction.kl_estimate`."""
+    kl: Literal["k1", "k2", "k3", "exact"] | None = None
+    """Estimator of the KL divergence from the reference. "k1", "k2" and "k3" use the sampled tokens, see
+    `forge_trainers.losses.correction.kl_estimate`. "exact" sums over the vocabulary. None (default): "exact" if the
+    reference is a teacher, else "k3"."""
     kl_coef: float = 0.0
     """Weight of the KL divergence in the loss. Above 0, the reference, a frozen model, is kept in memory."""
-    reference_update_every: int = 0
-    """Number of training steps after which the reference of the KL divergence becomes the current weights, as in
-    regularized self-play (R-NaD, arXiv 2206.15378; magnetic mirror descent, 2206.05825). 0 (default) keeps the start
-    model."""
+    reference: int | str | dict[str, str] = field(default="start", hash=False)
+    """Reference of the KL divergence. "start" (default): the start model. A number: the current weights, updated after
+    this many training steps, as in regularized self-play (R-NaD, arXiv 2206.15378; magnetic mirror descent,
+    2206.05825). The name or folder of another model: a teacher (on-policy distillation, arXiv 2306.13649). A mapping
+    from agents to models: a teacher for each agent (arXiv 2602.05182)."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus: the mean entropy of the loss tokens' distributions is subtracted from the loss."""
     threads: int | None = None
@@ -110,9 +114,9 @@ class LearnerConfig:
         for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
             value = getattr(self, name)
             _require(value is None or (math.isfinite(value) and value >= 0), self, name, "finite and >= 0")
-        for name in ("num_iterations", "num_minibatches", "warmup_steps", "max_tokens_per_microbatch",
-                     "reference_update_every", "tp", "dp_replicate", "ep", "threads"):  # fmt: skip
-            least = {"warmup_steps": 0, "reference_update_every": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
+        for name in ("num_iterations", "num_minibatches", "warmup_steps", "max_tokens_per_microbatch", "tp",
+                     "dp_replicate", "ep", "threads"):  # fmt: skip
+            least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
             value = getattr(self, name)
             _require(value is None or value >= least, self, name, f"at least {least}")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
@@ -128,6 +132,31 @@ class LearnerConfig:
         if isinstance(self.correction, str):
             expected = f"one of {CORRECTIONS} or a forge_trainers.losses.Correction"
             _require(self.correction in CORRECTIONS, self, "correction", expected)
+        self._check_reference()
+
+    def _check_reference(self) -> None:
+        names: list[Any] = [*self.teachers.values()]
+        valid = self.reference >= 1 if isinstance(self.reference, int) else bool(self.reference)
+        valid = valid and all(isinstance(name, str) and name for name in names)
+        expected = '"start", a number of steps of at least 1, a model, or a mapping from agents to models'
+        _require(valid, self, "reference", expected)
+        if find_loss(self.loss).name == DISTILL and not (self.kl_coef and names):
+            raise ValueError(
+                f"loss={self.loss!r} consists of the divergence from a teacher, and reference={self.reference!r} with "
+                f"kl_coef={self.kl_coef:g} has none. Set reference to a model, or to one for each agent, and kl_coef=1"
+            )
+
+    @property
+    def teachers(self) -> Mapping[str, str]:
+        """Names or folders of the teachers by agent. A teacher of all agents has the key ""."""
+        if isinstance(self.reference, str):
+            return {} if self.reference == "start" else {"": self.reference}
+        return {} if isinstance(self.reference, int) else self.reference
+
+    def with_teachers(self, change: Callable[[str], str]) -> Self:
+        """Return these settings with `change` of the name of each teacher."""
+        teachers = {agent: change(name) for agent, name in self.teachers.items()}
+        return replace(self, reference=teachers.get("", teachers)) if teachers else self
 
     def for_policy(self, policy: Policy) -> LearnerConfig:
         """Return these settings with the overrides of `policy.learner`.
@@ -174,7 +203,7 @@ class LearnerConfig:
             clip_high=clip_high,
             correction=correction,
             sequence=self.sequence,
-            kl=self.kl,
+            kl=self.kl or ("exact" if self.teachers else "k3"),
             kl_coef=self.kl_coef,
             entropy_coef=self.entropy_coef,
         )

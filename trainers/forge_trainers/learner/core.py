@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,8 @@ class _Minibatch:
     num_computed: float
     microbatches: Sequence[Microbatch]
     facts: dict[str, float]
+    kl_sums: dict[str, float] = field(default_factory=dict)
+    """Sum of the divergence over the computed tokens in the latest optimizer step, by agent with a teacher."""
     log_ratio_T: torch.Tensor | None = None
     """float32 [T], learner's minus sampler's log-probabilities in the latest optimizer step, each token on one rank."""
     old_T: torch.Tensor | None = None
@@ -89,11 +93,12 @@ class LearnerCore:
         if config.lora is not None:
             first = None if base is None else base._adapter
             self._adapter = lora.Adapter(self.model, seed=config.seed, beside=first)
+        self._teachers: dict[str, Built] = {} if base is None else base._teachers
         self._reference = None
         if config.kl_coef > 0:
-            self._reference = Reference(config, self.model, self._ranks, self._adapter)
-            if self._reference.model is not self.model:
-                self._models.append(self._reference.model)
+            self._reference = Reference(config, self._built, self._ranks, self._adapter, self._teachers)
+            self._models += [model for model in self._reference.models if model not in self._models]
+        self._exact_kl = self._reference is not None and config.loss_settings.kl == "exact"
         self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1).build()
         self._loss.loss_fn = PolicyLoss(config.loss_settings)  # TorchTitan accepts any callable
         self._loss.set_lm_head(self.model.lm_head)
@@ -168,7 +173,7 @@ class LearnerCore:
         if self.config.num_iterations * len(parts) > 1 and self.config.loss_settings.correction.how != "ratio":
             with self._built.computing():
                 for part in parts:
-                    part.old_T = self._logprobs(self.model, part.batch, part.microbatches, temperature)
+                    part.old_T = self._logprobs(self._built, part.batch, part.microbatches, temperature)
         steps: list[dict[str, float]] = []
         failures: list[FloatingPointError] = []
         for part in parts * self.config.num_iterations:
@@ -183,7 +188,7 @@ class LearnerCore:
             self._reference.follow(self.version)
         metrics = averaged(steps)
         seconds = time.perf_counter() - start - metrics["save_wait_s"]  # waiting for the disk is no training
-        counts = self._counts(parts)
+        counts = self._counts(parts) | self._divergences(parts)
         flops_per_s = counts.pop("flops") / seconds
         return {
             **metrics,
@@ -222,6 +227,19 @@ class LearnerCore:
             "flops": flops_per_step(self._built.architecture, self.model, length_n, counts["positions"]),
         }
 
+    def _divergences(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
+        """``kl/AGENT`` in the last pass, for agents with a teacher that have tokens."""
+        metrics = {}
+        for agent in self._reference.agents if self._reference is not None else ():
+            number, tokens = zlib.crc32(agent.encode()), 0.0
+            for part in parts:
+                samples = part.batch["samples"]
+                is_agents_T = (samples["agent"] == number).repeat_interleave(samples["length"])
+                tokens += float((is_agents_T & part.computed_T).sum())
+            if agent and tokens:
+                metrics[f"kl/{agent}"] = math.fsum(part.kl_sums.get(agent, 0.0) for part in parts) / tokens
+        return metrics
+
     def _prepared(self, batch: EpisodeBatch) -> _Minibatch:
         """The minibatch laid out for this rank."""
         mask_T = batch["tokens"]["loss_mask"]
@@ -254,25 +272,29 @@ class LearnerCore:
         def logprobs() -> torch.Tensor:
             if part.old_T is not None and not moved:
                 return part.old_T
-            return self._logprobs(self.model, batch, microbatches, temperature)
+            return self._logprobs(self._built, batch, microbatches, temperature)
 
         with self._built.computing():
             columns_T = loss_columns(self.config.loss_settings, batch, logprobs, part.old_T)
-            if self._reference is not None:
+            if self._reference is not None and not self._exact_kl:
                 if part.reference_T is None:
-                    with self._reference.computing() as model:
-                        part.reference_T = self._logprobs(model, batch, microbatches, temperature)
+                    part.reference_T = self._reference_logprobs(batch, microbatches, temperature)
                 columns_T["reference_logprobs"] = part.reference_T
             for i, microbatch in enumerate(microbatches):
                 # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes
                 # for each weight, would be held until then
                 sync_gradients(self.model, now=sharded or i == len(microbatches) - 1)
-                for name, value in self._forward_backward(batch, microbatch, part.num_loss_tokens, columns_T).items():
+                sums = self._forward_backward(batch, microbatch, part.num_loss_tokens, columns_T)
+                if self._reference is not None and any(self._reference.agents):
+                    sums[f"kl/{self._reference.agents[microbatch.part]}/mean"] = sums["kl/mean"]
+                for name, value in sums.items():
                     join = torch.maximum if name.endswith("/max") else torch.add
                     totals[name] = join(totals[name], value) if name in totals else value
                 token_S = microbatch.row.token_S.to(log_ratio_T.device)
                 log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
         metrics = self._reduce(totals)
+        for name in [name for name in metrics if name.startswith("kl/")]:
+            part.kl_sums[name.removeprefix("kl/")] = metrics.pop(name) * part.num_computed
         start = time.perf_counter()
         metrics |= self._update(metrics["loss"], lr)
         part.log_ratio_T = log_ratio_T
@@ -288,7 +310,7 @@ class LearnerCore:
         self._check(batch)
         microbatches, _ = self._plan(batch)
         with self._built.computing():
-            return self._logprobs(self.model, batch, microbatches, self.config.temperature)
+            return self._logprobs(self._built, batch, microbatches, self.config.temperature)
 
     def hf_state_dict(self, *, dtype: torch.dtype) -> dict[str, Any]:
         """Copies of the weights in `dtype` by Hugging Face name. Tied weights appear once, and an adapter is merged.
@@ -446,33 +468,40 @@ class LearnerCore:
     def _plan(
         self, batch: EpisodeBatch, samples: Sequence[int] | None = None
     ) -> tuple[Sequence[Microbatch], dict[str, float]]:
-        """Lay out the batch, or some of its samples. Every rank computes the same plan."""
+        """Lay out the batch, or some of its samples. Every rank computes the same plan.
+
+        Samples with different teachers are in different microbatches.
+        """
         config = self.config
         assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
-        layout = lay_out(
-            batch,
-            max_tokens=config.max_tokens_per_microbatch,
-            chunk_tokens=config.loss_chunk_tokens,
-            share_prefixes=config.share_prefixes and titan.DEVICE_TYPE == "cpu",
-            hidden_size=self._built.hidden_size,
-            ranks=self._ranks.dp_size,
-            rank=self._ranks.dp_rank,
-            multiple_of=config.row_multiple,
-            samples=samples,
-        )
-        facts = {
-            "positions": layout.positions,
-            "group_positions": layout.group_positions,
-            "microbatches": len(layout.microbatches),
-            "waste": layout.waste,
-        }
-        return layout.microbatches, {name: float(value) for name, value in facts.items()}
+        split = [samples] if self._reference is None else self._reference.split(batch, samples)
+        microbatches, facts, waited = list[Microbatch](), Counter[str](), 0.0
+        for number, of_part in enumerate(split):
+            if of_part is not None and not of_part:
+                continue
+            layout = lay_out(
+                batch,
+                max_tokens=config.max_tokens_per_microbatch,
+                chunk_tokens=config.loss_chunk_tokens,
+                share_prefixes=config.share_prefixes and titan.DEVICE_TYPE == "cpu",
+                hidden_size=self._built.hidden_size,
+                ranks=self._ranks.dp_size,
+                rank=self._ranks.dp_rank,
+                multiple_of=config.row_multiple,
+                samples=of_part,
+            )
+            microbatches += [replace(microbatch, part=number) for microbatch in layout.microbatches]
+            facts.update(positions=layout.positions, group_positions=layout.group_positions)
+            waited += layout.positions / (1 - layout.waste)
+        waste = 1.0 - facts["positions"] / waited
+        counts = {name: float(value) for name, value in facts.items()}
+        return microbatches, {**counts, "microbatches": float(len(microbatches)), "waste": waste}
 
-    def _hidden(self, model: Any, row: Row) -> torch.Tensor:
+    def _hidden(self, built: Built, row: Row) -> torch.Tensor:
         positions = row.positions_1L.to(self._ranks.device)
-        masks = self._built.masks(row.spans, positions)
+        masks = built.masks(row.spans, positions)
         tokens = row.token_ids_1L.to(self._ranks.device)
-        hidden_1LD: torch.Tensor = model(tokens, attention_masks=masks, positions=positions)
+        hidden_1LD: torch.Tensor = built.model(tokens, attention_masks=masks, positions=positions)
         return hidden_1LD
 
     def _forward_backward(
@@ -489,18 +518,44 @@ class LearnerCore:
         valid_S = torch.arange(token_S.numel()) < row.token_S.numel()
         columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"], **(columns_T or {})}
         inputs = {name: column[token_S][None].to(device) for name, column in columns.items()}
+        if self._exact_kl:
+            inputs["reference_hidden"] = self._reference_hidden(microbatch)
         self._loss.num_chunks = microbatch.num_chunks
         with self._ranks.context():
-            hidden_1SD = _select(self._hidden(self.model, row), source_S.to(device))
+            hidden_1SD = _select(self._hidden(self._built, row), source_S.to(device))
             labels_1S = tokens["ids"][token_S][None].to(device)
             loss, metrics = self._loss(hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs)
             loss.backward()  # of the trunk only: the wrapper has run the head's backward pass, chunk by chunk
+        if self._exact_kl and self._reference is not None:
+            self._reference.free()
         totals: dict[str, torch.Tensor] = metrics
         return totals
 
     @torch.no_grad()
+    def _reference_hidden(self, microbatch: Microbatch) -> torch.Tensor:
+        """The reference's hidden states that predict the loss tokens. The loss gets the reference's head."""
+        assert self._reference is not None
+        with self._reference.computing(microbatch.part) as built, self._ranks.context():
+            _, source_S = microbatch.filled()
+            hidden_1SD = _select(self._hidden(built, microbatch.row), source_S.to(self._ranks.device))
+            free_unsharded(built.model)
+            self._loss.loss_fn.reference_head = built.model.lm_head
+        return hidden_1SD
+
+    def _reference_logprobs(
+        self, batch: EpisodeBatch, microbatches: Sequence[Microbatch], temperature: float
+    ) -> torch.Tensor:
+        """Log-probabilities of the loss tokens under the reference models: float32 [T]."""
+        assert self._reference is not None
+        out_T = torch.zeros(batch["tokens"]["ids"].shape)
+        for number, of_part in itertools.groupby(microbatches, key=lambda microbatch: microbatch.part):
+            with self._reference.computing(number) as built:
+                out_T += self._logprobs(built, batch, [*of_part], temperature)
+        return out_T
+
+    @torch.no_grad()
     def _logprobs(
-        self, model: Any, batch: EpisodeBatch, microbatches: Sequence[Microbatch], temperature: float
+        self, built: Built, batch: EpisodeBatch, microbatches: Sequence[Microbatch], temperature: float
     ) -> torch.Tensor:
         out_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
         for microbatch in microbatches:
@@ -508,15 +563,15 @@ class LearnerCore:
             token_S, source_S = microbatch.filled()
             labels_S = batch["tokens"]["ids"][token_S].to(self._ranks.device)
             with self._ranks.context():
-                hidden_1SD = _select(self._hidden(model, row), source_S.to(self._ranks.device))
+                hidden_1SD = _select(self._hidden(built, row), source_S.to(self._ranks.device))
                 size = token_S.numel() // microbatch.num_chunks
                 logprobs = []
                 for start in range(0, labels_S.numel(), size):
                     chunk = slice(start, start + size)
-                    logits = model.lm_head(hidden_1SD[:, chunk])
+                    logits = built.model.lm_head(hidden_1SD[:, chunk])
                     logprobs.append(logprobs_of(logits, labels_S[chunk][None], temperature=temperature)[0])
             out_T[row.token_S.to(out_T.device)] = torch.cat(logprobs)[: row.token_S.numel()]
-        free_unsharded(model)
+        free_unsharded(built.model)
         return self._over_ranks(out_T)
 
     def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
@@ -530,7 +585,7 @@ class LearnerCore:
         metrics = {}
         for name, value in totals.items():
             over_ranks = titan.dist_utils.dist_max if name.endswith("/max") else titan.dist_utils.dist_sum
-            metrics[name.partition("/")[0]] = float(over_ranks(value.detach(), mesh))
+            metrics[name.rpartition("/")[0]] = float(over_ranks(value.detach(), mesh))
         return metrics
 
     def _update(self, loss: float, lr: float) -> dict[str, float]:

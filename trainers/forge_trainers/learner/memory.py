@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights
 from forge_trainers.learner.config import LearnerConfig
@@ -66,6 +67,9 @@ def learner_bytes(
         copied, copied_experts = size.weights - experts, experts
     else:  # two layers at a time, and all weights outside of layers
         copied, copied_experts = 2 * size.dense + size.embedding, 2 * size.experts
+    teachers = [ModelSize.of(models.config_folder(name)) for name in dict.fromkeys(config.teachers.values())]
+    if shard > 1:  # of a teacher that computes, two layers and the head
+        copied += max((2 * teacher.layer + teacher.embedding for teacher in teachers), default=0)
     parts_bytes = {
         **(dict.fromkeys(persistent, 0) if host else persistent),
         # weights that are gathered for a pass; of distributed experts only those of the rank. With an adapter and
@@ -76,7 +80,8 @@ def learner_bytes(
         # feed-forward products, or what a recurrent layer computes again
         "backward": positions * max(3 * item * size.feed_forward, _DELTA_BYTES * _channels_at_once(size)) // tp,
         "logits": _logits(size, config, config.loss_chunk_tokens, on_cpu=on_cpu),
-        "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
+        "reference": item * size.weights // parts if config.kl_coef > 0 and not (adapter or config.teachers) else 0,
+        "teachers": sum(item * teacher.weights // parts for teacher in teachers),
         "overhead": _CPU_OVERHEAD_BYTES if on_cpu else OVERHEAD_BYTES,
     }
     return {name: count for name, count in parts_bytes.items() if count}
@@ -111,12 +116,13 @@ def by_memory(
 
 
 def _logits(size: ModelSize, config: LearnerPlan, chunk: int, *, on_cpu: bool) -> int:
-    return _LOSS_COPIES * chunk * size.vocab * 4 // config.tp // (4 if on_cpu else 1)
+    copies = _LOSS_COPIES * (2 if config.kl_coef and config.loss_settings.kl == "exact" else 1)
+    return copies * chunk * size.vocab * 4 // config.tp // (4 if on_cpu else 1)
 
 
 def checkpoint_bytes(config: LearnerConfig) -> int:
     """Bytes of one weight in a checkpoint without an adapter: itself, its moments, and a reference that moves."""
-    moves = bool(config.kl_coef and config.reference_update_every)
+    moves = bool(config.kl_coef) and isinstance(config.reference, int)
     return 4 + moment_bytes(config) + moves * _BYTES[config.compute_dtype]
 
 

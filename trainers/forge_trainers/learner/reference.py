@@ -1,45 +1,101 @@
-"""The reference of the KL divergence: the start model, or the learner's weights of an earlier step."""
+"""References of the KL divergence: the start model, the learner's weights of an earlier step, or teachers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from forge_agents.models import resolve as models
+from forge_agents.models.tokenizer_file import check_same_tokens
+from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import lora
-from forge_trainers.learner.model import Ranks, build_model, free_unsharded
+from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded
 from forge_trainers.learner.plan import LearnerPlan
 
 
 class Reference:
-    """Reference model of one learner: the start model, or the learner's weights at the latest update.
+    """Reference models of one learner: the start model, the learner's weights at the latest update, or teachers.
 
-    Without an adapter it is a frozen copy of the model in the compute dtype. With one it is the learner's model without
-    the adapter or, if it moves, with another adapter.
+    Start models and earlier weights are a frozen copy in the compute dtype. With an adapter they are the learner's
+    model without the adapter or, if the reference moves, with another adapter. Teachers are frozen models in the
+    compute dtype.
     """
 
-    def __init__(self, config: LearnerPlan, model: Any, ranks: Ranks, adapter: lora.Adapter | None) -> None:
-        """`model` is the model of the learner, and `adapter` its adapter, which is in the model at each call."""
-        self._learner, self._adapter = model, adapter
-        self._every = config.reference_update_every
-        self.model = build_model(config, ranks, trainable=False).model if adapter is None else model
+    def __init__(
+        self,
+        config: LearnerPlan,
+        learner: Built,
+        ranks: Ranks,
+        adapter: lora.Adapter | None,
+        teachers: dict[str, Built],
+    ) -> None:
+        """Build the models.
+
+        Args:
+            config: Settings of the learner.
+            learner: Model of the learner.
+            ranks: Ranks of the learner.
+            adapter: Adapter of the learner, which is in the model at each call. None: all weights are trained.
+            teachers: Teachers by folder that other learners on this model have built. New ones are added.
+        """
+        self._learner, self._adapter = learner, adapter
+        self._every = config.reference if isinstance(config.reference, int) else 0
+        self.agents = tuple(config.teachers)
+        """Agents with a teacher, in the order of the parts of a batch. A teacher of all agents has the name ""."""
         self._earlier = None
-        if adapter is not None and self.moves:
-            self._earlier = lora.Adapter(model, seed=config.seed, beside=adapter)
-            adapter.enter()
+        if self.agents:
+            self._models = [_teacher(config, name, learner, ranks, teachers) for name in config.teachers.values()]
+        elif adapter is None:
+            self._models = [build_model(config, ranks, trainable=False)]
+        else:
+            self._models = [learner]
+            if self.moves:
+                self._earlier = lora.Adapter(learner.model, seed=config.seed, beside=adapter)
+                adapter.enter()
+
+    @property
+    def model(self) -> Any:
+        """The reference model, or the first teacher."""
+        return self._models[0].model
+
+    @property
+    def models(self) -> list[Any]:
+        """Models that were built for the reference, each once."""
+        return list(dict.fromkeys(built.model for built in self._models if built is not self._learner))
+
+    def split(self, batch: EpisodeBatch, samples: Sequence[int] | None) -> list[Sequence[int] | None]:
+        """Split samples of a batch (None: all) into the parts that have a teacher each."""
+        if len(self.agents) < 2:
+            return [samples]
+        numbers = {zlib.crc32(agent.encode()): number for number, agent in enumerate(self.agents)}
+        agent_n, parts = batch["samples"]["agent"].tolist(), [list[int]() for _ in self.agents]
+        for i in range(len(agent_n)) if samples is None else samples:
+            if agent_n[i] not in numbers:
+                raise ValueError(
+                    f"sample {i} is of an agent without a teacher. The teachers are those of {', '.join(self.agents)}. "
+                    "Name a model for each trained agent in `reference`"
+                )
+            parts[numbers[agent_n[i]]].append(i)
+        return [*parts]
 
     @contextmanager
-    def computing(self) -> Iterator[Any]:
-        """Context in which the model that it yields computes as the reference."""
-        if self._adapter is None:
-            yield self.model
+    def computing(self, part: int = 0) -> Iterator[Built]:
+        """Context in which the model that it yields computes as the reference of a part of the batch."""
+        built = self._models[part]
+        if built is not self._learner:
+            yield built
         elif self._earlier is None:
-            with lora.switched_off(self.model):
-                yield self.model
+            with lora.switched_off(built.model):
+                yield built
         else:
+            assert self._adapter is not None
             self._enter(self._earlier)
             try:
-                yield self.model
+                yield built
             finally:
                 self._enter(self._adapter)
 
@@ -53,23 +109,48 @@ class Reference:
         if not self.moves or version % self._every:
             return
         if self._adapter is None:
-            self.model.load_state_dict(self._learner.state_dict())
+            self.model.load_state_dict(self._learner.model.state_dict())
         elif self._earlier is not None:
             self._earlier.copy_from(self._adapter)
 
     def state(self) -> dict[str, Any]:
         """Tensors of a reference that moves, by TorchTitan name, for a checkpoint. Those of an adapter are copies."""
-        with self.computing() as model:
-            state: dict[str, Any] = model.state_dict()
+        with self.computing() as built:
+            state: dict[str, Any] = built.model.state_dict()
             if self._adapter is None:
                 return state
             return {name: value.clone() for name, value in state.items() if lora.is_adapter(name)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Load what `state` has returned."""
-        with self.computing() as model:
-            model.load_state_dict(state, strict=self._adapter is None)
+        with self.computing() as built:
+            built.model.load_state_dict(state, strict=self._adapter is None)
+
+    def free(self) -> None:
+        """Free FSDP's compute copies of the weights of frozen models."""
+        for model in self.models:
+            free_unsharded(model)
 
     def _enter(self, adapter: lora.Adapter) -> None:
         adapter.enter()
         free_unsharded(self.model)
+
+
+def _teacher(config: LearnerPlan, name: str, learner: Built, ranks: Ranks, teachers: dict[str, Built]) -> Built:
+    """Return the teacher with this name or folder, from `teachers` if it is there.
+
+    Raises:
+        ModelNotFoundError: Files are missing or incomplete.
+        ValueError: The learner cannot compute the model, or its tokens are not those of the learner's model.
+    """
+    folder = models.resolve(name)
+    if str(folder) not in teachers:
+        check_same_tokens(Path(config.model), folder)
+        built = build_model(replace(config, model=str(folder), lora=None), ranks, trainable=False)
+        if config.loss_settings.kl == "exact" and built.vocab_size != learner.vocab_size:
+            raise ValueError(
+                f"the teacher {folder} has logits of {built.vocab_size} tokens and the model {config.model} of "
+                f"{learner.vocab_size}, which kl='exact' compares. Set kl='k2', which compares the sampled tokens"
+            )
+        teachers[str(folder)] = built
+    return teachers[str(folder)]

@@ -6,7 +6,7 @@ Axes: S loss tokens, V vocabulary, or this rank's part of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,8 +125,76 @@ def _rows_at_once(logits_SV: torch.Tensor) -> int:
     return _ROWS_AT_ONCE if logits_SV.device.type == "cpu" else max(1, logits_SV.shape[0])
 
 
+def exact_kl(
+    logits_SV: torch.Tensor,
+    reference_SV: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    part: VocabularyPart | None = None,
+) -> torch.Tensor:
+    """KL(learner || reference) of each distribution over the vocabulary: float32 [S], with gradient for the learner.
+
+    Both logits are divided by `temperature`. `part` is as in `token_logprobs`.
+    """
+    result: torch.Tensor = _ExactKL.apply(logits_SV, reference_SV, temperature, part)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ExactKL(torch.autograd.Function):
+    """``sum_v p_v (log p_v - log q_v)`` in blocks of rows, keeping only logits and two numbers per row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_SV: torch.Tensor,
+        reference_SV: torch.Tensor,
+        temperature: float,
+        part: VocabularyPart | None,
+    ) -> torch.Tensor:
+        tops, sums = [], []
+        rows = _rows_at_once(logits_SV)
+        for start in range(0, logits_SV.shape[0], rows):
+            block = slice(start, start + rows)
+            x, y = (_scaled(z[block], temperature).clamp_(min=-1e30) for z in (logits_SV, reference_SV))
+            top = torch.stack((x.amax(1), y.amax(1)))
+            weights = torch.exp(x - top[0, :, None])
+            total_of_y = torch.exp(y - top[1, :, None]).sum(1)
+            tops.append(top)
+            sums.append(torch.stack((weights.sum(1), total_of_y, weights.mul_(x.sub_(y)).sum(1))))
+        top_2S, sums_3S = torch.cat(tops, 1), torch.cat(sums, 1)
+        if part is not None:  # as in `_TokenLogprobs`
+            own_top_2S = top_2S.clone()
+            dist.all_reduce(top_2S, dist.ReduceOp.MAX, part.group)
+            factor_2S = torch.exp(own_top_2S - top_2S)
+            sums_3S *= torch.stack((factor_2S[0], factor_2S[1], factor_2S[0]))
+            dist.all_reduce(sums_3S, dist.ReduceOp.SUM, part.group)
+        total_S, total_of_y_S, weighted_S = sums_3S
+        # sum p (log p - log q) = sum p (x - y) - log Z_x + log Z_y
+        shift_S = (top_2S[0] + total_S.log()) - (top_2S[1] + total_of_y_S.log())
+        kl_S: torch.Tensor = weighted_S / total_S - shift_S
+        ctx.save_for_backward(logits_SV, reference_SV, top_2S[0] + total_S.log(), shift_S + kl_S)
+        ctx.temperature = temperature
+        return kl_S
+
+    @staticmethod
+    def backward(ctx: Any, grad_S: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        logits_SV, reference_SV, normalizer_S, shift_S = ctx.saved_tensors
+        out_SV = torch.empty_like(logits_SV)
+        rows = _rows_at_once(logits_SV)
+        for start in range(0, logits_SV.shape[0], rows):
+            block = slice(start, start + rows)
+            x, y = (_scaled(z[block], ctx.temperature).clamp_(min=-1e30) for z in (logits_SV, reference_SV))
+            # dKL/dx = p (log p - log q - KL), and log p - log q = x - y - log Z_x + log Z_y
+            factor = (x - y).sub_(shift_S[block, None]).mul_(grad_S[block, None] / ctx.temperature)
+            out_SV[block] = x.sub_(normalizer_S[block, None]).exp_().mul_(factor)
+        return out_SV, None, None, None
+
+
 class PolicyLoss:
     """The policy loss of chunks of logits, as TorchTitan's ``ChunkedLossWrapper`` calls it."""
+
+    reference_head: Callable[[torch.Tensor], torch.Tensor]
+    """Head of the reference model. Set before each microbatch if the KL term is exact."""
 
     def __init__(self, settings: LossSettings) -> None:
         self._settings = settings
@@ -155,7 +223,8 @@ class PolicyLoss:
                 that are not computed.
             valid: bool [1, S], False for padding of the chunk.
             columns_1S: float32 [1, S] each: ``sampler_logprobs``, ``advantages``, ``reference_logprobs`` (with a KL
-                term), and the columns of `forge_trainers.losses.correction.loss_columns`.
+                term), and the columns of `forge_trainers.losses.correction.loss_columns`. With an exact KL term
+                ``reference_hidden`` [1, S, D], the reference's hidden states, in place of ``reference_logprobs``.
 
         Returns:
             The loss, and metrics that TorchTitan's wrapper sums (``NAME/mean``) or maximizes (``NAME/max``) over
@@ -178,6 +247,9 @@ class PolicyLoss:
         kl_S = torch.zeros_like(now_S)
         if "reference_logprobs" in column:
             kl_S = kl_estimate(logprobs_S, column["reference_logprobs"], settings.kl)
+            loss_S = loss_S + settings.kl_coef * kl_S
+        elif "reference_hidden" in column:
+            kl_S = self._exact_kl(logits_1SV, columns_1S["reference_hidden"])
             loss_S = loss_S + settings.kl_coef * kl_S
         loss = mean(loss_S * column["weights"] if "weights" in column else loss_S)
         if settings.entropy_coef:
@@ -233,6 +305,16 @@ class PolicyLoss:
             return torch.ones_like(start_S), torch.zeros_like(start_S)
         log_ratio_S = column.get("correction_log_ratio", start_S - column["sampler_logprobs"])
         return correction_weights(log_ratio_S, rule.how, low=rule.low, high=rule.high)
+
+    def _exact_kl(self, logits_1SV: torch.Tensor, hidden_1SD: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            reference_1SV = self.reference_head(hidden_1SD)
+        part = None
+        if isinstance(logits_1SV, DTensor):
+            logits_1SV, part = _own_part(logits_1SV)
+        if isinstance(reference_1SV, DTensor):
+            reference_1SV, _ = _own_part(reference_1SV)
+        return exact_kl(logits_1SV.squeeze(0), reference_1SV.squeeze(0), temperature=self._temperature, part=part)
 
     def take_log_ratios(self) -> torch.Tensor:
         """Learner's minus sampler's log-probabilities at all positions since the last call, in order."""

@@ -65,7 +65,9 @@ class Correction:
 
 _RATIO = Correction()
 
-KL: TypeAlias = Literal["k1", "k2", "k3"]
+KL: TypeAlias = Literal["k1", "k2", "k3", "exact"]
+DISTILL = "distill"
+"""Name of the loss that consists of the divergence from a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,6 +392,16 @@ def reinforce_pp(inputs: TokenInputs) -> TokenLoss:
     sum of later k1 terms from the reward. ``k2`` has the gradient of k1 in the reward of the same token.
     """
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
+
+
+@register_loss(DISTILL, reduction="token", credit={"baseline": "none", "scale": "none"})
+def distill(inputs: TokenInputs) -> TokenLoss:
+    """0, so that only the divergence from the reference is left (on-policy distillation, arXiv 2306.13649, eq. 7).
+
+    Rewards are measured and have no effect. All trajectories count.
+    """
+    zeros_S = inputs.logprobs_S.detach() * 0.0
+    return TokenLoss(zeros_S, zeros_S)
 
 
 @register_loss("sft", reduction="token")

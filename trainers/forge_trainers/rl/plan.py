@@ -13,7 +13,7 @@ import yaml
 from forge_agents.bench.fingerprints import digest, with_content
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
-from forge_agents.errors import ModelNotFoundError
+from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.policy import AnyPolicy, Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import values_of
@@ -58,6 +58,8 @@ class RunPlan:
             config.learner_of(policy)  # refuses conflicting overrides
         self.trained = [name for name, policy in self.models.items() if policy.trainable]
         """Names of the policies that learn."""
+        if not partial:
+            self._check_teachers()
         self.uses_env_reward = is_env_reward(reward)
         self.credit, self.size_of = config.credit_rule, config.size_of
 
@@ -110,6 +112,33 @@ class RunPlan:
         }
         return models | {name: models[agent] for name, agent in self.sampler.asked_for.items() if agent in models}
 
+    def _check_teachers(self) -> None:
+        """Raise ValueError unless teachers of agents are those of all agents that a policy plays."""
+        agents = {agent for names in self.sampler.agents.values() for agent in names}
+        for name in self.trained:
+            teachers = self.config.learner_of(self.models[name]).teachers
+            if not teachers or "" in teachers:
+                continue
+            if unknown := [agent for agent in teachers if agent not in agents]:
+                raise ValueError(
+                    f"policy {name!r}: learner.reference names {unknown[0]!r}. The agents are "
+                    f"{', '.join(sorted(agents))}.{did_you_mean(unknown[0], agents)}"
+                )
+            if missing := [agent for agent in self.agents_by_policy.get(name, ()) if agent not in teachers]:
+                raise ValueError(
+                    f"policy {name!r} plays {', '.join(missing)}, and learner.reference has teachers of "
+                    f"{', '.join(teachers)} only. Name a teacher for each. The start model is one, too"
+                )
+
+    def _teachers(self) -> dict[str, dict[str, str]]:
+        """Return hashes of teachers by policy and agent, for policies that have any."""
+        all_teachers = {name: self.config.learner_of(self.models[name]).teachers for name in self.trained}
+        return {
+            name: hashes_of_models({agent or "all agents": Policy(model) for agent, model in teachers.items()})
+            for name, teachers in all_teachers.items()
+            if teachers
+        }
+
     def check_resumable(self, folder: Path, checkpoints: Checkpoints) -> None:
         """Raise RunFolderError if the run in `folder` has other adapters, start weights, policies or reward states."""
         trained = {name: self.models[name] for name in self.trained}
@@ -117,8 +146,10 @@ class RunPlan:
             "method": "grpo",
             "policies": {name: dataclasses.asdict(policy) for name, policy in trained.items()},
             "weights": hashes_of_models(trained),
+            "teachers": self._teachers(),
         }
         fixed = ["method", *(key for name in trained for key in (f"policies.{name}.lora", f"weights.{name}"))]
+        fixed += [f"teachers.{name}" for name in trained]
         check_resumable(folder, settings, fixed)
         checkpoints.check_resumable(trained)
 
@@ -144,6 +175,7 @@ class RunPlan:
             **({} if sampler.curriculum is None else {"curriculum": dataclasses.asdict(sampler.curriculum)}),
             "policies": {name: dataclasses.asdict(policy) for name, policy in self.models.items()},
             "weights": hashes_of_models(self.models),
+            **({"teachers": teachers} if (teachers := self._teachers()) else {}),
             **({"players": others} if others else {}),
             **({} if policy_function is None else {"policy_function": policy_function}),
             "reward": reward,

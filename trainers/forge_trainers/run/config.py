@@ -11,7 +11,7 @@ from forge_agents.runtime.hosts import MAX_PROCESSES
 from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.losses.registry import Correction, find_loss
+from forge_trainers.losses.registry import DISTILL, Correction, find_loss
 
 _POLICY_LOSS_ONLY = ("loss", "clip", "sequence", "correction")
 """Settings that only a policy loss reads."""
@@ -106,6 +106,8 @@ def refuse_ineffective(
         reasons = dict(_unread_by_loss(learner))
     else:
         reasons = dict.fromkeys(_POLICY_LOSS_ONLY, "fine-tuning has its own loss, without a sampler to correct for")
+        if learner.teachers:
+            reasons["reference"] = "a teacher is compared on samples of the policy. Use fa.GRPOTrainer"
     reasons |= dict(_switched_off(learner))
     for member in fields(learner):
         value, name = getattr(learner, member.name), member.name
@@ -136,13 +138,16 @@ def _switched_off(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
             "lr_decay='none' keeps the learning rate constant. Set lr_decay to 'linear', 'cosine' or 'sqrt'",
         )
     if not learner.kl_coef:
-        for name in ("kl", "reference_update_every"):
+        for name in ("kl", "reference"):
             yield name, "kl_coef=0 leaves out the KL divergence. Set kl_coef above 0"
 
 
 def _unread_by_loss(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     """Settings that the policy loss does not read, with what would read them."""
     loss, correction = find_loss(learner.loss), learner.loss_settings.correction
+    if loss.name == DISTILL:
+        yield from dict.fromkeys(_POLICY_LOSS_ONLY[1:], f"loss={learner.loss!r} has no probability ratio").items()
+        return
     if correction.how != "ratio" and learner.num_iterations * learner.num_minibatches == 1:
         yield (
             "clip",

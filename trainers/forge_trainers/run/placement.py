@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
-from forge_agents.models.families import check_trainable
+from forge_agents.models.families import check_trainable, context_of
 from forge_agents.models.sizes import ModelSize
+from forge_agents.models.tokenizer_file import check_same_tokens
 from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.runtime import mesh, startup
 from forge_agents.runtime.hosts import HERE, ProcessSlot
@@ -249,6 +250,29 @@ def check_learners(learners: Mapping[str, tuple[LearnerPlan, int]]) -> None:
             raise
         except ValueError as cause:
             raise ValueError(f"{name} cannot train {Path(plan.model).name}: {cause}") from cause
+        for folder in map(Path, dict.fromkeys(plan.teachers.values())):
+            if folder.is_dir():
+                _check_teacher(name, plan, folder)
+
+
+def _check_teacher(name: str, plan: LearnerPlan, folder: Path) -> None:
+    """Raise ValueError if a teacher cannot be computed, or compared with the model that learns."""
+    longest = plan.max_sample_tokens or context_of(Path(plan.model))
+    config, context = models.read_json(folder / "config.json"), context_of(folder)
+    try:
+        models.check_complete(folder)
+        check_trainable(config, plan.max_sample_tokens)
+        check_same_tokens(Path(plan.model), folder)
+        check_degrees(plan, ModelSize.of(folder))
+    except ModelNotFoundError:
+        raise
+    except ValueError as cause:
+        raise ValueError(f"{name} cannot learn from the teacher {folder}: {cause}") from cause
+    if context is not None and (longest is None or longest > context):
+        raise ValueError(
+            f"{name} has samples of up to {longest} tokens, and the teacher {folder} a context of {context}. Set "
+            f"engine.max_model_len to at most {context}"
+        )
 
 
 def check_on_cpu(

@@ -31,8 +31,8 @@ STORE = "weights"
 _ANSWER_TIMEOUT_S = 600.0
 _OF_AN_ADAPTER = frozenset({
     "lr", "warmup_steps", "lr_decay", "lr_min_ratio", "weight_decay", "betas", "max_grad_norm",
-    "optimizer_state_dtype", "loss", "clip", "sequence", "correction", "kl", "kl_coef", "reference_update_every",
-    "entropy_coef", "num_iterations", "num_minibatches",
+    "optimizer_state_dtype", "loss", "clip", "sequence", "correction", "kl", "kl_coef", "entropy_coef",
+    "num_iterations", "num_minibatches",
 })  # fmt: skip
 """Fields in which adapters on one model may differ. The others belong to the model or its processes."""
 
@@ -101,7 +101,7 @@ def resolve(
         )
     for names in learner_groups(policies, folders):
         for name in names:
-            settings = config.learner_of(policies[name])
+            settings = _located(config.learner_of(policies[name]))
             plan = LearnerPlan.of(
                 settings,
                 model=str(folders[name]),
@@ -171,13 +171,24 @@ def compute_processes(
     learners = {}
     for names in learner_groups(policies, folders):
         plan = LearnerPlan.of(
-            shared_settings([policies[name] for name in names], config),
+            _located(shared_settings([policies[name] for name in names], config)),
             model=str(folders[names[0]]),
             lora=policies[names[0]].lora,
             max_sample_tokens=config.engine.max_model_len,
         )
         learners[learner_name(names)] = (plan, len(names))
     return engines, learners
+
+
+def _located(settings: LearnerConfig) -> LearnerConfig:
+    """Return the settings with the folders of teachers that are on this machine."""
+    return settings.with_teachers(lambda name: str(models.local_folder(name) or name))
+
+
+def teachers_of(policies: Iterable[Policy], config: ProcessConfig) -> list[str]:
+    """Return the names or folders of the teachers of trainable policies, each once."""
+    trained = [policy for policy in policies if policy.trainable]
+    return list(dict.fromkeys(name for policy in trained for name in config.learner_of(policy).teachers.values()))
 
 
 def policies_by_process(

@@ -36,6 +36,7 @@ from forge_trainers.run.plan import (
     learner_name,
     meshes_of,
     resolve,
+    teachers_of,
     threads_of,
 )
 
@@ -101,6 +102,7 @@ class Processes:
             held: Models that this process loads with the first score. Their memory is counted here.
         """
         hosts, paths = hosts or Hosts(), {name: models.resolve(policy.model) for name, policy in policies.items()}
+        teachers = [models.resolve(name) for name in teachers_of(policies.values(), config)]
         renderers = {
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
         }  # raises for a model without chat template, before anything starts
@@ -111,7 +113,7 @@ class Processes:
             checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
-        await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])
+        await mesh.launch_hosts(hosts, paths=(*paths.values(), *teachers, folder), meshes=[*meshes, *later])
         faults = Faults(max_respawns=MAX_RESPAWNS, file=folder / _FAULTS)
         try:
             ranks, engine, colocate = config.learner_procs, config.engine, config.colocate
