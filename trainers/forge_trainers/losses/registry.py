@@ -400,7 +400,7 @@ def distill(inputs: TokenInputs) -> TokenLoss:
 
     Rewards are measured and have no effect. All trajectories count.
     """
-    zeros_S = inputs.logprobs_S.detach() * 0.0
+    zeros_S = inputs.logprobs_S.new_zeros(inputs.logprobs_S.shape)
     return TokenLoss(zeros_S, zeros_S)
 
 

@@ -1,0 +1,193 @@
+"""Distillation in a run: settings, samples, refusals, memory and resuming."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_run import TEAM, Draws, trainer
+
+import forge_agents as fa
+from forge_agents.errors import RunFolderError
+from forge_agents.models.sizes import ModelSize
+from forge_agents.models.tiny import tiny_model
+from forge_trainers.learner.memory import checkpoint_bytes, learner_bytes
+from forge_trainers.learner.plan import LearnerPlan
+from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.policy_mapping import FixedPolicies
+from forge_trainers.rl.rewards import env_reward
+from forge_trainers.rl.tasks import TaskSampler
+from forge_trainers.run.dry_run import dry_run
+from forge_trainers.run.placement import check_learners
+from forge_trainers.run.plan import compute_processes, resolve, shared_settings, teachers_of
+
+
+class Constant(Draws):
+    """Every episode earns the same."""
+
+    def act(self, agent, action):
+        return fa.Outcome(rewards={agent: 0.0}, done=True)
+
+
+def distill(reference, **changes):
+    return fa.LearnerConfig(**{"loss": "distill", "reference": reference, "kl_coef": 1.0, **changes})
+
+
+def test_all_trajectories_count_although_their_rewards_are_equal(tmp_path, tiny_llama):
+    settings = {"group_size": 1, "groups_per_step": 4, "learner": distill(str(tiny_llama)), "max_resamples": None}
+    with trainer(tmp_path, **settings) as run:
+        assert run.config.resamples == 0
+        rows = run.fit(Constant, steps=3).metrics
+    assert [(row["groups/used"], row["groups/zero_variance"], row["groups/resampled"]) for row in rows] == [
+        (4, 0, 0)
+    ] * 3
+    assert {row["reward/mean"] for row in rows} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"loss": "distill"},
+            "consists of the divergence from a teacher, and reference='start' with kl_coef=0 has none",
+        ),
+        ({"loss": "distill", "kl_coef": 1.0, "reference": 5}, "Set reference to a model, or to one for each agent"),
+        ({"loss": "distill", "reference": "m"}, "and kl_coef=1"),
+        ({"reference": 0, "kl_coef": 1.0}, 'must be "start", a number of steps of at least 1, a model, or a mapping'),
+        ({"reference": "", "kl_coef": 1.0}, "must be"),
+        ({"reference": {}, "kl_coef": 1.0}, "must be"),
+        ({"reference": {"a": 3}, "kl_coef": 1.0}, "must be"),
+    ],
+)
+def test_references_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fa.LearnerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "learner", "message"),
+    [
+        (fa.GRPOConfig, {"reference": "m"}, "learner.reference='m' has no effect: kl_coef=0"),
+        (fa.GRPOConfig, distill("m", clip=(0.1, 0.2)), "loss='distill' has no probability ratio"),
+        (fa.GRPOConfig, distill("m", correction="mask"), "loss='distill' has no probability ratio"),
+        (fa.SFTConfig, {"reference": "m", "kl_coef": 1.0}, "a teacher is compared on samples of the policy"),
+    ],
+)
+def test_settings_without_effect_are_refused(config, learner, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config(learner=learner)
+
+
+def test_estimator_is_exact_for_teachers_only():
+    assert fa.LearnerConfig(kl_coef=0.1).loss_settings.kl == "k3"
+    assert fa.LearnerConfig(kl_coef=0.1, reference=3).loss_settings.kl == "k3"
+    assert fa.LearnerConfig(kl_coef=0.1, reference={"a": "m"}).loss_settings.kl == "exact"
+    assert fa.LearnerConfig(kl_coef=0.1, reference="m", kl="k2").loss_settings.kl == "k2"
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ({"b": "m"}, "policy 'team': learner.reference names 'b'. The agents are a."),
+        ({"a": "m", "aa": "m"}, "names 'aa'. The agents are a. Did you mean 'a'?"),
+    ],
+)
+def test_teachers_of_unknown_agents_are_refused(reference, message):
+    config = fa.GRPOConfig(learner=distill(reference))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        RunPlan(TaskSampler(Draws), FixedPolicies(TEAM), config, env_reward)
+
+
+class Two(Draws):
+    possible_agents = ("a", "b")
+
+
+def test_agent_without_a_teacher_is_refused():
+    config = fa.GRPOConfig(learner=distill({"a": "m"}))
+    with pytest.raises(ValueError, match="policy 'team' plays b, and learner.reference has teachers of a only"):
+        RunPlan(TaskSampler(Two), FixedPolicies(TEAM), config, env_reward)
+    apart = {"a": TEAM, "b": replace(TEAM, name="other", trainable=False)}
+    RunPlan(TaskSampler(Two), FixedPolicies(apart), config, env_reward)
+
+
+def test_changed_teacher_is_refused_when_a_run_is_resumed(tmp_path, tiny_llama, tiny_qwen3):
+    def run(folder, steps):
+        with trainer(tmp_path / "run", learner=distill({"a": str(folder)})) as training:
+            training._lifecycle.processes = None if steps > 1 else training._lifecycle.processes
+            return training.fit(Draws, steps=steps)
+
+    run(tiny_llama, 1)
+    moved = shutil.copytree(tiny_llama, tmp_path / "moved")
+    with trainer(tmp_path / "run", learner=distill({"a": str(moved)})) as training:
+        plan = RunPlan(TaskSampler(Draws), training._policies, training.config, env_reward)
+        plan.check_resumable(tmp_path / "run", training._checkpoints)
+    with pytest.raises(RunFolderError, match=r"teachers\.team\.a is .* It cannot change when a run is resumed"):
+        run(tiny_qwen3, 2)
+
+
+# ---- processes
+
+
+def policy(folder, name="team", **settings):
+    return fa.Policy(str(folder), name=name, **settings)
+
+
+def test_teachers_are_counted_once_each_in_the_memory_of_a_learner(tiny_llama, tiny_qwen3):
+    size, other = ModelSize.of(tiny_llama), ModelSize.of(tiny_qwen3)
+    reference = {"a": str(tiny_llama), "b": str(tiny_qwen3), "c": str(tiny_llama)}
+
+    def parts(ranks=1, **changes):
+        return learner_bytes(size, LearnerPlan.of(distill(reference, **changes)), ranks=ranks)
+
+    assert parts()["teachers"] == 2 * (size.weights + other.weights) and "reference" not in parts()
+    assert parts(compute_dtype="float32")["teachers"] == 4 * (size.weights + other.weights)
+    assert parts(ranks=2)["teachers"] == size.weights + other.weights
+    assert parts()["logits"] == 2 * parts(kl="k2")["logits"]
+    assert learner_bytes(size, LearnerPlan(kl_coef=0.1))["reference"] == 2 * size.weights
+    assert checkpoint_bytes(distill(reference)) == checkpoint_bytes(fa.LearnerConfig())
+
+
+def test_folders_of_teachers_reach_the_learner(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_llama, "teacher")
+    config = fa.GRPOConfig(learner=distill({"a": "teacher", "b": "tiny-random"}))
+    policies = {"team": policy(tiny_llama), "other": policy(tiny_llama, "other", trainable=False)}
+    assert teachers_of(policies.values(), config) == ["teacher", "tiny-random"]
+    plan = resolve(policies, dict.fromkeys(policies, tiny_llama), config, out_dir=tmp_path)
+    teachers = plan.learners["team"].teachers
+    assert teachers["a"] == str(tmp_path / "teacher") and Path(teachers["b"]).is_absolute()
+
+
+def test_adapters_that_share_a_learner_have_the_same_teachers(tiny_llama):
+    lora, config = fa.LoRA(rank=4), fa.GRPOConfig(learner=distill("m"))
+    first = policy(tiny_llama, lora=lora)
+    assert shared_settings([first, policy(tiny_llama, "other", lora=lora)], config).teachers == {"": "m"}
+    other = policy(tiny_llama, "other", lora=lora, learner={"reference": "n"})
+    with pytest.raises(ValueError, match="learner.reference is 'm' for one and 'n' for the other"):
+        shared_settings([first, other], config)
+
+
+def test_unsuitable_teachers_are_refused_before_anything_starts(tiny_llama, tmp_path):
+    def fails(folder, **settings):
+        config = fa.GRPOConfig(learner=distill(str(folder)), engine=fa.EngineConfig(max_model_len=128, **settings))
+        policies, folders = {"team": policy(tiny_llama)}, {"team": tiny_llama}
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  # the test looks at it
+            check_learners(compute_processes(policies, folders, config)[1])
+        with pytest.raises(ValueError, match=re.escape(str(caught.value))):
+            dry_run(policies, config, fa.Hosts())
+        return str(caught.value)
+
+    short = tiny_model(tmp_path / "short", settings={"max_position_embeddings": 64})
+    assert fails(short) == (
+        f"team-learner has samples of up to 128 tokens, and the teacher {short} a context of 64. Set "
+        "engine.max_model_len to at most 64"
+    )
+    other = tiny_model(tmp_path / "other")
+    settings = json.loads((other / "tokenizer.json").read_text())
+    settings["model"]["vocab"] = {token: number for token, number in settings["model"]["vocab"].items() if number != 7}
+    (other / "tokenizer.json").write_text(json.dumps(settings))
+    message = fails(other)
+    assert f"team-learner cannot learn from the teacher {other}" in message and str(tiny_llama) in message
+    assert "1 of 264 tokens differ" in message and "is token 7 of the first and is missing in the second" in message
