@@ -39,7 +39,7 @@ def of_agents(batch: EpisodeBatch) -> EpisodeBatch:
     return batch
 
 
-def plain(
+def plain(  # noqa: PLR0917
     student: Path, teacher_of: dict[str, Path], batch: EpisodeBatch, kl: str, coef: float, temperature: float
 ) -> tuple[float, float, dict[str, float]]:
     """Value of the divergence, norm of the gradient and divergence by agent, in float64 by transformers."""
@@ -68,7 +68,9 @@ def plain(
 @pytest.mark.parametrize("kl", ["exact", "k2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
 @pytest.mark.parametrize("many", [True, False], ids=["teams", "one"])
-def test_divergence_and_gradient_equal_float64(tiny_llama, teachers, random_batch, kl, temperature, many):
+def test_divergence_and_gradient_equal_float64(  # noqa: PLR0917
+    tiny_llama, teachers, random_batch, kl, temperature, many
+):
     batch = of_agents(random_batch(groups=4))
     chosen = teachers if many else dict.fromkeys(AGENTS, teachers["editor"])
     value, norm, by_agent = plain(tiny_llama, chosen, batch, kl, 0.5, temperature)
@@ -151,9 +153,7 @@ def test_learners_with_adapters_on_one_model_share_teachers(tiny_llama, teachers
 def test_sample_of_an_agent_without_a_teacher_is_refused(tiny_llama, teachers, random_batch):
     reference = {agent: str(teachers[agent]) for agent in AGENTS[:2]}
     core = LearnerCore(config(tiny_llama, loss="distill", reference=reference, kl_coef=1.0))
-    with pytest.raises(
-        ValueError, match="sample 2 is of an agent without a teacher. The teachers are those of pl"
-    ):
+    with pytest.raises(ValueError, match="sample 2 is of an agent without a teacher. The teachers are those of pl"):
         core.train_step(of_agents(random_batch()))
 
 
