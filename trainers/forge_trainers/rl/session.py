@@ -179,7 +179,7 @@ class Session:
             self._state.first_step_s = self._state.first_step_s or time.perf_counter() - self._called
             log_step(self._run, step, groups, samples, metrics, learners=learners, keep_episodes=keep_episodes)
             display.step(step, metrics)
-            score = plan.checkpoint_score(metrics)
+            score = plan.checkpoint_score(metrics) if plan.config.eval_every else None
             stopping = interrupt.requested  # a signal that arrives during the checkpoint ends the next step
             if await self._checkpoint(step, last=last or stopping, score=score):
                 watch.lap("save")

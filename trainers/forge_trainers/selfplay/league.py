@@ -186,7 +186,10 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
 
 
 def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[float]]:
-    """Return the reward of `policy` minus the opponent's in each game, by opponent. Games as in `results_of`."""
+    """Return the reward of `policy` minus the opponent's in each game, by opponent. Games as in `results_of`.
+
+    If the opponent failed, it is 1.
+    """
     margins: dict[str, list[float]] = {}
     for group in groups:
         for episode in group.episodes:
@@ -195,7 +198,7 @@ def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
                 continue
             opponent, *agents = sides
             if episode.error is not None:
-                results.setdefault(opponent, []).append(1.0)
+                margins.setdefault(opponent, []).append(1.0)
                 continue
             mean, opponent_mean = (float(np.mean([episode.rewards[agent] for agent in side])) for side in agents)
             is_draw = math.isclose(mean, opponent_mean, abs_tol=1e-9)  # the mean of three rewards of 0.1 is not 0.1
