@@ -599,6 +599,17 @@ def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, sides)) if all(isinstance(agent, str) for side in sides for agent in side) else ()
 
 
+def can_fork(env: Any) -> bool:
+    """Return whether the class of an environment, without its wrappers, has the method `fork`."""
+    game = env.unwrapped  # in a worker, the attribute says it
+    return hasattr(type(game), "fork") and getattr(game, "can_fork", None) is not False
+
+
+def forked(env: Any) -> Any:
+    """Return an independent copy, by the environment's `fork` or `copy.deepcopy`."""
+    return env.fork() if hasattr(type(env), "fork") else copy.deepcopy(env)
+
+
 def hook(env: Any, name: str) -> Any:
     """Return an optional attribute of an environment, or of the unwrapped one if a wrapper hides it, else None."""
     return getattr(env, name, None) or getattr(env.unwrapped, name, None)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents.envs.env import CONVERSATION, as_json, hook, visible_action, writable
+from forge_agents.envs.env import CONVERSATION, as_json, forked, hook, visible_action, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.errors import (
     ActorDiedError,
@@ -31,8 +32,17 @@ from forge_agents.errors import (
     did_you_mean,
 )
 from forge_agents.policy import AnyPolicy, Random
+from forge_agents.rollout.alternatives import Fork, Forks
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
-from forge_agents.rollout.players import ContextFullError, Decision, Player, PolicyEngine, make_player
+from forge_agents.rollout.players import (
+    ContextFullError,
+    Decision,
+    Player,
+    PolicyEngine,
+    make_player,
+    player_state,
+    resume_player,
+)
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EndReason, Episode, EpisodeError, NewMessages, Trajectory, Turn, Where
 
@@ -153,6 +163,18 @@ class _Agent:
         if self.drafts:
             self.drafts[-1] |= {"terminated": result.terminated, "truncated": result.truncated, "info": self.info}
 
+    def copy(self) -> _Agent:
+        """Return a copy of the turns so far. It shares the player."""
+        return replace(self, drafts=[dict(draft) for draft in self.drafts], branches=copy.deepcopy(self.branches))
+
+    def resume(self, other: _Agent, state: Any) -> None:
+        """Continue the turns of `other`, whose player had `state`."""
+        copied = other.copy()
+        self.drafts, self.branches, self.initial_reward = copied.drafts, copied.branches, other.initial_reward
+        self.info, self.session_rewards = other.info, other.session_rewards
+        self.without_legal_actions = other.without_legal_actions
+        resume_player(self.player, state)
+
     def trajectory(self, env_id: str, seed: int) -> Trajectory:
         return Trajectory(
             agent=self.name,
@@ -211,6 +233,15 @@ class _Agents(dict[str, _Agent]):
         for name, result in results.items():
             (await self.get_or_create(name)).record(result)
 
+    def copies(self) -> dict[str, tuple[_Agent, Any]]:
+        """Return the state of all agents, for `resume`."""
+        return {name: (agent.copy(), player_state(agent.player)) for name, agent in self.items()}
+
+    async def resume(self, copies: Mapping[str, tuple[_Agent, Any]]) -> None:
+        """Continue as agents whose state was copied, with new players."""
+        for name, (agent, state) in copies.items():
+            (await self.get_or_create(name)).resume(agent, state)
+
 
 async def play(
     env: PlayableEnv,
@@ -223,6 +254,8 @@ async def play(
     rng_key: str | None = None,
     episode_index: int = 0,
     watch: Callable[[Turn], object] | None = None,
+    forks: Forks | None = None,
+    fork: Fork | None = None,
 ) -> Episode:
     """Play one episode to its end.
 
@@ -237,6 +270,8 @@ async def play(
             resumed run repeats them. None uses the engines' own random streams.
         episode_index: Index of the episode in its group, from 0.
         watch: Called with each turn when it is decided, before its reward and info are known.
+        forks: Receives copies of the episode before the decisions that its rule chooses.
+        fork: Fork of an episode to continue, with `env` as a copy of its environment. None resets `env`.
 
     Returns:
         The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
@@ -253,13 +288,17 @@ async def play(
     error: EpisodeError | None = None
     end: EndReason = "error"
     try:
-        opening, names = await run_env_code("reset", env, lambda: (env.reset(seed=seed), list(env.agents)))
-        for name in names:
-            await agents.get_or_create(name)
-        if isinstance(env, ParallelEnv):
-            end = await _play_rounds(env, agents, opening, max_turns)
+        opening = None
+        if fork is None:
+            opening, names = await run_env_code("reset", env, lambda: (env.reset(seed=seed), list(env.agents)))
+            for name in names:
+                await agents.get_or_create(name)
         else:
-            end = await _play_turns(env, agents, max_turns)
+            await agents.resume(fork.agents)
+        if isinstance(env, ParallelEnv):
+            end = await _play_rounds(env, agents, opening, max_turns, forks=forks, fork=fork)
+        else:
+            end = await _play_turns(env, agents, max_turns, forks=forks, fork=fork)
     except FailureError as failure:
         error = failure.as_error()
     if end in ("turn_limit", "context"):
@@ -296,13 +335,26 @@ async def run_env_code(
         raise FailureError(where, cause) from cause
 
 
+async def _fork(forks: Forks, env: PlayableEnv, decision: Decision, **state: Any) -> None:
+    """Copy the episode before `decision`, if the rule chooses it. `state` are fields of `Fork`."""
+    if (place := forks.place(decision)) is None:
+        return
+    try:
+        fork = Fork(**state, env=await run_env_code("fork", env, forked, env))
+    except FailureError as failure:
+        fork = Fork(**state, error=failure.as_error())
+    await forks.put(place, fork)
+
+
 # ---- turn-based environments
 
 
-async def _play_turns(env: AECEnv[str, Any, Any], agents: _Agents, max_turns: int) -> EndReason:
+async def _play_turns(
+    env: AECEnv[str, Any, Any], agents: _Agents, max_turns: int, *, forks: Forks | None, fork: Fork | None
+) -> EndReason:
     """Step one agent after another until none is left or the episode is cut off, then pay all agents."""
-    index, truncated = 0, False
-    reported: dict[str, float] = {}
+    index, truncated = (0, False) if fork is None else (fork.start, fork.truncated)
+    reported: dict[str, float] = {} if fork is None else dict(fork.reported)
     end: EndReason | None = None
     about_answer = await run_env_code("observe", env, hook, env, "about_answer")
     try:
@@ -318,11 +370,15 @@ async def _play_turns(env: AECEnv[str, Any, Any], agents: _Agents, max_turns: in
             if index >= max_turns:
                 end = "turn_limit"
                 break
+            before = agents.copies() if forks is not None and agent.policy.name in forks.rule.policies else None
             try:
                 decision = await agent.decide(observation, info)
             except ContextFullError:
                 end = "context"
                 break
+            if forks is not None and before is not None:
+                state = {"turn": index, "start": index, "truncated": truncated, "reported": dict(reported)}
+                await _fork(forks, env, decision, agents=before, **state)
             agent.add_decision(index, observation, info, decision)
             index += 1
             results, agent.refusal = await run_env_code("step", env, _step, env, decision, reported, about_answer)
@@ -414,21 +470,36 @@ _Views: TypeAlias = dict[str, tuple[str, Mapping[str, Any]]]
 async def _play_rounds(
     env: ParallelEnv[str, Any, Any],
     agents: _Agents,
-    opening: tuple[Mapping[str, Any], Mapping[str, Any]],
+    opening: tuple[Mapping[str, Any], Mapping[str, Any]] | None,
     max_turns: int,
+    *,
+    forks: Forks | None,
+    fork: Fork | None,
 ) -> EndReason:
     """Step all live agents together, each deciding while the others do, until none is left."""
-    index, truncated = 0, False
-    views = await run_env_code("reset", env, lambda: _views(env, *opening))
+    index, truncated = (0, False) if fork is None else (fork.start, fork.truncated)
+    same: Mapping[str, Decision] = {}
+    if fork is not None:
+        views, same = dict(fork.views), fork.decisions
+    else:
+        assert opening is not None
+        views = await run_env_code("reset", env, lambda: _views(env, *opening))
     while views:
         if index >= max_turns:
             return "turn_limit"
         deciding = {name: await agents.get_or_create(name) for name in views}
+        before = None if forks is None else agents.copies()
+        asked = [name for name in views if name not in same]
         try:
-            answers = await all_or_first_error(deciding[name].decide(*view) for name, view in views.items())
+            answers = await all_or_first_error(deciding[name].decide(*views[name]) for name in asked)
         except ContextFullError:
             return "context"
-        decisions = dict(zip(deciding, answers, strict=True))
+        new = dict(zip(asked, answers, strict=True))
+        decisions = {name: new[name] if name in new else same[name] for name in deciding}
+        if forks is not None and before is not None:
+            state = {"start": index, "truncated": truncated, "views": views}
+            await _fork_round(forks, env, agents, before=before, decisions=decisions, state=state)
+        same = {}
         for name, agent in deciding.items():
             observation, info = views[name]
             agent.add_decision(index, observation, info, decisions[name])
@@ -441,6 +512,25 @@ async def _play_rounds(
             (await agents.get_or_create(name)).add_reward(reward)
         await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
     return "truncated" if truncated else "terminated"
+
+
+async def _fork_round(
+    forks: Forks,
+    env: ParallelEnv[str, Any, Any],
+    agents: _Agents,
+    *,
+    before: Mapping[str, tuple[_Agent, Any]],
+    decisions: Mapping[str, Decision],
+    state: Mapping[str, Any],
+) -> None:
+    """Copy the episode for each chosen decision of a round. The others of the round have decided in the copy."""
+    after = agents.copies()
+    for place, (name, decision) in enumerate(decisions.items()):
+        if agents[name].policy.name in forks.rule.policies:
+            others = {other: each for other, each in decisions.items() if other != name}
+            copies = {**after, name: before[name]}
+            turn = state["start"] + place
+            await _fork(forks, env, decision, turn=turn, agents=copies, decisions=others, **state)
 
 
 def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> _Views:

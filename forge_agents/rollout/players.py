@@ -235,6 +235,15 @@ class ModelPlayer:
         self._conversations.append(conversation)
         return replace(decision, compaction=compaction, notes=notes)
 
+    def state(self) -> tuple[Any, ...]:
+        """Return the state of the conversations, for `resume`."""
+        return list(self._conversations), self._last_main, self._num_calls
+
+    def resume(self, state: tuple[Any, ...]) -> None:
+        """Continue the conversations of another player of the policy."""
+        conversations, self._last_main, self._num_calls = state
+        self._conversations = list(conversations)
+
     def forget(self, decision: int) -> None:
         """Free the tokens of a decision, counted from 0, from which no conversation will continue."""
         self._conversations[decision] = self._empty
@@ -490,6 +499,14 @@ class EndpointPlayer:
         """Messages after each decision."""
         self._last_main: int | None = None
 
+    def state(self) -> tuple[Any, ...]:
+        """Return the state of the conversations, for `resume`."""
+        return list(self._conversations), self._last_main
+
+    def resume(self, state: tuple[Any, ...]) -> None:
+        """Continue the conversations of another player of the endpoint."""
+        self._conversations, self._last_main = list(state[0]), state[1]
+
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the endpoint.
 
@@ -573,19 +590,29 @@ def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -
     return decide
 
 
-def _oracle(oracle: AgentFactory, agent: str, seeds: list[int]) -> Player:
+class _OraclePlayer:
     """The environment's oracle, created at the first decision, so that its failure is the episode's."""
-    created: list[Callable[[str], str]] = []
 
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        if not created:
-            created.append(oracle(agent, info, random.Random(repr(seeds))))
-        action = created[0](observation)
+    def __init__(self, oracle: AgentFactory, agent: str, seeds: list[int]) -> None:
+        self._oracle, self._agent, self._rng = oracle, agent, random.Random(repr(seeds))
+        self._created: Callable[[str], str] | None = None
+
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+        if self._created is None:
+            self._created = self._oracle(self._agent, info, self._rng)
+        action = self._created(observation)
         if not isinstance(action, str):
-            raise TypeError(f"the oracle returned {type(action).__name__} for {agent!r}. Return a str")
+            raise TypeError(f"the oracle returned {type(action).__name__} for {self._agent!r}. Return a str")
         return _from_text(action)
 
-    return decide
+    def state(self) -> Any:
+        """Return a copy of the oracle and its random generator, for `resume`."""
+        return copy.deepcopy((self._created, self._rng))
+
+    def resume(self, state: Any) -> None:
+        """Continue as a copy of the oracle, with this player's random numbers."""
+        created, rng = state
+        self._created = copy.deepcopy(created, {id(rng): self._rng})
 
 
 def _scripted(policy: Scripted, agent: str) -> Player:
@@ -628,5 +655,17 @@ def make_player(
         return _random(policy, agent, episode_seed, episode_index)
     if isinstance(policy, Oracle):
         oracle = oracle_of(spec, getattr(spec, "id", "an environment without an id"))
-        return _oracle(oracle, agent, _seeds(policy, agent, episode_seed, episode_index))
+        return _OraclePlayer(oracle, agent, _seeds(policy, agent, episode_seed, episode_index)).decide
     return _scripted(policy, agent)
+
+
+def player_state(player: Player) -> Any:
+    """Return a copy of the state of a player, for `resume_player`. None if the player has none."""
+    owner = getattr(player, "__self__", None)
+    return None if owner is None else owner.state()
+
+
+def resume_player(player: Player, state: Any) -> None:
+    """Let a new player continue where another one of the same policy was, with random numbers of its own."""
+    if state is not None:
+        player.__self__.resume(state)  # type: ignore[attr-defined]  # a bound method

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from forge_agents.display import printable
+from forge_agents.envs.env import forked
 from forge_agents.errors import ArgumentError
-from forge_agents.policy import PolicyMapping, resolve_policies
+from forge_agents.policy import AnyPolicy, Oracle, PolicyMapping, Random, resolve_policies
+from forge_agents.rollout.alternatives import Fork, ForkRule, Forks
 from forge_agents.rollout.episode import FailureError, PlayableEnv, play, run_env_code
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.players import PolicyEngine, sampling_seed
 from forge_agents.runtime.threads import all_or_first_error
-from forge_agents.types import Episode, EpisodeGroup
+from forge_agents.types import Alternatives, Episode, EpisodeError, EpisodeGroup
 
 T = TypeVar("T")
+_Alternative: TypeAlias = tuple[int, int, int, Episode]
+"""Index of the episode, of the turn that was decided again, number of sampled tokens, and the alternative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,8 @@ class Rollout:
     """Maximum number of decisions per episode."""
     retries: int = 1
     """Number of times that a failed episode is played again, each time in a new environment."""
+    forks: ForkRule | None = None
+    """Decisions from which each episode is played again, for `EpisodeGroup.alternatives`. None: no decisions."""
     _active: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
     """Identities of the environments in use."""
 
@@ -62,22 +69,52 @@ class Rollout:
         if size < 1:
             raise ValueError(f"group of {size} episodes is empty. Ask for at least 1")
         limit = limit or asyncio.Semaphore(size)
+        alternatives: list[_Alternative] = []
         episodes = await all_or_first_error(
-            self._episode(seed, limit, index, None if rng_key is None else f"{rng_key}/{index}")
+            self._episode(seed, limit, index, None if rng_key is None else f"{rng_key}/{index}", alternatives)
             for index in range(size)
         )
-        return EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
+        group = EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
+        return group if self.forks is None else replace(group, alternatives=self._collected(seed, alternatives))
 
-    async def _episode(self, seed: int, limit: asyncio.Semaphore, index: int, rng_key: str | None) -> Episode:
-        async with limit:
-            attempt = 0
-            while True:
-                episode = await self._attempt(seed, index, None if rng_key is None else f"{rng_key}/{attempt}")
-                if episode.error is None or attempt == self.retries:
-                    return episode
-                attempt += 1
+    def _collected(self, seed: int, alternatives: Sequence[_Alternative]) -> Alternatives:
+        ordered = sorted(alternatives, key=lambda each: each[:2])  # stable: samples stay in order
+        episodes = tuple(episode for *_, episode in ordered)
+        return Alternatives(
+            decisions=tuple((index, turn) for index, turn, *_ in ordered),
+            group=EpisodeGroup(env_id=self.env_id, seed=seed, episodes=episodes),
+            tokens=sum(tokens for _, _, tokens, _ in ordered),
+        )
 
-    async def _attempt(self, seed: int, index: int, rng_key: str | None) -> Episode:
+    async def _episode(
+        self,
+        seed: int,
+        limit: asyncio.Semaphore,
+        index: int,
+        rng_key: str | None,
+        alternatives: list[_Alternative],
+    ) -> Episode:
+        """Play an episode, and append its alternatives to a list."""
+        attempt = 0
+        while True:
+            key = None if rng_key is None else f"{rng_key}/{attempt}"
+            forks = None if self.forks is None else Forks(self.forks, key, close=self._close)
+            try:
+                async with limit:
+                    episode = await self._attempt(seed, index, key, forks)
+                    if forks is not None and episode.error is None and forks.one_by_one:
+                        alternatives += [await job() for job in self._replays(forks, seed, index, key)]
+                if forks is not None and episode.error is None and not forks.one_by_one:
+                    jobs = self._replays(forks, seed, index, key)
+                    alternatives += await all_or_first_error(_within(limit, job) for job in jobs)
+            finally:
+                if forks is not None:
+                    await forks.close()
+            if episode.error is None or attempt == self.retries:
+                return episode
+            attempt += 1
+
+    async def _attempt(self, seed: int, index: int, rng_key: str | None, forks: Forks | None) -> Episode:
         try:
             env = await run_env_code("make", None, self.make_env)
         except FailureError as failure:
@@ -99,13 +136,67 @@ class Rollout:
                 max_turns=self.max_turns,
                 rng_key=rng_key,
                 episode_index=index,
+                forks=forks,
             )
         finally:
-            off_loop = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step
             try:
-                await off_loop("close", close, env, self.env_id) if off_loop else close(env, self.env_id)
+                await run_env_code("close", env, close, env, self.env_id)  # in a worker as slow as a step
             finally:
                 self._active.discard(id(env))
+
+    async def _close(self, env: PlayableEnv) -> None:
+        await run_env_code("close", env, close, env, self.env_id)
+
+    def _replays(
+        self, forks: Forks, seed: int, index: int, rng_key: str | None
+    ) -> list[Callable[[], Awaitable[_Alternative]]]:
+        """Return a coroutine function for each alternative of an episode."""
+        return [
+            partial(self._replay, fork, f"{index}/{fork.turn}/{sample}", seed, index, rng_key)
+            for fork in sorted(forks, key=lambda fork: fork.turn)
+            for sample in range(forks.rule.samples)
+        ]
+
+    async def _replay(self, fork: Fork, name: str, seed: int, index: int, rng_key: str | None) -> _Alternative:
+        """Play an alternative. Its failure is recorded."""
+        env, error = None, fork.error
+        if error is None:
+            try:
+                env = await run_env_code("fork", fork.env, forked, fork.env)
+            except FailureError as failure:
+                error = failure.as_error()
+        if env is None:
+            episode = Episode(env_id=self.env_id, seed=seed, trajectories={}, error=error, end_reason="error")
+            return index, fork.turn, 0, episode
+        policies = resolve_policies(self.policies, env.possible_agents, seed)
+        try:
+            episode = await play(
+                env,
+                {agent: _with_own_samples(policy) for agent, policy in policies.items()},
+                seed=seed,
+                env_id=self.env_id,
+                engines=self.engines,
+                max_turns=self.max_turns,
+                rng_key=None if rng_key is None else f"{rng_key}/alternatives/{name}",
+                episode_index=2**32 + sampling_seed(name),  # random players: no index of an episode
+                fork=fork,
+            )
+        finally:
+            await self._close(env)
+        if episode.error is None and all(turn.index != fork.turn for turn in episode.turns):
+            reason = f"a copy of {self.env_id} before turn {fork.turn} had ended. `forge-agents check` tests copies"
+            episode = replace(episode, error=EpisodeError(where="fork", kind="RuntimeError", message=reason))
+        return index, fork.turn, fork.num_sampled(episode), episode
+
+
+async def _within(limit: asyncio.Semaphore, job: Callable[[], Awaitable[T]]) -> T:
+    async with limit:
+        return await job()
+
+
+def _with_own_samples(policy: AnyPolicy) -> AnyPolicy:
+    """Return a policy whose random choices in an alternative differ from those in other episodes."""
+    return replace(policy, shared=False) if isinstance(policy, Random | Oracle) else policy
 
 
 def agents_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ from forge_agents.envs.conformance.play import (
     BreachError,
     NotApplicableError,
     Step,
-    forked,
     instructions,
     line_of_method,
     live,
@@ -37,7 +36,7 @@ from forge_agents.envs.conformance.play import (
     play,
     same,
 )
-from forge_agents.envs.env import Observation, TextGame, hook, writable
+from forge_agents.envs.env import Observation, TextGame, forked, hook, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction

@@ -6,7 +6,6 @@ As a program, this module reads a spec and seeds as JSON, plays them and writes 
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import inspect
 import itertools
@@ -152,11 +151,6 @@ def look(env: AnyEnv, agent: str) -> str:
 def live(env: AnyEnv) -> list[str]:
     """Return the agents that are neither terminated nor truncated."""
     return [agent for agent in env.agents if not (env.terminations[agent] or env.truncations[agent])]
-
-
-def forked(env: AnyEnv) -> AnyEnv:
-    """Return an independent copy, by the environment's `fork` or `copy.deepcopy`."""
-    return env.fork() if hasattr(type(env), "fork") else copy.deepcopy(env)
 
 
 def same(what: str, left: list[Step], right: list[Step], fix: str) -> None:

@@ -77,6 +77,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.metadata, self.render_mode = self._about["metadata"], self._about["render_mode"]
         self.observes_reasoning: bool = self._about["observes_reasoning"]
         self.judges_silence: bool = self._about["judges_silence"]
+        self.can_fork: bool = self._about["can_fork"]
         self.possible_agents = list(self._about["possible_agents"])
         self.sides: Sequence[Sequence[str]] = self._about["sides"]
         self.agents: list[str] = []

@@ -291,17 +291,22 @@ class RunFolder:
         episodes: Sequence[Episode],
         rewards: Sequence[Mapping[str, float]],
         advantages: Sequence[Mapping[str, Sequence[float]]] | None = None,
+        alternatives: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+        *,
         trained: Iterable[str] = (),
     ) -> None:
         """Append whole episodes with their tokens and the rewards that their agents were trained on.
 
-        `advantages` has those of each turn by agent, per episode, or None if nothing was learned.
+        `advantages` has those of each turn by agent, per episode, or None if nothing was learned. `alternatives` has
+        the turn and the rewards of each alternative, per episode, or None if there are none.
         """
         facts = {"step": step, "trained": sorted(trained)}
         learned = advantages or [{}] * len(episodes)
+        again = alternatives or [()] * len(episodes)
         rows = [
             {**facts, "rewards": dict(reward), "advantages": dict(advantage), **episode.as_json()}
-            for episode, reward, advantage in zip(episodes, rewards, learned, strict=True)
+            | ({"alternatives": list(others)} if others else {})
+            for episode, reward, advantage, others in zip(episodes, rewards, learned, again, strict=True)
         ]
         self._append(EPISODES, rows)
 

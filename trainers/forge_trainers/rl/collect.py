@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -83,6 +84,8 @@ class Collector:
     ) -> EpisodeGroup:
         """Collect `size` episodes of a task. `key` and the task determine the sampling."""
         rollout = self._plan.sampler.rollout(task, mapping if step is None else at_step(mapping, step), engines)
+        if step is not None and self._plan.forks is not None:
+            rollout = replace(rollout, forks=self._plan.forks)
         group = await rollout.group(task.seed, size, limit=self._limit, rng_key=f"{key}/{task.number}")
         if group.failed:
             self._messages.report_failure(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -53,6 +53,8 @@ class Scored:
     """Reward of each turn, NaN where there is none. None if turns are not scored."""
     noise: float | None = None
     """Standard deviation of the reward. None if unknown."""
+    alternatives: Mapping[int, Sequence[Scored]] = field(default_factory=dict)
+    """By position of a turn: the same trajectory, played again from this turn on."""
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.reward) or (self.turns is not None and np.isinf(self.turns).any()):
@@ -98,10 +100,12 @@ class Credit:
     """Properties that compared trajectories have in common. Without "seed", all groups of the step are compared.
     Without "role", agents share a baseline, although the reward of one agent says nothing about another's (arXiv
     2602.08847). With "turn", only turns of the same number are compared (arXiv 2510.11062)."""
-    baseline: Literal["mean", "leave_one_out", "rae", "none"] = "mean"
+    baseline: Literal["mean", "leave_one_out", "rae", "counterfactual", "none"] = "mean"
     """Value subtracted from each reward. "mean": the mean of the compared rewards (GRPO, arXiv 2402.03300).
     "leave_one_out": the same without the trajectory itself (RLOO, arXiv 2402.14740). "rae": the running mean of the
-    role, and turn, if `by` names them, over the run (SPIRAL, arXiv 2506.24119). "none": 0."""
+    role, and turn, if `by` names them, over the run (SPIRAL, arXiv 2506.24119). "counterfactual": the mean of
+    `samples` alternatives, for which the environment is copied right before the turn and the same policies play on
+    (COMA, arXiv 1705.08926; VinePPO, arXiv 2410.01679). "none": 0."""
     scale: Literal["std", "batch_std", "none"] = "std"
     """Divisor of the difference. "std": standard deviation of the compared rewards (GRPO). "batch_std": standard
     deviation of the step's differences without zero-variance groups, per role if `by` names roles (REINFORCE++, arXiv
@@ -114,6 +118,12 @@ class Credit:
     """Discount per turn in these sums. In [0, 1]."""
     rae_decay: float = 0.95
     """Weight of the running mean when one reward is added. In [0, 1)."""
+    samples: int = 4
+    """Number of alternatives per chosen turn with ``baseline="counterfactual"``. At least 1."""
+    decisions: Literal["every", "longest"] | int = "every"
+    """Turns of each episode with alternatives: "every" turn of a trained policy, the "longest" (the most sampled
+    tokens), or a number of random ones. Other turns subtract the mean of the other compared rewards. With "longest"
+    their advantage is 0, because the choice depends on the answer."""
     overlong: Overlong | None = None
     """Penalty for long responses, added to the reward of each turn, or its mean over turns to the total reward. With a
     `MultiReward`, the penalty is added to each part."""
@@ -132,16 +142,30 @@ class Credit:
             raise ValueError(f"discount={self.discount} must be in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
         if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
             raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
-        if self.scale == "std" and not compares:
+        forks = self.baseline == "counterfactual"
+        if self.samples < 1 or (isinstance(self.decisions, int) and self.decisions < 1):
+            raise ValueError(f"samples={self.samples} and decisions={self.decisions} must be at least 1")
+        if forks and "turn" in self.by:
+            raise ValueError(f"by={self.by} names 'turn', but baseline='counterfactual' has a baseline for each turn")
+        if forks and type(self).advantages is not Credit.advantages:
+            raise ValueError(
+                f"{type(self).__name__} overrides advantages, which baseline='counterfactual' does not call. Override "
+                "assign, or choose another baseline"
+            )
+        if self.scale == "std" and not (compares or forks):
             raise ValueError(
                 f"scale='std' needs a group, but baseline={self.baseline!r} does not use one. Set scale to 'batch_std' "
                 "or 'none'"
             )
+        skips = compares or forks or self.scale == "batch_std"
         for name, default, is_used, condition in (
             ("rae_decay", 0.95, self.baseline == "rae", "baseline='rae'"),
+            ("samples", 4, forks, "baseline='counterfactual'"),
+            ("decisions", "every", forks, "baseline='counterfactual'"),
+            ("turns", "own", not forks, "a baseline other than 'counterfactual', which compares total rewards"),
             ("discount", 1.0, self.turns != "own", "turns='to_go' or turns='return'"),
             ("noise_multiple", 0.0, compares, "baseline='mean' or baseline='leave_one_out'"),
-            ("min_spread", 1e-6, compares or self.scale == "batch_std", "baseline='mean' or scale='batch_std'"),
+            ("min_spread", 1e-6, skips, "baseline='mean' or scale='batch_std'"),
         ):
             if getattr(self, name) != default and not is_used:
                 setting = f"{name}={getattr(self, name)}"
@@ -176,6 +200,8 @@ class Credit:
             raise ValueError(f"rewards must be finite and [n], got shape {rewards.shape}: {rewards.tolist()}")
         if self.baseline == "none":
             return rewards.astype(np.float32)
+        if self.baseline == "counterfactual":
+            raise ValueError("baseline='counterfactual' needs the alternatives of each turn. Call assign")
         if len(rewards) < 2 or np.ptp(rewards) <= self.min_spread:
             return None
         if noise_n is not None and self.noise_multiple:
@@ -202,6 +228,8 @@ class Credit:
             By trajectory: float32 ``[turns]``, or None if the compared rewards do not differ. A turn without a reward
             has advantage 0.
         """
+        if self.baseline == "counterfactual":
+            return self._counterfactual(scored)
         values = [self._values(trajectory) for trajectory in scored]
         compared: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # trajectory and turn, by what they have in common
         by = [name for name in self.by if name != "seed" or self.baseline != "rae"]
@@ -233,6 +261,47 @@ class Credit:
                 per_turn = self._discounted_sums(row) if to_go else row
                 result[i] = np.broadcast_to(per_turn, len(scored[i].response_tokens)).astype(np.float32)
         return result
+
+    def _counterfactual(self, scored: Sequence[Scored]) -> list[np.ndarray | None]:
+        """Subtract from the reward of a trajectory, for each turn, the mean reward of the turn's alternatives.
+
+        COMA (arXiv 1705.08926, eq. 4): A(s, u) = Q(s, u) - sum_u' pi(u') Q(s, u'). The trajectory is one sample of
+        Q(s, u) and the k alternatives are samples of the sum, so the expectation is exact for any k, and the variance
+        is Var(R | s, u) + Var(R | s) / k. The trajectory itself is no alternative: with it in the mean, the expectation
+        would be k / (k + 1) of A.
+        """
+        totals = [self._total(trajectory) for trajectory in scored]
+        compared: dict[tuple[str, ...], list[int]] = {}
+        for i, trajectory in enumerate(scored):
+            key = {"seed": str(trajectory.group), "role": trajectory.role}
+            compared.setdefault(tuple(key[name] for name in self.by), []).append(i)
+        result: list[np.ndarray | None] = [None] * len(scored)
+        for members in compared.values():
+            baselines = {
+                (i, t): np.array([self._total(each) for each in alternatives])
+                for i in members
+                for t, alternatives in scored[i].alternatives.items()
+            }
+            rewards = np.concatenate([[totals[i] for i in members], *baselines.values()])
+            if len(rewards) < 2 or np.ptp(rewards) <= self.min_spread:
+                continue
+            mean, num = float(np.mean([totals[i] for i in members])), len(members)
+            for i in members:
+                others = (totals[i] - mean) * num / (num - 1) if num > 1 and self.decisions != "longest" else 0.0
+                row = np.full(len(scored[i].response_tokens), others)
+                for t in scored[i].alternatives:
+                    row[t] = totals[i] - baselines[i, t].mean()
+                if row.any():
+                    result[i] = row / rewards.std(ddof=1) if self.scale == "std" else row
+        if self.scale == "batch_std":
+            result = self._scaled(scored, result, [np.zeros(len(each.response_tokens)) for each in scored])
+        return [None if row is None else row.astype(np.float32) for row in result]
+
+    def _total(self, trajectory: Scored) -> float:
+        """Return the total reward, with the mean penalty for long responses."""
+        if self.overlong is None or not trajectory.response_tokens:
+            return trajectory.reward
+        return trajectory.reward + float(self.overlong.penalties(np.array(trajectory.response_tokens)).mean())
 
     def _values(self, trajectory: Scored) -> np.ndarray:
         """Return the rewards to compare: one per turn, NaN where there is none, or one for the trajectory."""

@@ -16,7 +16,7 @@ from forge_trainers.rl.failures import explain_idle, idle_policies
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.metrics import failed_by, mean_and_ci, rewards_by, summarize
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.rewards import all_rewards, reward_name
+from forge_trainers.rl.rewards import all_rewards, compares_groups, reward_name
 from forge_trainers.rl.scoring import score
 from forge_trainers.run.checkpoints import ProcessRandomness, RewardState, Stateful
 
@@ -100,16 +100,6 @@ class Evaluator:
         return eval_result(
             groups, measured(scored), measured(env_scored), trained, idle=idle, scored_by=reward_name(reward)
         )
-
-
-def compares_groups(reward: Any) -> bool:
-    """Return whether a part of `reward` compares the episodes of a group, as `SelfConsistency` does.
-
-    An ensemble counts by its verifiers: the ensemble itself scores each episode alone.
-    """
-    parts = [part for part in all_rewards(reward) if not hasattr(part, "verifiers")]
-    leaves = (part for part in parts if not callable(getattr(part, "parts", None)))
-    return any(getattr(part, "sees_groups", False) for part in leaves)
 
 
 @contextmanager

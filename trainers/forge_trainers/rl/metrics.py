@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from forge_agents.types import Episode, EpisodeGroup, total_tokens
+from forge_trainers.rl.counterfactual import alternatives_metrics
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import StepSamples
 from forge_trainers.rl.scoring import score_groups
@@ -34,6 +35,8 @@ async def step_metrics(
         metrics["env_reward/mean"] = summarize(measured(scored), learners)["reward/mean"]
     metrics |= group_spread(groups, plan.config.groups_per_step, learners) | samples.metrics(learners)
     metrics |= await processes.engines_memory()
+    if plan.forks is not None:
+        metrics |= alternatives_metrics(groups)
     return metrics | dict(times) | rates(groups, times["time/step_s"])
 
 
@@ -95,6 +98,8 @@ def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int, trained: 
 def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
     """Return ``tokens``, ``tokens_per_s`` and ``turns`` of a step that took `seconds`.
 
+    Alternatives of episodes count in ``tokens_per_s`` only.
+
     Per turn of a model: mean ``response_tokens``, mean ``reasoning_tokens`` among them, and fraction ``cut_off``. Per
     episode: fractions ``out_of_context`` and ``program_failed``. ``failed/NAME`` is the number of episodes that
     failures of player NAME ended.
@@ -103,9 +108,10 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
     of_models = [turn for turn in turns if turn.prompt_ids]  # the tokens of other players are unknown
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = total_tokens(turns)
+    again = sum(group.alternatives.tokens for group in groups if group.alternatives is not None)
     return {
         "tokens": float(tokens),
-        "tokens_per_s": tokens / seconds,
+        "tokens_per_s": (tokens + again) / seconds,
         "turns": float(len(turns)),
         "response_tokens": float(np.mean([len(turn.response_ids) for turn in of_models])) if of_models else 0.0,
         "reasoning_tokens": float(np.mean([turn.reasoning_tokens for turn in of_models])) if of_models else 0.0,

@@ -23,6 +23,7 @@ from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import check_resumable, hashes_of_models, installed_packages
 from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.counterfactual import fork_rule
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.policy_mapping import FixedPolicies, check_trainable
 from forge_trainers.rl.rewards import is_env_reward, max_reward_of
@@ -62,6 +63,10 @@ class RunPlan:
             self._check_teachers()
         self.uses_env_reward = is_env_reward(reward)
         self.credit, self.size_of = config.credit_rule, config.size_of
+        self.forks = fork_rule(
+            self.credit, self.trained, players=self.players, not_forkable=sampler.not_forkable, reward=reward
+        )
+        """Decisions from which training episodes are played again. None: none."""
 
     @cached_property
     def agents_by_policy(self) -> dict[str, list[str]]:

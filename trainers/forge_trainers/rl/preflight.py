@@ -27,6 +27,7 @@ from forge_agents.runtime.mesh import dividing_gpus, with_deadline
 from forge_agents.runtime.threads import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.counterfactual import try_fork
 from forge_trainers.rl.failures import describe_error, describe_exception, explain_idle, file_of
 from forge_trainers.rl.rewards import assess, is_env_reward, leaf_rewards, reward_name
 from forge_trainers.rl.tasks import Task, TaskSampler
@@ -114,6 +115,8 @@ class Preflight:
                 return []
             errors = [episode.error for episode in group.episodes if episode.error is not None]
             if not errors:
+                if self.config.credit_rule.baseline == "counterfactual":
+                    try_fork(partial(self.sampler.make, env_id), env_id, seed)
                 self._report_programs(env_id, group)
                 self._report_idle(env_id, group)
                 return [group]

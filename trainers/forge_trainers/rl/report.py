@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.rl.counterfactual import recorded
 from forge_trainers.rl.failures import describe_error
 from forge_trainers.rl.rewards import reward_name
 from forge_trainers.rl.samples import StepSamples
@@ -94,11 +95,11 @@ def log_step(
     """Write the metrics of a step and the first `keep_episodes` of its episodes, failed ones first."""
     run.log(step + 1, metrics)
     rows = [
-        (episode, group.episode_rewards(index), samples.advantages.get((number, index), {}))
+        (episode, group.episode_rewards(index), samples.advantages.get((number, index), {}), recorded(group, index))
         for number, group in enumerate(groups)
         for index, episode in enumerate(group.episodes)
     ]
     rows.sort(key=lambda row: row[0].error is None)
     rows = rows[:keep_episodes]
-    episodes, rewards, advantages = zip(*rows, strict=True) if rows else ((), (), ())
-    run.keep_episodes(step + 1, episodes, rewards, advantages, trained=learners)
+    episodes, rewards, advantages, alternatives = zip(*rows, strict=True) if rows else ((), (), (), ())
+    run.keep_episodes(step + 1, episodes, rewards, advantages, alternatives, trained=learners)

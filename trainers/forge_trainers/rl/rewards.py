@@ -139,6 +139,16 @@ def all_rewards(reward: Any) -> Iterator[Any]:
         yield from all_rewards(part)
 
 
+def compares_groups(reward: Any) -> bool:
+    """Return whether a part of `reward` compares the episodes of a group, as `SelfConsistency` does.
+
+    An ensemble counts by its verifiers: the ensemble itself scores each episode alone.
+    """
+    parts = [part for part in all_rewards(reward) if not hasattr(part, "verifiers")]
+    leaves = (part for part in parts if not callable(getattr(part, "parts", None)))
+    return any(getattr(part, "sees_groups", False) for part in leaves)
+
+
 def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> None:
     """Raise ArgumentError if an environment pays more than the range of an `EnvReward` allows.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from forge_agents.errors import DivergedError
 from forge_agents.types import EpisodeBatch, EpisodeGroup, Trajectory
+from forge_trainers.rl.counterfactual import check_collected, scored_alternatives
 from forge_trainers.rl.credit import Baselines, Credit, Scored
 
 if TYPE_CHECKING:
@@ -48,11 +49,16 @@ def compute_advantages(
 
     Returns:
         The groups in order, with `advantages`.
+
+    Raises:
+        ArgumentError: `credit` needs alternatives, and the groups have none, or sessions with rewards of their own.
     """
     if credit.is_per_group and len(groups) != 1:
         return [g for group in groups for g in compute_advantages([group], credit, trained, baselines)]
     if credit.is_per_group and groups[0].advantages is not None:
         return [*groups]
+    if credit.baseline == "counterfactual":
+        check_collected(groups)
     totals: dict[tuple[int, str, int], np.ndarray] = {}
     for weight, rows in _scored_parts(groups, trained):
         for row, advantages in zip(rows, credit.assign([*rows.values()], baselines), strict=True):
@@ -89,6 +95,7 @@ def _scored_parts(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> l
                     response_tokens=[len(turn.response_ids) for turn in item.trajectory.turns],
                     turns=None if part.turn_rewards is None else part.turn_rewards[agent][index][turns],
                     noise=None if part.noise is None else float(part.noise[agent][index]),
+                    alternatives=scored_alternatives(group, name, agent, index) if group.alternatives else {},
                 )
     return [*parts.values()]
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from forge_agents.runtime.threads import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory
 from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.collect import Collector
+from forge_trainers.rl.counterfactual import score_with_alternatives
 from forge_trainers.rl.failures import nothing_to_train_on
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.plan import RunPlan
@@ -49,6 +51,8 @@ async def score(
 
 async def score_groups(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[EpisodeGroup]:
     """Do the same as `score`, with a reward that `reward_of` returned."""
+    if any(group.alternatives is not None for group in groups):
+        return await score_with_alternatives(groups, partial(score_groups, reward=reward, timeout_s=timeout_s))
     if isinstance(reward, MultiReward):
         parts = {name: await score_groups(groups, part, timeout_s=timeout_s) for name, part in reward.parts().items()}
         return [

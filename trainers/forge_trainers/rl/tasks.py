@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge_agents.envs import registry
+from forge_agents.envs.env import can_fork
 from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.envs.spec import split_level
 from forge_agents.errors import ArgumentError
@@ -105,6 +106,8 @@ class TaskSampler:
         """By seed and number of groups per step: the last step of `_earlier_groups`, and its result."""
         self.isolated: set[str] = set()
         """Environments that run in worker processes."""
+        self.not_forkable: set[str] = set()
+        """Environments whose class has no method `fork`."""
         self.agents = {name: agents_of(partial(self._probe, name), name) for name in self.env_ids}
         """Agents of each environment."""
 
@@ -203,9 +206,10 @@ class TaskSampler:
         env = self.make(name)
         self.make_s[name] = time.perf_counter() - started
         self.specs[name] = getattr(env, "spec", None)
-        self.isolated |= {name} if getattr(env.spec, "isolation", "none") == "process" else set()
+        self.not_forkable |= set() if can_fork(env) else {name}
+        self.isolated |= {name} if getattr(self.specs[name], "isolation", "none") == "process" else set()
         # an environment in a worker process has only its settings before it is reset
-        names = getattr(env, "models", None) or getattr(env.spec, "kwargs", {}).get("models")
+        names = getattr(env, "models", None) or getattr(self.specs[name], "kwargs", {}).get("models")
         self.asked_for |= names if isinstance(names, Mapping) else {}
         listed = getattr(env, "num_training_tasks", None)
         self._num_tasks |= {name: listed} if type(listed) is int and listed > 0 else {}

@@ -33,6 +33,8 @@ _SHOWN_IF_ANY = (
     ("held-out failed", "eval/failed", "{:.0f}"),
     ("held-out abstained", "eval/abstained", "{:.0f}"),
     ("abstained", "groups/abstained", "{:.0f}"),
+    ("credit tokens", "credit/tokens", "{:.0f}"),
+    ("failed alternatives", "credit/failed", "{:.0f}"),
     ("program failed", "program_failed", "{:.0%}"),
     ("too long", "dropped/too_long", "{:.0f}"),
     ("skipped", "learner/skipped", "{:.0f}"),
