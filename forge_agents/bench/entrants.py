@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from forge_agents import safe_yaml
-from forge_agents.errors import UntrustedModuleError, did_you_mean
+from forge_agents.errors import UntrustedModuleError, did_you_mean, near_names
 from forge_agents.files import outdated_export, user_path
 from forge_agents.imports import check_origin, import_user_module
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted, unique_name
@@ -79,7 +79,10 @@ def named_players(players: Mapping[str, PlayerLike], sampling: Sampling | None =
     if not isinstance(players, Mapping):
         raise TypeError(f'players must be a mapping such as {{"random": fa.Random()}}, got {type(players).__name__}')
     if not players:
-        raise ValueError('no players were given. Pass some by name, e.g. {"random": fa.Random()}')
+        raise ValueError(
+            'no players were given. Pass some by name, e.g. {"random": fa.Random()}, or --players.random random on the '
+            "command line"
+        )
     named: dict[str, Player] = {}
     reserved = set(players)
     for name, value in players.items():
@@ -151,6 +154,9 @@ def read_player(text: str, sampling: Sampling | None = None) -> Player:
             raise ValueError(f"player {url!r} names no model. Write it after a #, e.g. {url}#my-model")
         return Endpoint(url, model, sampling=sampling)
     module_name, colon, function = text.partition(":")
+    near = near_names(text, KEYWORDS, cutoff=0.8)
+    if near and not user_path(text).exists():
+        raise ValueError(f"player {text!r} is neither a folder nor a built-in model. Did you mean {near[0]!r}?")
     if not colon:
         return _model_or_run(text, sampling)
     try:

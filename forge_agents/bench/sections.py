@@ -144,8 +144,8 @@ def _warnings(report: Results) -> list[str]:
     if summary.undefined:
         warnings.append(
             f"NO SUCCESS IS DEFINED in {', '.join(summary.undefined)}: compare rewards there. An environment defines "
-            "success by info['success'] or info['outcome'] at its end, or by max_reward. A competitive game also by "
-            "wins and losses"
+            "success by info['success'] or info['outcome'] at its end. A game of one agent or of partners may define "
+            "it by max_reward, and a competitive game by wins and losses"
         )
     if unpaid := _unpaid(report):
         warnings.append(

@@ -44,8 +44,12 @@ class _Visible(logging.Formatter):
         return visible(super().format(record))
 
 
-def _format_warning(*args: Any, **kwargs: Any) -> str:
-    return visible(_format_raw(*args, **kwargs))
+def _format_warning(message: Warning | str, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> str:
+    """Format a warning. A line of this project's code would tell the user nothing."""
+    ours = (sys.modules.get(name) for name in ("forge_agents", "forge_envs", "forge_trainers", "forge_verifiers"))
+    if any(module and Path(filename).is_relative_to(Path(str(module.__file__)).parent) for module in ours):
+        return visible(f"warning: {message}\n")
+    return visible(_format_raw(message, category, filename, *args, **kwargs))
 
 
 _format_raw = warnings.formatwarning

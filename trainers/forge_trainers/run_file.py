@@ -18,10 +18,11 @@ from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig
-from forge_trainers.rl.rewards import engines_of, models_of
-from forge_trainers.rl.tasks import EnvLike, check_weights
+from forge_trainers.rl.rewards import engines_of, env_reward, models_of
+from forge_trainers.rl.tasks import EnvLike, TaskSampler, check_weights
 from forge_trainers.run.config import check_at_least
 from forge_trainers.selfplay.league import League, LeagueConfig
+from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:
     from forge_trainers.run.placement import OwnEngine, OwnModel
@@ -307,12 +308,17 @@ class RunConfig:
         """Describe the processes that this run starts with and their resolved settings, line by line.
 
         `gpus_per_host` is the number of GPUs of this machine, and of hosts whose role ``mesh.gpus`` does not name.
-        None: this machine's GPUs, and 8 of others. Raises as `forge_trainers.run.dry_run.dry_run`.
+        None: this machine's GPUs, and 8 of others. The environments are made, as a run does first. Raises as
+        `TaskSampler`, `RunPlan` and `forge_trainers.run.dry_run.dry_run`.
         """
-        for env_id in self._env_ids:
-            registry.spec(env_id)
+        from forge_trainers.rl.league_policies import policies_of
+        from forge_trainers.rl.plan import RunPlan
         from forge_trainers.run.dry_run import dry_run  # imports Monarch, which takes a second
 
+        sampler = TaskSampler(self.played, self.env_args, hosts=self.mesh)
+        policies = policies_of(self.players, self.trainer, user_path(self.out_dir))
+        reward = self.load_reward()
+        RunPlan(sampler, policies, self.trainer, env_reward if reward is None else reward_of(reward))
         return dry_run(
             self.models,
             self.trainer,

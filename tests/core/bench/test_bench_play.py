@@ -311,6 +311,8 @@ def test_players_from_text():
     assert (endpoint.url, endpoint.model, endpoint.sampling.temperature) == ("http://127.0.0.1:1/v1", "some-model", 0)
     assert read_player("smollm2-135m-instruct") == fa.Policy("smollm2-135m-instruct")
     assert read_player("textwrap:dedent").fn("  x") == "x"
+    with pytest.raises(ValueError, match="player .randm. is neither .* Did you mean .random."):
+        read_player("randm")
 
 
 @pytest.mark.parametrize(

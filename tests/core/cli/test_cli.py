@@ -138,3 +138,21 @@ def test_misspelled_name_suggests_the_nearest():
 
     with pytest.raises(AttributeError, match="Did you mean 'Policy'"):
         fa.Polcy  # noqa: B018
+
+
+def test_warning_of_this_project_is_one_line_without_code(tmp_path):
+    (tmp_path / "my_plain.py").write_text(
+        "import warnings, forge_agents as fa\nwarnings.warn('mine', stacklevel=1)\n"
+        "@fa.register('my/Plain-v0')\nclass Plain(fa.TurnEnv):\n    possible_agents = ['a', 'b']\n"
+        "    def setup(self, rng): pass\n    def instructions(self, agent): return ''\n"
+        "    def observe_text(self, agent): return '?'\n"
+        "    def act(self, agent, action): return fa.Outcome(done=True, info={agent: {'illegal': 'x'}})\n"
+    )
+    words = ["bench", "my_plain:my/Plain-v0", "--players.random", "random", "--episodes", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "forge_agents", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning: my/Plain-v0 does not always list legal actions" in done.stderr
+    assert "episode.py" not in done.stderr and "_warn_of_illegal_text" not in done.stderr
+    assert "my_plain.py:2: UserWarning: mine" in done.stderr, "the user's own warnings keep their place"

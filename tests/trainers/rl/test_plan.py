@@ -301,3 +301,21 @@ def test_checkpoints_of_earlier_versions_keep_their_measure():
     assert RunPlan.measure(plan, settings) == "02aab47b520dcb5f"
     exploited = fa.GRPOConfig(eval_episodes=64, eval_every=1, exploitability_samples=8)
     assert RunPlan.measure(SimpleNamespace(trained=["team"], config=exploited), settings) != "02aab47b520dcb5f"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"policy_mapping": {"player_0": "team", "player_2": "random"}},
+            "no agent 'player_2'. The agents are player_0",
+        ),
+        ({"policy_mapping": {"player_0": "team"}}, "agent 'player_1' has no policy. Policies were given for player_0"),
+        ({"env_args": {"sise": 2}}, "got an unexpected keyword argument 'sise'"),
+        ({"reward": f"{__name__}:in_ten"}, "has no attribute 'in_ten'"),
+    ],
+)
+def test_dry_run_refuses_settings_that_the_run_would_refuse(settings, message):
+    run = fa.RunConfig(env="settings/Duel-v0", policies={"team": fa.Policy("tiny-random")}, **settings)
+    with pytest.raises((TypeError, ValueError), match=message):
+        run.dry_run()

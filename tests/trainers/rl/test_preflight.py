@@ -158,7 +158,7 @@ def in_words(trajectory):
         (scores_any, ["scores one trajectory", line_of(scores_any, "def")]),
         (by_episode, ["shape (2,) for 4 trajectories", "Return one number each", line_of(by_episode, "def")]),
         (returns_nothing, [f"returns_nothing(one) at {__file__}", "fails: ValueError", "Return one number each"]),
-        (in_words, ["returned no number", "'good'", "or None to abstain"]),
+        (in_words, ["returned no number", "'good'", "or None to abstain", line_of(in_words, "def")]),
         (fa.MultiReward({"good": scores_one, "other": by_episode}), ["reward scores_one"]),
         (0.5 * fa.Rule(lambda t: 7.0, name="seven"), ["reward seven", "with 7.0. Scale scores to [0, 1]"]),
         (fa.EnvReward(high=0.5), ["reward env_reward", "EnvReward(low=0, high=1)"]),

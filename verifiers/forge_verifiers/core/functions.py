@@ -150,6 +150,8 @@ def info_keys(trajectory: Trajectory) -> str:
 
 def describe_function(function: Any) -> str:
     """Name, parameters, file and line of a function for an error message."""
+    if isinstance(signature := getattr(function, "signature", None), Signature):  # a reward that calls a function
+        function = signature.function
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
