@@ -71,7 +71,9 @@ def train(argv: Sequence[str]) -> int:
 
     parser = make_parser("train")
     add_fields(parser, fa.RunConfig)
-    parser.add_argument("--dry-run", action="store_true", help="Only print which processes the run would start.")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Only check the settings and print which processes the run would start."
+    )
     parser.add_argument(
         "--gpus_per_host",
         type=int,

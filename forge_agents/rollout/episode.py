@@ -402,7 +402,12 @@ def _observe(
     if not env.agents:
         return None
     agent = env.agent_selection
-    observation, reward, terminated, truncated, info = env.last()
+    try:
+        observation, reward, terminated, truncated, info = env.last()
+    except KeyError as error:
+        if agent in env.agents:
+            raise
+        raise ValueError(f"agent_selection is {agent!r}, which has left. The agents are {env.agents}") from error
     result = _StepResult.of(agent, 0.0 if agent in reported else reward, terminated, truncated, info)
     reported.setdefault(agent, result.reward)
     text = "" if terminated or truncated else _text(observation, f"the observation of {agent!r}")

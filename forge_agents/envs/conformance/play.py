@@ -105,7 +105,13 @@ def play(
         if not env.agents:
             return
         agent = env.agent_selection
-        observation, reward, terminated, truncated, info = env.last()
+        try:
+            observation, reward, terminated, truncated, info = env.last()
+        except KeyError as error:
+            if agent in env.agents:
+                raise
+            message = f"agent_selection is {agent!r}, which has left. The agents are {env.agents}"
+            raise BreachError(message, "select one of env.agents at the end of step()", "act") from error
         over = terminated or truncated
         if not over and not isinstance(observation, str):
             message = f"the observation of {agent!r} is {type(observation).__name__}, not text"

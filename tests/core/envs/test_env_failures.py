@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from pettingzoo.utils.conversions import parallel_to_aec
-from plain_env import PlainAEC, PlainParallel
+from plain_env import Opened, PlainAEC, PlainParallel
 
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction
@@ -258,3 +258,22 @@ def test_observations_and_instructions_must_be_texts(kind, text):
     assert f"the result of instructions('a') is {name}, not text" in error_of(Mute()).message
     (finding,) = fa.check_env(Mute, checks=("spaces",), raise_on_failure=False).failures
     assert finding.message == f"the result of instructions('a') is {name}, not text"
+
+
+def test_selected_agent_that_has_left_is_named():
+    class Stale(Opened):
+        """A plain environment that keeps selecting "a", also after "a" has left."""
+
+        metadata, possible_agents, observe = PlainAEC.metadata, ["a", "b"], PlainAEC.observe
+
+        def step(self, action):
+            self.terminations["a"] = True
+            if action is None:
+                self._was_dead_step(None)
+                self.agent_selection = "a"
+
+    message = "agent_selection is 'a', which has left. The agents are ['b']"
+    error = fa.play(Stale(), fa.Scripted(lambda _: "go")).error
+    assert (error.where, error.message) == ("observe", message)
+    (finding,) = fa.check_env(Stale, checks=("ends",), raise_on_failure=False).failures
+    assert (finding.message, finding.fix) == (message, "select one of env.agents at the end of step()")
