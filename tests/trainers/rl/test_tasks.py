@@ -63,6 +63,9 @@ def test_invalid_seed_is_refused():
         TaskSampler("forge/KuhnPoker-v0").tasks(-1, 0, 1)
     with pytest.raises(ValueError, match="seed=-1 must be at least 0"):
         GRPOConfig(seed=-1)
+    with pytest.raises(ValueError, match=r"seed=4294967296 must be at least 0 and below 2\*\*32"):
+        GRPOConfig(seed=2**32)  # an engine would refuse it at its start
+    assert GRPOConfig(seed=2**32 - 1).seed == 4294967295
 
 
 def test_agent_that_no_environment_has_is_refused(tmp_path):

@@ -12,7 +12,13 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import tracker_class
-from forge_trainers.run.config import check_at_least, check_learner_procs, check_timeouts, refuse_ineffective
+from forge_trainers.run.config import (
+    check_at_least,
+    check_learner_procs,
+    check_seed,
+    check_timeouts,
+    refuse_ineffective,
+)
 
 if TYPE_CHECKING:
     from forge_agents.types import Episode
@@ -58,7 +64,8 @@ class OfflineConfig:
         refuse_ineffective(self.learner, policy_loss=False)
         check_at_least(self, 1, "batch_size", "checkpoint_every", "keep_checkpoints")
         check_learner_procs(self.learner_procs)
-        check_at_least(self, 0, "eval_every", "seed")
+        check_at_least(self, 0, "eval_every")
+        check_seed(self.seed)
         check_at_least(self, 2, "max_sample_tokens")
         check_timeouts(self, "stage_timeout_s", "heartbeat_timeout_s")
         if self.too_long not in ("error", "drop"):

@@ -24,6 +24,12 @@ def check_at_least(settings: object, least: int, *names: str) -> None:
             raise ValueError(f"{name}={value} must be at least {least}")
 
 
+def check_seed(seed: int) -> None:
+    """Raise ValueError unless a seed has at most 32 bits. NumPy in the engines accepts no other."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed} must be at least 0 and below 2**32")
+
+
 def check_learner_procs(count: int) -> None:
     """Raise ValueError unless a learner can have this number of processes."""
     if not 1 <= count <= MAX_PROCESSES:
@@ -67,7 +73,8 @@ class ProcessConfig:
     def __post_init__(self) -> None:
         refuse_ineffective(self.learning)
         check_learner_procs(self.learner_procs)
-        check_at_least(self, 0, "max_staleness", "seed")
+        check_at_least(self, 0, "max_staleness")
+        check_seed(self.seed)
         if self.max_staleness and (self.colocate or getattr(self.engine, "sleeps", False)):
             raise ValueError(
                 f"colocate=True lets engines and learner compute in turns, and max_staleness={self.max_staleness} at "
