@@ -324,14 +324,12 @@ class TextGame(Forkable):
         return spaces[agent]
 
     def _text(self, agent: str, action: object) -> str:
+        """Check an action, and remove the info about an agent's previous illegal action."""
         if not isinstance(action, str):
             raise TypeError(f"{self}: {agent!r} must act with text, got {type(action).__name__}")
-        return writable(action)
-
-    def _clear_illegal(self, agent: str) -> None:
-        """Remove the info about an agent's previous illegal action."""
         if "illegal" in self.infos[agent]:
             self.infos[agent] = without(self.infos[agent], "illegal")
+        return writable(action)
 
     def _checked_rewards(self, outcome: object, method: str) -> dict[str, float]:
         """Check the rewards of an outcome and merge its infos. Returns the rewards of live agents."""
@@ -458,7 +456,6 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             self._was_dead_step(action)
             return
         text = self._text(agent, action)
-        self._clear_illegal(agent)
         outcome = self._play(agent, text)
         if "legal_actions" in self.infos[agent]:
             self.infos[agent] = without(self.infos[agent], "legal_actions")
@@ -553,8 +550,6 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
             raise ValueError(f"{self}: got actions of {list(actions)}. Pass one for each of {self.agents}")
         acting = list(self.agents)
         texts = {agent: self._text(agent, actions[agent]) for agent in acting}
-        for agent in acting:
-            self._clear_illegal(agent)
         outcome = self.act_all(dict(texts))
         self.infos = {agent: without(self.infos[agent], "legal_actions") for agent in acting}
         rewards = dict.fromkeys(acting, 0.0) | self._checked_rewards(outcome, "act_all(...)")
