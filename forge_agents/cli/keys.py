@@ -26,6 +26,9 @@ _CODE_ARGS = ("program", "sandbox", "image", "container", "files", "reward")
 """Arguments of environments that choose what runs on this machine, and with which rights."""
 _MAX_PATH = 4096
 """Characters of a path that Linux opens."""
+_DROPPED = re.compile(r"[\s\x00-\x20\x7f-\x9f]+")
+_ADDRESS = re.compile(r"(?:(?<=:)|^)//|^(?:localhost|\[|[\w-]+\.)[^/]*:\d+(?:/|$)", re.IGNORECASE)
+"""Beginnings of addresses: after a scheme or at the start, or a host with a port."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS: Mapping[str, tuple[str, ...]] = {
     "ANTHROPIC_API_KEY": ("api.anthropic.com",),
@@ -72,13 +75,14 @@ def check(
             )
     arguments = [each for file in files for each in _env_args(file)]
     for name, text in (pair for each in arguments for pair in _texts(each, "")):
-        if re.fullmatch(r"\w+://\S+", text) and (host := urlsplit(text).hostname or text) not in trusted:
-            raise ValueError(
-                visible(
-                    f"the settings file sets env_args.{name} to a server on {host}. Add {HOST_FLAG} {host} to allow "
-                    "this"
+        for host in _hosts_in(text):
+            if host not in trusted:
+                raise ValueError(
+                    visible(
+                        f"the settings file sets env_args.{name} to a server on {host[:200]}. Add {HOST_FLAG} "
+                        f"{host[:200]} to allow this"
+                    )
                 )
-            )
     for name in (name for each in arguments for name in _CODE_ARGS if name in each):
         raise ValueError(
             f"the settings file sets env_args.{name}, which chooses what runs on this machine. Set it where the "
@@ -184,6 +188,17 @@ def _texts(values: Any, name: str) -> Iterator[tuple[str, str]]:
     elif isinstance(values, list | tuple):
         for value in values:
             yield from _texts(value, name)
+
+
+def _hosts_in(text: str) -> Iterator[str]:
+    """Yield the host of each address in a text that names a server. Libraries drop blanks and control characters."""
+    text = _DROPPED.sub("", text)
+    for start in _ADDRESS.finditer(text):
+        address = text[start.start() :]
+        try:
+            yield urlsplit(address if address.startswith("//") else f"//{address}").hostname or text
+        except ValueError:  # no address for this library, but maybe for another one
+            yield text
 
 
 def _is_providers(variable: str, url: str) -> bool:

@@ -370,6 +370,32 @@ def test_environments_of_a_file_connect_only_to_trusted_hosts(config, capsys):
     assert read(file, "--trust_host", "169.254.169.254").env_args
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "http://10.0.0.7/a b",
+            "http://10.0.0.7/a\tb",
+            "ht\ntp://10.0.0.7/\n",
+            "\x1f http://10.0.0.7:80",
+            "//10.0.0.7/x",
+        ),
+        *("see ws://10.0.0.7/x", "http://good/x http://10.0.0.7", "http://good\\@10.0.0.7/", "10.0.0.7:8000"),
+        *("http://user:good@10.0.0.7:1/", "10.0.0.7:8000/path with blanks", "HTTP://10.0.0.7?://good"),
+    ],
+)
+def test_every_form_of_an_address_in_a_file_needs_trust(config, capsys, text):
+    file = config(env_args={"url": text})
+    message = " ".join(refused(capsys, file, "--trust_host=good").split())
+    assert "to a server on 10.0.0.7. Add --trust_host 10.0.0.7 to allow" in message
+    assert read(file, "--trust_host", "10.0.0.7", "good").env_args == {"url": text}
+
+
+def test_texts_without_an_address_need_no_trust(config):
+    texts = ["1:30", "a//b", "16:9", "x.y", "step 1: go", "::", "C:\\x"]
+    assert read(config(env_args={"texts": texts})).env_args == {"texts": texts}
+
+
 @pytest.fixture
 def my_module(tmp_path, monkeypatch):
     """A module of the user, with a function of its own and one that runs commands."""

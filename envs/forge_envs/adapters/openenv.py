@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,6 +70,7 @@ class OpenEnv(TurnEnv):
         """Reset the server's environment in a new session."""
         from openenv.core import GenericEnvClient
 
+        _connect_directly()
         self.close()
         self._client = GenericEnvClient(
             self._url,
@@ -77,7 +80,7 @@ class OpenEnv(TurnEnv):
             mode="simulation",
         ).sync()
         self._client.connect()
-        self._seen = self._client.reset(seed=int(rng.integers(2**31))).observation
+        self._seen = _observed(self._client.reset(seed=int(rng.integers(2**31))))
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `call` in a thread if it waits for the server, so that other episodes go on."""
@@ -89,7 +92,7 @@ class OpenEnv(TurnEnv):
         return self._instructions
 
     def observe_text(self, agent: str) -> str:
-        fields = {name: value for name, value in dict(self._seen).items() if name not in _HIDDEN}
+        fields = {name: value for name, value in self._seen.items() if name not in _HIDDEN}
         only = next(iter(fields.values())) if len(fields) == 1 else None
         text = only if isinstance(only, str) else json.dumps(fields, ensure_ascii=False, default=str)
         return writable(text[: self.max_observation_chars])
@@ -104,19 +107,53 @@ class OpenEnv(TurnEnv):
             return ended(agent, self._illegal_reward, illegal=reason)
         try:
             result = self._client.step(sent)
+            seen, reward = _observed(result), _reward(result)
         except Exception as error:  # noqa: BLE001  # a foreign server on model-written text
             # Close in a thread, because the server may not answer.
             threading.Thread(target=self._client.close, daemon=True).start()
             self._client = None
             return ended(agent, self._illegal_reward, error=failure(error))
-        self._seen = result.observation
-        return Outcome(rewards={agent: float(result.reward or 0.0)}, done=bool(result.done))
+        self._seen = seen
+        return Outcome(rewards={agent: reward}, done=result.done is True)
 
     def close(self) -> None:
         if self._client is not None:
             with contextlib.suppress(Exception):  # the connection may be closed already
                 self._client.close()
             self._client = None
+
+
+def _observed(result: Any) -> dict[str, Any]:
+    """Return the observation of a server. Raises TypeError if it is no object, or `done` is neither true nor false."""
+    if not isinstance(result.observation, dict) or not isinstance(result.done, bool | None):
+        raise TypeError(f"the server sent observation={result.observation!r:.80} and done={result.done!r:.20}")
+    return result.observation
+
+
+def _reward(result: Any) -> float:
+    """Return the reward of a server, 0 for null. Raises TypeError, ValueError or OverflowError for other values."""
+    if isinstance(result.reward, bool | str) or not math.isfinite(reward := float(result.reward or 0.0)):
+        raise TypeError(f"the server sent reward={result.reward!r:.80}. Expected a finite number")
+    return reward
+
+
+@cache
+def _connect_directly() -> None:
+    """Make OpenEnv's clients refuse redirects and messages that they did not ask for.
+
+    A server could send the model's texts to other hosts otherwise, or fill the memory while the model thinks.
+    """
+    from openenv.core import env_client
+    from websockets.asyncio.client import connect
+
+    class Direct(connect):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs, max_queue=1)
+
+        def process_redirect(self, exc: Exception) -> Exception | str:
+            return exc
+
+    env_client.ws_connect = Direct
 
 
 def list_ids(name: str | None) -> str | None:

@@ -1,3 +1,8 @@
+import asyncio
+import contextlib
+import http
+import json
+import math
 import threading
 import time
 
@@ -5,6 +10,7 @@ import pytest
 from hostile_strings import HOSTILE_STRINGS
 from http_servers import served
 from team_play import begin
+from websockets.asyncio.server import serve
 
 import forge_agents as fa
 from forge_envs.adapters.openenv import OpenEnv
@@ -109,3 +115,71 @@ def test_no_server_is_an_error_with_the_address():
         env.reset(seed=0)
     with pytest.raises(ValueError, match="http"):
         fa.make("openenv/Server-v0", url="ftp://x")
+
+
+@contextlib.contextmanager
+def odd_server(answers, redirect=""):
+    """Serve a WebSocket whose answers to steps have the fields `answers`. Yields the address and the received texts."""
+    received, started = [], threading.Event()
+
+    async def answer(connection):
+        async for message in connection:
+            received.append(json.loads(message)["type"])
+            fields = {"observation": {"text": "hello"}, "reward": 0.0, "done": False}
+            fields |= answers if received[-1] == "step" else {}
+            await connection.send(json.dumps({"type": "observation", "data": fields}))
+
+    def refused(connection, request):
+        if redirect:
+            response = connection.respond(http.HTTPStatus.FOUND, "")
+            response.headers["Location"] = redirect
+            return response
+        return None
+
+    async def run():
+        async with serve(answer, "127.0.0.1", 0, process_request=refused) as server:
+            place["port"] = server.sockets[0].getsockname()[1]
+            place["loop"], place["stop"] = asyncio.get_running_loop(), asyncio.Event()
+            started.set()
+            await place["stop"].wait()
+
+    place = {}
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    assert started.wait(30)
+    yield f"http://127.0.0.1:{place['port']}", received
+    place["loop"].call_soon_threadsafe(place["stop"].set)
+    thread.join(30)
+
+
+def test_redirect_of_a_server_is_not_followed():
+    with odd_server({}) as (inner, received), odd_server({}, inner.replace("http", "ws")) as (url, _):
+        env = fa.make("openenv/Server-v0", url=url, action_field="text", timeout_s=5)
+        with pytest.raises(ConnectionError, match="302"):
+            env.reset(seed=1)
+        assert received == []
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        *({"reward": value} for value in ("abc", "5", [1], True, math.nan, math.inf, 10**400)),
+        *({"observation": value} for value in ([1, 2], None, "abc")),
+        {"done": "false"},
+    ],
+    ids=str,
+)
+def test_odd_answer_of_a_server_ends_the_episode_with_the_lowest_reward(answers):
+    with odd_server(answers) as (url, _):
+        env_args = {"url": url, "action_field": "text", "illegal_reward": -2.0}
+        episode = fa.play("openenv/Server-v0", fa.Scripted(lambda _: "x"), seed=1, env_args=env_args)
+    assert episode.error is None and episode.rewards == {"agent": -2.0}
+    assert "error" in episode.trajectories["agent"].info
+
+
+def test_messages_that_were_not_asked_for_are_not_queued():
+    with odd_server({}) as (url, _):
+        env = fa.make("openenv/Server-v0", url=url, action_field="text")
+        env.reset(seed=1)
+        assert env.unwrapped._client._async._ws.recv_messages.high == 1
+        env.close()
