@@ -22,8 +22,10 @@ from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs import registry
+from forge_agents.envs.env import can_fork
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ForgeError, StallError
+from forge_agents.rollout.alternatives import ForkRule
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import _monarch, mesh, processes
@@ -175,6 +177,25 @@ def test_a_simultaneous_game_takes_turns_there():
     episode = fa.play("forge/Commons-v0", fa.Oracle(), seed=0, env_args={"isolation": "process"})
     assert episode.error is None and episode.rewards == fa.play("forge/Commons-v0", fa.Oracle(), seed=0).rewards
     assert episode.trajectories["player_1"].instructions.startswith("You are ben")
+
+
+def test_episodes_are_played_again_in_the_same_process(folder):
+    """Copies share a process, which answers one call after another."""
+    (folder / "plain_aec.py").write_text("from plain_env import PlainAEC")
+    fa.register("t/PlainAEC-v0", entry_point="plain_aec:PlainAEC", isolation="process")
+    moody = fa.make("t/Moody-v0")
+    assert can_fork(moody) and not can_fork(fa.make("t/PlainAEC-v0"))
+    rollout = Rollout(
+        make_env=lambda: fa.make("t/Moody-v0"),
+        env_id="t/Moody-v0",
+        policies=fa.Scripted(lambda seen: "x", name="team"),
+        forks=ForkRule(samples=2, decisions="every", policies={"team"}),
+    )
+    group = asyncio.run(rollout.group(1, 3))
+    again = group.alternatives.group
+    assert group.alternatives.decisions == tuple((n, turn) for n in range(3) for turn in (0, 0, 1, 1, 2, 2))
+    assert not group.failed and not again.failed and {e.rewards["a"] for e in again.episodes} == {3.0}
+    assert all(worker._holders == 0 and not worker.busy for worker in workers.pool().workers)
 
 
 def test_its_oracle_lives_here():

@@ -18,6 +18,7 @@ import forge_verifiers as fv
 from forge_agents.errors import ArgumentError, PreflightError
 from forge_agents.rollout.alternatives import ForkRule
 from forge_agents.rollout.rollout import Rollout
+from forge_agents.tools import mcp
 from forge_trainers.rl.counterfactual import alternatives_metrics, try_fork
 from forge_trainers.rl.credit import Credit, Overlong, Scored
 from forge_trainers.rl.samples import compute_advantages
@@ -311,11 +312,6 @@ def test_alternatives_are_scored_by_the_same_call_of_each_part_of_the_reward():
 # ---- runs
 
 
-class Uncopyable(fake_run.Draws):
-    def __deepcopy__(self, memo):
-        raise OSError("no copies")
-
-
 def plan_of(folder, env=fake_run.Draws, policies=fake_run.TEAM, reward=None, **settings):
     """Return the trainer of a run with counterfactual credit."""
     credit = Credit(baseline="counterfactual", samples=2)
@@ -336,10 +332,20 @@ def test_runs_that_cannot_play_alternatives_are_refused_by_name(tmp_path, env, p
     assert not (tmp_path / "config.yaml").exists()
 
 
-def test_an_environment_whose_copy_fails_is_refused_by_the_preflight_check():
-    with pytest.raises(PreflightError, match="Uncopyable cannot be copied \\(OSError: no copies\\)"):
-        try_fork(Uncopyable, "Uncopyable", 0)
-    try_fork(fake_run.Draws, "Draws", 0)
+def test_tools_of_an_mcp_server_are_refused_because_copies_share_the_server():
+    @fa.tool
+    def search(query: str) -> str:
+        """Search."""
+        return query
+
+    class Searching(fa.ToolEnv, fake_run.Draws):
+        def tools(self, agent):
+            return [search]
+
+    try_fork(Searching, "Searching", 0)
+    search.fn.__module__ = mcp.__name__
+    with pytest.raises(PreflightError, match="Searching has the tool search of an MCP server"):
+        try_fork(Searching, "Searching", 0)
 
 
 def test_run_counts_and_records_alternatives(tmp_path):
@@ -388,6 +394,7 @@ def test_evaluations_play_no_alternatives_and_resampled_groups_do(tmp_path):
         engine.generate = counted
         run.evaluate(fake_run.Draws)
         assert len(engine_calls) == 6
+        assert run.evaluate(fake_run.Draws, reward=fv.SelfConsistency()).abstained == 3  # groups of one episode
 
         def constant(trajectories):
             return [1.0] * len(trajectories)

@@ -306,6 +306,21 @@ def test_slow_reward_finishes_before_it_is_called_again(tried, monkeypatch):
     assert ended[:2] == ["engines", "reward"]
 
 
+class Uncopyable(World):
+    def __deepcopy__(self, memo):
+        raise OSError("no copies")
+
+
+def test_environment_that_cannot_be_copied_is_refused_with_counterfactual_credit(tried):
+    credit = fa.Credit(baseline="counterfactual")
+    with pytest.raises(
+        PreflightError, match=r"Uncopyable cannot be copied \(OSError: no copies\), and credit.baseline"
+    ):
+        tried(Uncopyable, credit=credit)
+    assert "preflight: 2 episodes" in tried(Uncopyable)
+    assert "preflight: 2 episodes" in tried(World, credit=credit)
+
+
 class BreaksAtOnce(World):
     def observe_text(self, agent):
         return self.no_such_thing

@@ -15,6 +15,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.policy import AnyPolicy, Policy
+from forge_agents.rollout.alternatives import ForkRule
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import values_of
 from forge_agents.types import Reward
@@ -63,10 +64,12 @@ class RunPlan:
             self._check_teachers()
         self.uses_env_reward = is_env_reward(reward)
         self.credit, self.size_of = config.credit_rule, config.size_of
-        self.forks = fork_rule(
-            self.credit, self.trained, players=self.players, not_forkable=sampler.not_forkable, reward=reward
-        )
+        self.forks = None if partial else self._fork_rule()
         """Decisions from which training episodes are played again. None: none."""
+
+    def _fork_rule(self) -> ForkRule | None:
+        not_forkable = self.sampler.not_forkable
+        return fork_rule(self.credit, self.trained, players=self.players, not_forkable=not_forkable, reward=self.reward)
 
     @cached_property
     def agents_by_policy(self) -> dict[str, list[str]]:
