@@ -360,6 +360,8 @@ MIXED = [group(*(1.0, 0.0) * 4)]
         ([*[FULL] * 4, [group(*(0.0,) * 8, env_id="other")]], {"t": 1.0, "other": 1.0}, ("uninformative", 5)),
         ([*[FULL] * 2, MIXED, *[FULL] * 9], {"t": None}, ("solved", 6)),  # a curriculum moved to harder tasks
         ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a few failures
+        ([[group(*(0.0,) * 8, seed=n) for n in range(8)]] * 9, {"t": 5e-5}, ("uninformative", 3)),  # small rewards
+        ([[group(*(5e-5,) * 8, seed=n) for n in range(8)]] * 9, {"t": 5e-5}, ("solved", 3)),
     ],
 )
 def test_run_is_solved_only_with_enough_evidence(steps, tops, expected):

@@ -68,9 +68,8 @@ class GRPOConfig(ProcessConfig):
     learner no longer hold the same model and training stops with `MismatchError`. Checked in steps whose samples all
     have the learner's current version. bfloat16 shows 0.02 to 0.042 on average over a step. inf disables the check."""
     max_empty_steps: int = 5
-    """Maximum number of consecutive steps without an informative group. If exceeded, the run is saved and exported and
-    ends: successfully if every episode earns the maximum or the highest reward seen, otherwise with
-    `EmptyBatchError`."""
+    """Number of consecutive steps without an informative group after which the run is saved and exported and ends:
+    successfully if every episode earns the maximum or the highest reward seen, otherwise with `EmptyBatchError`."""
     preflight: bool = True
     """Whether to check environment, reward, prompts and disk with a few seconds of random play before engines start,
     see `forge_trainers.rl.preflight`."""

@@ -179,9 +179,9 @@ class StoppingCriteria:
             return self._at_maximum(max_rewards, best)
         counts = samples.counts
         advice = {
-            "zero_variance": "All episodes of a group earn the same, so there is nothing to compare: change the "
-            "difficulty, the temperature or group_size. If this is the maximum, declare it with the environment's "
-            "max_reward",
+            "zero_variance": "All episodes of a group earn the same, or differ by no more than min_spread or the noise "
+            "of the reward, so there is nothing to compare: change the difficulty, the temperature, group_size or the "
+            "scale of the reward. If this is the maximum, declare it with the environment's max_reward",
             "failed": "Episodes fail: see the errors in episodes.jsonl",
             "too_long": "Samples are longer than the learner accepts: raise engine.max_model_len, or limit the "
             "length of episodes",
@@ -253,7 +253,7 @@ def _named(policies: Sequence[str]) -> str:
 
 
 def _reaches(reward: float, top: float) -> bool:
-    return reward >= top - 1e-4 * max(1.0, abs(top))
+    return reward >= top - max(1e-6, 1e-4 * abs(top))  # in proportion: the maximum may be 5e-5
 
 
 def _capitalized(text: str) -> str:
