@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
@@ -13,6 +13,12 @@ from pettingzoo.utils.conversions import aec_to_parallel_wrapper, parallel_to_ae
 
 from forge_agents.envs.env import TextGame
 from forge_agents.envs.spec import AnyEnv
+
+_RETURNED = {
+    "reset": ("observations", "infos"),
+    "step": ("observations", "rewards", "terminations", "truncations", "infos"),
+}
+"""Dictionaries by agent that the methods of a `ParallelEnv` return."""
 
 
 def turn_based(env: Any) -> AnyEnv:
@@ -47,6 +53,19 @@ def find_lost_reward(env: Any, acted: str, sums_before: Mapping[str, float]) -> 
     return ""
 
 
+def by_agent(method: str, result: Any) -> Sequence[Mapping[str, Any]]:
+    """Return what ``reset`` or ``step`` of a parallel environment returned. Raises TypeError unless it fits."""
+    names = _RETURNED[method]
+    wanted = f"A ParallelEnv returns {len(names)} dictionaries by agent: {', '.join(names)}"
+    if not isinstance(result, tuple | list) or len(result) != len(names):
+        got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        raise TypeError(f"{method}() returned {got}. {wanted}")
+    for name, value in zip(names, result, strict=True):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{method}() returned {type(value).__name__} as {name}. {wanted}")
+    return result
+
+
 class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # PettingZoo ships no types
     """Wrapper that fills in agents missing from the results of a parallel environment.
 
@@ -57,7 +76,8 @@ class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # Petting
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """Start an episode."""
-        seen, infos = self.env.reset(seed=seed, options=None if options is None else dict(options))
+        result = self.env.reset(seed=seed, options=None if options is None else dict(options))
+        seen, infos = by_agent("reset", result)
         self.agents: list[str] = list(self.env.agents)
         self._last_seen, self._last_actions = dict(seen), dict[str, Any]()
         return self._observations(self.agents), {agent: infos.get(agent, {}) for agent in self.agents}
@@ -67,7 +87,7 @@ class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # Petting
         acting = list(self.agents)
         self._last_actions |= {agent: actions[agent] for agent in acting}
         sent = {agent: self._last_actions[agent] for agent in self.env.agents}
-        seen, rewards, terminated, truncated, infos = self.env.step(sent)
+        seen, rewards, terminated, truncated, infos = by_agent("step", self.env.step(sent))
         self._last_seen |= seen
         remaining = set(self.env.agents)
         cut = {agent: bool(truncated.get(agent, False)) for agent in acting}

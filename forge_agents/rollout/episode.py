@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.env import CONVERSATION, as_json, forked, hook, visible_action, writable
-from forge_agents.envs.foreign import find_lost_reward
+from forge_agents.envs.foreign import by_agent, find_lost_reward
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
@@ -487,8 +487,9 @@ async def _play_rounds(
     if fork is not None:
         views, same = dict(fork.views), fork.decisions
     else:
-        assert opening is not None
-        views = await run_env_code("reset", env, lambda: _views(env, *opening))
+        views = await run_env_code("reset", env, lambda: _views(env, *by_agent("reset", opening)))
+    last_turns = {name: agent.drafts[-1] for name, agent in agents.items() if agent.drafts}
+    ended = {name for name, last in last_turns.items() if last.get("terminated") or last.get("truncated")}
     while views:
         if index >= max_turns:
             return "turn_limit"
@@ -515,6 +516,8 @@ async def _play_rounds(
             truncated |= results[name].truncated
         for name, reward in other_rewards.items():
             (await agents.get_or_create(name)).add_reward(reward)
+        ended |= {name for name, result in results.items() if result.terminated or result.truncated}
+        views = {name: view for name, view in views.items() if name not in ended}
         await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
     return "truncated" if truncated else "terminated"
 
@@ -548,9 +551,15 @@ def _round(
 ) -> tuple[dict[str, _StepResult], dict[str, float], _Views]:
     """Results of the agents that acted, rewards of others (left earlier, or joining now), and the next views."""
     actions = {agent: _delivered_text(env, decision) for agent, decision in decisions.items()}
-    observations, rewards, terminated, truncated, infos = env.step(actions)
+    observations, rewards, terminated, truncated, infos = by_agent("step", env.step(actions))
     results = {
-        agent: _StepResult.of(agent, rewards.get(agent, 0.0), terminated[agent], truncated[agent], infos.get(agent, {}))
+        agent: _StepResult.of(
+            agent,
+            rewards.get(agent, 0.0),
+            terminated.get(agent, agent not in env.agents and not truncated.get(agent)),
+            truncated.get(agent),
+            infos.get(agent, {}),
+        )
         for agent in actions
     }
     other_rewards = {agent: _finite(reward, agent) for agent, reward in rewards.items() if agent not in actions}

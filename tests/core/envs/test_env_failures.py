@@ -7,6 +7,7 @@ from pettingzoo.utils.conversions import parallel_to_aec
 from plain_env import Opened, PlainAEC, PlainParallel
 
 import forge_agents as fa
+from forge_agents.envs.env import TextSpace
 from forge_agents.envs.wrappers import InvalidAction
 from forge_agents.errors import UnknownIdError
 from forge_agents.rollout.episode import play
@@ -277,3 +278,67 @@ def test_selected_agent_that_has_left_is_named():
     assert (error.where, error.message) == ("observe", message)
     (finding,) = fa.check_env(Stale, checks=("ends",), raise_on_failure=False).failures
     assert (finding.message, finding.fix) == (message, "select one of env.agents at the end of step()")
+
+
+class TwoRounds(PlainParallel):
+    """Two agents. "a" ends after the first round, "b" after the second. Ended agents stay in `agents`."""
+
+    possible_agents = ["a", "b"]
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spaces = self.action_spaces = dict.fromkeys("ab", TextSpace(100))
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.round = ["a", "b"], 0
+        return {"a": "?", "b": "?"}, {"a": {}, "b": {}}
+
+    def step(self, actions):
+        self.round += 1
+        ended = {"a": self.round == 1, "b": self.round == 2}
+        return dict.fromkeys("ab", "?"), dict.fromkeys(actions, 1.0), ended, dict.fromkeys("ab", False), {"a": {}}
+
+
+def test_ended_agents_that_stay_in_the_list_decide_no_more():
+    episode = fa.play(TwoRounds, fa.Scripted(lambda _: "go"))
+    assert [turn.agent for turn in episode.turns] == ["a", "b", "b"]
+    assert (episode.end_reason, episode.rewards) == ("terminated", {"a": 1.0, "b": 2.0})
+
+
+def test_agents_that_leave_without_a_flag_have_ended():
+    class Short(TwoRounds):
+        def step(self, actions):
+            observations, rewards, *_ = super().step(actions)
+            self.agents = []
+            return observations, rewards, {}, {}, {}
+
+    episode = fa.play(Short, fa.Scripted(lambda _: "go"))
+    assert (episode.end_reason, [turn.terminated for turn in episode.turns]) == ("terminated", [True, True])
+
+
+WANTED = "by agent: observations, rewards, terminations, truncations, infos"
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        ("reset", lambda full: None, "reset() returned NoneType. A ParallelEnv returns 2 dictionaries by agent"),
+        ("reset", lambda full: full[0], "reset() returned dict. A ParallelEnv returns 2 dictionaries by agent"),
+        (
+            "step",
+            lambda full: full[:4],
+            f"step() returned 4 values. A ParallelEnv returns 5 dictionaries {WANTED}",
+        ),
+        ("step", lambda full: (full[0], 1.0, *full[2:]), "step() returned float as rewards. A ParallelEnv returns 5"),
+    ],
+)
+def test_results_that_are_no_dictionaries_by_agent_are_named(method, result, message):
+    class Odd(TwoRounds):
+        pass
+
+    full = getattr(TwoRounds, method)
+    setattr(Odd, method, lambda self, *args, **kwargs: result(full(self, *args, **kwargs)))
+    error = fa.play(Odd, fa.Scripted(lambda _: "go")).error
+    assert (error.where, error.kind) == (method, "TypeError") and error.message.startswith(message)
+    (finding,) = fa.check_env(Odd, checks=("ends",), raise_on_failure=False).failures
+    assert finding.message.startswith(f"TypeError: {message}")
