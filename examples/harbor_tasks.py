@@ -29,6 +29,11 @@ def inside(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+def leaves(link, folder):
+    """Whether a link leads out of its task. The task itself may be no link."""
+    return link == folder or not link.resolve().is_relative_to(folder.resolve())
+
+
 def image(context):
     """The working folder and the files that a Dockerfile makes."""
     here, made = "/", {}
@@ -49,6 +54,8 @@ class Task:
     """Files of a task for agent and tests. The tests get the agent's files in `places`, such as "app"."""
 
     def __init__(self, folder):
+        if links := [path.name for path in (folder, *folder.rglob("*")) if path.is_symlink() and leaves(path, folder)]:
+            raise ValueError(f"links of it lead to other folders: {links[:5]}")
         settings = tomllib.loads((folder / "task.toml").read_text())
         machine = settings.get("environment", {})
         needs = [name for name in ("mcp_servers", "healthcheck", "env", "gpus", "tpu") if machine.get(name)]

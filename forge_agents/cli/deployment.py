@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_agents.cli.registry import command, make_parser, parse_settings, print_next
-from forge_agents.display import visible
+from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, print_visible
 from forge_agents.imports import plugin_object
 
 
@@ -18,9 +17,9 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=str, default="", help="New folder (default: RUN/export-step-NNNNNN).")
     options = parser.parse_args(list(argv))
     export_checkpoint = plugin_object("forge_trainers.run.checkpoints:export_checkpoint")
-    folder = export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print)
+    folder = export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print_visible)
     models = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
-    print(visible("\n".join(f"model  {model}" for model in models)))
+    print_visible("\n".join(f"model  {model}" for model in models))
     print_next(f"forge-agents serve {folder}")
     return 0
 

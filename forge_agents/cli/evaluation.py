@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, repeat
+from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, print_visible, repeat
 from forge_agents.files import user_path
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def evaluate(argv: Sequence[str]) -> int:
     run = parse_settings("eval", fa.RunConfig, argv).warmed_up(train=False)
     with fa.GRPOTrainer(run.players, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.evaluate(run.played, episodes=run.trainer.eval_episodes, env_args=run.env_args)
-    print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %), scored by {result.scored_by}")
+    print_visible(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %), scored by {result.scored_by}")
     if result.scored_by != "environment":
         print(f"environment's reward {result.env_reward:.4f} +/- {result.env_ci:.4f} (95 %)")
     abstained = f", {result.abstained} without a reward" if result.abstained else ""
@@ -32,7 +32,7 @@ def evaluate(argv: Sequence[str]) -> int:
     print(f"{len(result.episodes)} episodes, {result.failed} failed{by}{abstained}")
     by_env = result.by_env if len(result.by_env) > 1 else {}
     for name, reward in {**by_env, **result.by_agent, **result.by_policy}.items():
-        print(f"  {name}: {reward:.4f}")
+        print_visible(f"  {name}: {reward:.4f}")
     return int(result.failed == len(result.episodes))  # no episode was measured
 
 
@@ -96,7 +96,9 @@ def _merge(argv: Sequence[str]) -> int:
             parser.error("--suites cannot be combined with --out, --html or --markdown")
         suites = board(*options.reports)
         tables.show(suites)
-        print(f"page   {write_atomic(options.suites, tables.as_markdown(suites), replaces=f'# {suites.title}')}")
+        print_visible(
+            f"page   {write_atomic(options.suites, tables.as_markdown(suites), replaces=f'# {suites.title}')}"
+        )
         return 0
     _write(leaderboard(*options.reports), options.out, html=options.html, markdown=options.markdown)
     return 0
@@ -105,12 +107,12 @@ def _merge(argv: Sequence[str]) -> int:
 def _write(report: Report, out: str | Path, *, html: str, markdown: str) -> None:
     report.table()
     if out:
-        print(f"report {report.save(out)}")
+        print_visible(f"report {report.save(out)}")
     if html:
-        print(f"page   {report.html(html)}")
+        print_visible(f"page   {report.html(html)}")
     if markdown:
         report.markdown(markdown)
-        print(f"text   {markdown}")
+        print_visible(f"text   {markdown}")
 
 
 def join_lists(argv: Sequence[str], flags: Sequence[str]) -> list[str]:

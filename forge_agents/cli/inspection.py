@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_agents.cli.registry import command, make_parser
+from forge_agents.cli.registry import command, make_parser, print_visible
 from forge_agents.errors import ArgumentError, did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import plugin_object
@@ -41,7 +41,7 @@ def view(argv: Sequence[str]) -> int:
     from forge_agents import viewer
 
     if options.out:
-        print(f"page   {viewer.save_page(options.runs, options.out, episodes=options.episodes)}")
+        print_visible(f"page   {viewer.save_page(options.runs, options.out, episodes=options.episodes)}")
     else:
         viewer.serve_page(options.runs, port=options.port)
     return 0
@@ -51,7 +51,7 @@ def _report_verifiers(run: str, out: str) -> int:
     history = plugin_object("forge_trainers.records.run_folder:verifier_history")(run)
     report = history[-1].report
     print(report.table())
-    print(f"page   {report.html(out or user_path(run) / 'verifiers.html')}")
+    print_visible(f"page   {report.html(out or user_path(run) / 'verifiers.html')}")
     return 0
 
 
@@ -97,12 +97,12 @@ def list_(argv: Sequence[str]) -> int:
         from forge_agents.models.resolve import resolve
 
         write_bfloat16 = plugin_object("forge_trainers.learner.mxfp4:write_bfloat16")
-        print(write_bfloat16(resolve(options.models[0]), user_path(options.bfloat16)))
+        print_visible(str(write_bfloat16(resolve(options.models[0]), user_path(options.bfloat16))))
     elif options.download:
         from forge_agents.models.resolve import download
 
         for name in options.models:
-            print(download(name, ignore=tuple(options.ignore)))
+            print_visible(str(download(name, ignore=tuple(options.ignore))))
     elif options.models is not None:
         _list_models(options.models)
     else:
@@ -137,7 +137,7 @@ def _list_environments(names: Sequence[str], tag: str | None) -> None:
     else:  # for programs: one line each, with tabs between fields
         print("\n".join("\t".join(row) for row in rows))
     for suite in [] if names or tag is not None else registry.list_suites():
-        print(f"suite {suite}")
+        print_visible(f"suite {suite}")
 
 
 def _with_tag(ids: Sequence[str], tag: str) -> list[str]:
@@ -182,7 +182,7 @@ def _list_models(names: Sequence[str]) -> None:
         print("\nAll other models that vLLM serves can be used for inference.")
     for name in names:
         features = families.describe(families.inspect_model(models.config_folder(name)))
-        print("\n".join((name, *(f"  {key:13}{text}" for key, text in features))))
+        print_visible("\n".join((name, *(f"  {key:13}{text}" for key, text in features))))
 
 
 @command("check", "forge-agents check forge/KuhnPoker-v0", "forge-agents check --all --tag 2p --json")

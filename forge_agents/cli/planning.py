@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from forge_agents.cli.registry import command, make_parser
+from forge_agents.cli.registry import command, make_parser, print_visible
 from forge_agents.imports import plugin_object
 
 if TYPE_CHECKING:
@@ -112,12 +112,14 @@ def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Any, *
         return int(bool(fit.changes))
     if fit.changes:
         fully_trained = [name for name, policy in policies.items() if policy.trainable and policy.lora is None]
-        print(f"the run does not fit with these settings: {fit.problem}")
-        print("it fits with " + ", ".join(_as_setting(key, value, fully_trained) for key, value in fit.changes.items()))
+        print_visible(f"the run does not fit with these settings: {fit.problem}")
+        print_visible(
+            "it fits with " + ", ".join(_as_setting(key, value, fully_trained) for key, value in fit.changes.items())
+        )
     Console().print(fit.table())
     print("this project measured none of these sizes on a GPU")
     for doubt in fit.placement.doubts:
-        print(doubt)
+        print_visible(doubt)
     if fit.changes:
         return 1
     print(f"it fits into {hardware.gpus} GPU{'s' * (hardware.gpus != 1)} of {hardware.gpu_gb:g} GB")

@@ -57,6 +57,11 @@ def parse_settings(name: str, settings_class: type[T], argv: Sequence[str]) -> T
     return parse(settings_class, argv, prog=f"forge-agents {name}", description=description, examples=EXAMPLES[name])
 
 
+def print_visible(text: str) -> None:
+    """Print text that may hold names from a stranger's files. Control characters are escaped."""
+    print(visible(text))
+
+
 def print_next(*commands: str) -> None:
     """Print the commands that a user would run next."""
     for number, line in enumerate(commands):

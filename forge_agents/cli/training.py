@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, repeat
+from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, print_visible, repeat
 from forge_agents.display import printable, visible
 from forge_agents.files import check_contained, user_path
 from forge_agents.imports import plugin_object
@@ -47,7 +47,7 @@ def init(argv: Sequence[str]) -> int:
     parser.add_argument("--env", type=str, help="Environment of the templates openenv and verifiers.")
     options = parser.parse_args(list(argv))
     root = create(options.dir, options.template, options.env)
-    print(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
+    print_visible(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
     commands = {ENV: "pip install -e . && pytest", OPENENV: "python -m server.app", VERIFIERS: "pip install -e ."}
     then = commands.get(options.template, "forge-agents train train.yaml")
     print_next(then if options.dir == "." else f"cd {root} && {then}")
@@ -100,7 +100,7 @@ def train(argv: Sequence[str]) -> int:
     for name in run.warm_start:
         print(visible(f"{name} starts from {run.policies[name].model}"))
     for message in run.idle:
-        print(message)
+        print_visible(message)
     models = _train_seeds(run, seeds)
     bench = f"{_python_path(argv)}forge-agents bench"
     if seeds > 1:
@@ -212,7 +212,7 @@ def import_(argv: Sequence[str]) -> int:
         if messages > _MAX_MESSAGES:
             print(f"and {messages - _MAX_MESSAGES} more", file=sys.stderr)
     content = "pairs" if options.pairs else f"conversations with {result.answers} answers"
-    print(f"wrote  {result.rows} {content} to {options.out}")
+    print_visible(f"wrote  {result.rows} {content} to {options.out}")
     for reason, count in result.skipped.items():
         print(f"  left out: {count} {printable(reason)}")
     if not options.pairs:

@@ -37,7 +37,7 @@ def shown_episode(n: int, row: Mapping[str, Any], pieces: Decode) -> dict[str, A
     if "trajectories" not in row:
         results = [{"agent": agent, "policy": name, **_result(row, agent)} for agent, name in row["lineup"].items()]
         error = {"message": row["error"]} if row.get("error") else None
-        return {**facts, "error": error, "agents": results, "turns": []}
+        return {**facts, **finite({"error": error, "agents": results}), "turns": []}
     agents: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for agent, trajectory in row["trajectories"].items():
@@ -53,7 +53,7 @@ def shown_episode(n: int, row: Mapping[str, Any], pieces: Decode) -> dict[str, A
             }
         )
     turns.sort(key=lambda turn: int(turn["index"]))
-    return {**facts, "error": row.get("error"), "agents": agents, "turns": turns}
+    return {**facts, "error": finite(row.get("error")), "agents": agents, "turns": turns}
 
 
 def _result(row: Mapping[str, Any], agent: str) -> dict[str, Any]:
@@ -87,10 +87,10 @@ def _turns(
             "reward": number(turn.get("reward")),
             "session_reward": number(sessions.get(int(number(turn.get("session")) or 0))),
             "advantage": number(advantage),
-            "ids": list(turn.get("response_ids", ())),
+            "ids": finite(list(turn.get("response_ids", ()))),
             "pieces": pieces(str(turn.get("policy", "")), turn["response_ids"]) if turn.get("response_ids") else [],
             "logprobs": [number(value) for value in turn.get("logprobs", ())],
-            "versions": [[span["version"], span["start"], span["end"]] for span in turn.get("versions", ())],
+            "versions": finite([[span["version"], span["start"], span["end"]] for span in turn.get("versions", ())]),
             "finish": str(turn.get("finish_reason", "")),
             "ended": "terminated" if turn.get("terminated") else "truncated" if turn.get("truncated") else "",
             "seconds": number(turn.get("generate_s")),

@@ -164,9 +164,20 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
             file = tmp_path / name / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
+    for name, linked in (
+        ("tells", "instruction.md"),
+        ("shows", "tests"),
+    ):  # of a stranger's repository: git keeps links
+        shutil.copytree(tmp_path / "sorts", tmp_path / name)
+        secret = tmp_path / "secret" / linked
+        secret.parent.mkdir(exist_ok=True)
+        (tmp_path / name / linked).rename(secret)
+        (tmp_path / name / linked).symlink_to(secret)
     module = load_example("harbor_tasks")
     tasks, left_out = module.register(tmp_path, [sys.executable, "-c", AGENT])
-    assert tasks == ["sorts"] and sorted(left_out) == ["asks", "builds", "plants", "reads", "system", "unsolved"]
+    assert tasks == ["sorts"]
+    assert sorted(left_out) == ["asks", "builds", "plants", "reads", "shows", "system", "tells", "unsolved"]
+    assert left_out["shows"].endswith("lead to other folders: ['tests']") and "['instruction.md']" in left_out["tells"]
     assert left_out["builds"] == "ValueError: its Dockerfile needs a container: 'RUN apt-get install -y nodejs'"
     assert left_out["asks"].endswith("for its mcp_servers and docker-compose.yaml")
     assert "COPY ../../sorts" in left_out["reads"] and "'/usr' is readable" in left_out["system"]

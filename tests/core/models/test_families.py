@@ -120,3 +120,7 @@ def test_models_command_prints_properties(tmp_path, capsys, tiny_models):
     assert (
         "reasoning    yes, switched by Policy.thinking (on or off)\n  tools        JSON after [TOOL_CALLS]" in refused
     )
+    model(tmp_path, "X\x1b]52;c;eA==\x07", "")
+    assert cli.main(["list", "--models", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert r"architecture X\x1b]52;c;eA==\x07" in listed and not {"\x1b", "\x07"} & set(listed)

@@ -224,6 +224,25 @@ def test_no_value_in_a_run_file_breaks_a_page(run_folder, serve, name, lines):
     save_page([run_folder], run_folder.parent / "page.html")
 
 
+def test_no_value_in_an_episode_breaks_its_page(run_folder, serve):
+    odd = json.loads(json.dumps(episode(seed=99)))
+    odd["error"] = {"where": math.nan, "message": "m"}
+    odd["trajectories"]["a"]["turns"][0] |= {
+        "response_ids": [math.nan],
+        "versions": [{"version": math.inf, "start": 0, "end": 1}],
+    }
+    odd["trajectories"]["a"]["turns"][0]["reward"] = math.inf
+    with (run_folder / "episodes.jsonl").open("a") as file:
+        print(json.dumps(odd), file=file)
+    viewer = serve(run_folder)
+    (listed,) = (row for row in viewer.get("api/runs/0/episodes?limit=500")[2]["rows"] if row["seed"] == 99)
+    status, _, shown = viewer.get(f"api/runs/0/episodes/{listed['n']}")
+    assert status == 200 and shown["error"] == {"where": None, "message": "m"}
+    first = next(turn for turn in shown["turns"] if turn["agent"] == "a")
+    assert (first["ids"], first["versions"], first["reward"]) == ([None], [[None, 0, 1]], None)
+    save_page([run_folder], run_folder.parent / "page.html")
+
+
 def test_index_errors_are_problems_of_the_run(run_folder):
     run = Run(run_folder, name="r", number=0)
     run.index._database.close()

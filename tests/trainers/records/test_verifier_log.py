@@ -122,6 +122,27 @@ def test_the_page_is_not_written_through_a_link(run, tmp_path, capsys):
     assert victim.read_text() == "precious" and "judge3" in (run / "verifiers.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "shown"),
+    [
+        ("combiner", "\x1b]52;c;eA==\x07", "combiner \N{REPLACEMENT CHARACTER}]52"),
+        ("version", "\x1b[2J", r"version is '\x1b[2J', and int is expected"),
+        ("class_balance", 10**400, "not a report"),
+        ("verifiers/rows", "[link=http://evil]x[/link]", "rows is '[link=http://evil]x[/link]', and int is expected"),
+        ("verifiers/tpr", "x", "tpr is 'x', and float is expected"),
+        ("verifiers/family", 3, "family is 3, and str | None is expected"),
+    ],
+)
+def test_odd_values_of_a_strangers_report_are_escaped_or_refused(run, capsys, place, value, shown):
+    lines = [json.loads(line) for line in (run / "verifiers.jsonl").read_text().splitlines()]
+    row = lines[-1]["verifiers"][0] if "/" in place else lines[-1]
+    row[place.rpartition("/")[2]] = value
+    (run / "verifiers.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert cli.main(["view", "--verifiers", str(run)]) == (place != "combiner")
+    said = "".join(capsys.readouterr())
+    assert shown in said and not {"\x1b", "\x07"} & set(said)
+
+
 def test_the_command_says_where_there_are_no_verifiers(tmp_path, capsys):
     RunFolder(tmp_path, {}).close()
     assert cli.main(["view", "--verifiers", str(tmp_path)]) == 1

@@ -141,6 +141,27 @@ def test_gate_scores_zero_and_skips_the_second_verifier():
     assert np.isnan(Gate(always(None), judge).score(ROWS)).all()
 
 
+def number_of(t):
+    return float(t.turns[-1].action) / 100
+
+
+def texts(*actions):
+    return [told(action, seed=seed) for seed, action in enumerate(actions)]
+
+
+def test_a_verifier_that_fails_on_the_few_answers_it_got_loses_only_these():
+    gate = Gate(lambda t: t.turns[-1].action.startswith("1"), number_of)
+    result = gate.assess(texts("20", "1x", "30"))
+    assert result.scores.tolist() == pytest.approx([0.0, math.nan, 0.0], nan_ok=True)
+    assert result.failed[1].startswith("ValueError: could not convert") and len(result.failed) == 1
+    with pytest.raises(ValueError, match="could not convert"):  # on all of them: the mistake may be the verifier's
+        gate.assess(texts("1x", "1y"))
+    ensemble = Ensemble(
+        [gate, Rule(lambda t: 0.5, name="half"), Rule(lambda t: len(t.turns[-1].action) == 2, name="two")]
+    )
+    assert ensemble.scores(texts("20", "1x", "15"))[:, 0].tolist() == pytest.approx([0.0, math.nan, 0.15], nan_ok=True)
+
+
 def test_for_agent_scores_only_its_agent():
     both = [told(0.25, "asker"), told(0.5, "answerer")]
     seat = ForAgent("answerer", reads())

@@ -172,6 +172,31 @@ def test_exception_loses_only_its_row(caplog):
         rule.score([said(""), said("a")])
 
 
+def test_one_odd_answer_among_trajectories_without_a_turn_is_no_error_of_the_function():
+    def value(completion):
+        return float(completion) / 100
+
+    def values(completions):
+        return [value(completion) for completion in completions]
+
+    for function in (value, values):
+        result = reward_of(function).assess([NOBODY, said("x")])
+        assert np.isnan(result.scores).all() and result.failed[1].startswith("ValueError") and len(result.failed) == 1
+        with pytest.raises(ValueError, match="could not convert"):
+            reward_of(function).assess([said("x"), said("y")])
+
+
+def test_a_whole_number_beyond_floats_is_infinite():
+    reward = reward_of(lambda completion: -abs(int(completion) - 42))
+    assert reward.assess([said("40"), said("9" * 400), said("-" + "9" * 400)]).scores.tolist() == [
+        -2,
+        -math.inf,
+        -math.inf,
+    ]
+    with pytest.raises(ScoreError, match="returned no numbers"):
+        Rule(lambda t: 10**400).score(ROWS)
+
+
 def test_a_function_is_a_part_of_what_is_composed():
     for made in (
         Gate(lambda t: "answer" in t.info, then=rubric),

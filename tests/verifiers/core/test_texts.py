@@ -37,6 +37,29 @@ def test_parts_of_a_message_are_joined_and_one_without_text_is_empty():
     assert reward([message("user", "6 * 7?")] * 2, [message("assistant", parts), calls]) == [pytest.approx(0.9), 0.0]
 
 
+@pytest.mark.parametrize("role", ["tool", "user", "system"])
+def test_only_the_assistant_answers(role):
+    reward = fv.TextReward(fv.Numeric())
+    calls = {"role": "assistant", "content": "", "tool_calls": []}
+    other = {"role": role, "content": "42"}
+    completions = [[calls, other], [calls, other, *message("assistant", "41")], [{"content": "42"}], []]
+    assert reward([message("user", "6 * 7?")] * 4, completions, answer=[42] * 4) == [0.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("content", [[{"type": "text", "text": None}, "42"], [{"type": "text", "text": "42"}, 3]])
+def test_odd_parts_of_a_message_end_no_run(content):
+    assert fv.TextReward(fv.Numeric())(["6 * 7?"], [message("assistant", content)], answer=[42]) == [1.0]
+
+
+def test_error_for_all_completions_of_a_call_is_raised_only_before_the_first_score(caplog):
+    reward = fv.TextReward(lambda completion: float(completion) / 100)
+    with pytest.raises(ValueError, match="could not convert"):
+        reward(["p"], ["x"])
+    assert reward(["p", "p"], ["50", "x"]) == [0.5, None]
+    assert reward(["p"], ["\x1b]52;x"]) == [None]
+    assert "fails on all 1 completions: ValueError" in caplog.text and "\x1b" not in caplog.text
+
+
 def test_equal_prompts_are_one_group_in_every_call():
     reward = fv.TextReward(fv.SelfConsistency())
     prompts = [message("user", "6 * 7?")] * 3 + [message("user", "6 * 8?")]

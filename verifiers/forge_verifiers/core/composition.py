@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
+from forge_verifiers.core.functions import describe_error
 from forge_verifiers.core.verifier import (
     Assessment,
     Nested,
+    ScoreError,
     Scores,
     Verifier,
     VerifierLike,
@@ -82,10 +84,24 @@ class ForAgent(Nested):
 def _assess_rows(
     verifier: Verifier, rows: NDArray[np.intp], trajectories: Sequence[Trajectory], default: Scores
 ) -> Assessment:
-    """The verifier's assessment of some rows, and `default` [n], without noise, for the others and their turns."""
+    """The verifier's assessment of some rows, and `default` [n], without noise, for the others and their turns.
+
+    If the verifier raises for a part of the trajectories, these rows have failed. The policy decides which answers are
+    passed on, so an error for a few of them does not stop a run, as it does for all.
+    """
     if not len(rows):
         return Assessment(scores=default)
-    result = assessed(verifier, [trajectories[row] for row in rows])
+    try:
+        result = assessed(verifier, [trajectories[row] for row in rows])
+    except ScoreError:
+        raise
+    except Exception as error:
+        if len(rows) == len(trajectories):
+            raise
+        reason = describe_error(error)
+        result = Assessment(
+            scores=np.full(len(rows), math.nan, np.float32), failed=dict.fromkeys(range(len(rows)), reason)
+        )
     scores = default.copy()
     scores[rows] = result.scores
     noise, turns = None, None

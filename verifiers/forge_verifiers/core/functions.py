@@ -59,7 +59,11 @@ class Signature:
         return [*self.required.values()] == ["trajectory"]
 
     def call(self, trajectories: Sequence[Trajectory]) -> FunctionResults:
-        """Call the function. Its error is raised if it raises on every trajectory, or on all in one call."""
+        """Call the function. Its error is raised if it raises on every trajectory, or on all in one call.
+
+        If some trajectories lack an argument, an error on all others is a failure of these rows: a single unusual
+        answer does not stop a run.
+        """
         if self.batch and self.plain:
             return FunctionResults(values=self.function(trajectories), failed={})
         failed: dict[int, str] = {}
@@ -72,13 +76,17 @@ class Signature:
                 rows.append(row)
         selected = [trajectories[row] for row in rows]
         if not self.batch:
-            results = grade_each(self._call_one, selected)
+            results = grade_each(self._call_one, selected, total=len(trajectories))
             failed |= {rows[k]: reason for k, reason in results.failed.items()}
             values = results.values
+        elif len(rows) == len(trajectories):
+            return FunctionResults(values=self.function(**self._arguments(selected)), failed=failed)
         else:
-            values = self.function(**self._arguments(selected)) if selected else []
-            if len(rows) == len(trajectories):
-                return FunctionResults(values=values, failed=failed)
+            try:
+                values = self.function(**self._arguments(selected)) if selected else []
+            except Exception as error:  # noqa: BLE001  # a user's code: the error is reported for these rows
+                values = [None] * len(rows)
+                failed |= dict.fromkeys(rows, describe_error(error))
         if np.shape(values)[:1] != (len(rows),):
             raise ValueError(
                 f"{describe_function(self.function)} received {len(rows)} of {len(trajectories)} trajectories, because "
@@ -118,8 +126,13 @@ def _value(name: str, source: Source, trajectory: Trajectory) -> Any:
     return trajectory.info.get(name) if name in trajectory.info or name != "info" else trajectory.info
 
 
-def grade_each(grade: Callable[[Trajectory], Any], trajectories: Sequence[Trajectory]) -> FunctionResults:
-    """Call `grade` on each trajectory. An exception loses only its row. If all raise, the first error is raised."""
+def grade_each(
+    grade: Callable[[Trajectory], Any], trajectories: Sequence[Trajectory], total: int | None = None
+) -> FunctionResults:
+    """Call `grade` on each trajectory. An exception loses only its row.
+
+    If all raise, the first error is raised, unless they are a part of `total` trajectories.
+    """
     values: list[Any] = []
     errors: dict[int, Exception] = {}
     for row, trajectory in enumerate(trajectories):
@@ -128,7 +141,7 @@ def grade_each(grade: Callable[[Trajectory], Any], trajectories: Sequence[Trajec
         except Exception as error:  # noqa: BLE001  # a user's code: the error is reported for its row
             values.append(None)
             errors[row] = error
-    if errors and len(errors) == len(trajectories):
+    if errors and len(errors) == (len(trajectories) if total is None else total):
         raise errors[0]
     return FunctionResults(values=values, failed={row: describe_error(error) for row, error in errors.items()})
 

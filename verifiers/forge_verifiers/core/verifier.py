@@ -174,7 +174,7 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
     low, high = score_range
     try:
         scores = np.asarray(raw, np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ScoreError(f"verifier {name!r} returned no numbers: {error}. Use NaN to abstain") from error
     if scores.shape != (n,):
         raise ScoreError(f"verifier {name!r} returned shape {scores.shape} for {n} trajectories. Return one score each")
@@ -484,12 +484,23 @@ class FunctionReward:
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """Results and failures. Raises ScoreError for results that are neither numbers nor None."""
         results = self.signature.call(trajectories)
+        values = results.values
+        if isinstance(values, list | tuple):  # an answer of the policy may have 400 digits
+            values = [_as_float(value) if isinstance(value, int) else value for value in values]
         try:
-            scores: Any = np.asarray(results.values, np.float64)  # any range: not yet rounded to float32
+            scores: Any = np.asarray(values, np.float64)  # any range: not yet rounded to float32
         except (TypeError, ValueError) as error:
             message = f"reward {self.name} returned no number: {error}. Return one, or None to abstain"
             raise ScoreError(message) from error
         return Assessment(scores=scores, failed=results.failed)
+
+
+def _as_float(value: int) -> float:
+    """The nearest float, which is infinite beyond the range of floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def reward_of(value: Any) -> Reward:

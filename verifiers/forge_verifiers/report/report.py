@@ -338,7 +338,7 @@ class EnsembleReport:
         try:
             verifiers = tuple(_build(VerifierReport, verifier) for verifier in row["verifiers"])
             report: Self = _build(cls, {**row, "verifiers": verifiers, "evidence": evidence})
-        except (KeyError, TypeError) as cause:
+        except (KeyError, TypeError, OverflowError) as cause:
             raise ValueError(f"incomplete report ({cause}). Pass the result of EnsembleReport.row()") from cause
         return report
 
@@ -373,9 +373,18 @@ def _null(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(kind: Any, row: Mapping[str, Any]) -> Any:
-    """An instance of dataclass `kind` from a row. Floats that are None become NaN, lists become tuples."""
-    types = {f.name: f.type for f in dataclasses.fields(kind)}
+    """An instance of dataclass `kind` from a row. Floats that are None become NaN, lists become tuples.
+
+    Raises TypeError for a value of another type: a stranger's file may hold text in place of a number.
+    """
+    types = {f.name: str(f.type) for f in dataclasses.fields(kind)}
     values = {k: math.nan if v is None and types[k] == "float" else v for k, v in row.items() if k in types}
+    expected = {"float": float | int, "int": int, "str": str, "str | None": str | None}
+    for name, value in values.items():
+        if types[name] in expected and not isinstance(value, expected[types[name]]):
+            raise TypeError(f"{name} is {printable(repr(value), 60)}, and {types[name]} is expected")
+        if types[name] == "float":
+            values[name] = float(value)
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
@@ -423,8 +432,9 @@ def _as_text(report: EnsembleReport) -> str:
     notes = [printable(note) for note in report.notes]
     skipped = f"{report.skipped_fraction:.0%} of scores not computed (cascade or cache), "
     whole = (
-        f"{printable(report.name, _MAX_NAME)}: combiner {report.combiner} version {report.version}, "
-        f"{report.window_rows} rows, class balance {interval(report.class_balance, report.balance_error)}, "
+        f"{printable(report.name, _MAX_NAME)}: combiner {printable(report.combiner, _MAX_NAME)} "
+        f"version {report.version}, {report.window_rows} rows, "
+        f"class balance {interval(report.class_balance, report.balance_error)}, "
         f"effective number {report.effective} of {len(report.verifiers)}, "
         f"{skipped if report.skipped_fraction else ''}brackets are 95 % intervals"
     )
