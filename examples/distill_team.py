@@ -6,7 +6,7 @@ the teacher of the agent, on the samples of the student. It is compared with one
 start, from as many episodes as team and student together, and with a control of learning rate 0.
 
     python examples/distill_team.py [--seeds 0 1 2] [--steps 15] [--out runs/distill_team]
-    python examples/distill_team.py --tiny --steps 20 --lr 0.003    # a random model with 0.3 million weights
+    python examples/distill_team.py --tiny --steps 8 --groups 4 --lr 0.003    # a random model with 0.3 million weights
 
 With SmolLM2 the policies are adapters of rank 16, and the tasks are small questions. The tiny model trains all weights,
 and its tasks are kinds of letters. The script writes ``distill_team.png``. Finished runs are not repeated.
@@ -83,6 +83,7 @@ def run(seed, args):
     teachers = {agent: str((team_folder / "export" / agent).absolute()) for agent in AGENTS}
     grpo = fa.GRPOConfig(
         seed=seed,
+        groups_per_step=args.groups,
         max_resamples=0,  # all arms play the same number of episodes
         learner=fa.LearnerConfig(lr=args.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True, kv_cache_gb=0.1 if args.tiny else None),
@@ -93,25 +94,34 @@ def run(seed, args):
     )
     learner = replace(grpo.learner, loss="distill", reference=teachers, kl_coef=1.0)
     distill = replace(grpo, learner=learner, group_size=1, groups_per_step=grpo.group_size * grpo.groups_per_step)
-    still = replace(distill, learner=replace(learner, lr=0.0))
-    arms = {
-        "team": ({agent: replace(start, name=agent) for agent in AGENTS}, grpo, args.steps),
-        "distilled": (start, distill, args.steps),
-        "grpo": (start, grpo, 2 * args.steps),
-        "control": (start, still, args.control_steps),
-    }
     columns = ("reward/mean", *(f"learner/kl/{agent}" for agent in AGENTS))
     common = {"episodes": args.episodes, "columns": columns, "seed": seed}
-    return [
-        _study.train(policies, env, config, args.out / f"{arm}-{seed}", steps=steps, arm=arm, **common)
-        for arm, (policies, config, steps) in arms.items()
-        if steps
-    ]
+    team = {agent: replace(start, name=agent) for agent in AGENTS}
+    results = [_study.train(team, env, grpo, team_folder, arm="team", steps=args.steps, **common)]
+    arms = {
+        "distilled": (distill, args.steps),
+        "grpo": (grpo, 2 * args.steps),
+        "control": (replace(distill, learner=replace(learner, lr=0.0)), args.control_steps),
+    }
+    trainer = None
+    for arm, (config, steps) in arms.items():
+        folder = args.out / f"{arm}-{seed}"
+        if (result := _study.saved(folder)) is None and steps:
+            # a fork takes the engine of the trainer before it
+            trainer = (
+                trainer.fork(folder, config=config) if trainer else fa.GRPOTrainer(start, config=config, out_dir=folder)
+            )
+            result = _study.measure(trainer, env, folder, arm=arm, steps=steps, **common)
+        results += [result] * (result is not None)
+    if trainer is not None:
+        trainer.close()
+    return results
 
 
 def main(words=None):
     defaults = {"seeds": [0, 1, 2], "steps": 15, "control_steps": 2, "lr": 3e-4, "eval_every": 5, "episodes": 128}
     parser = _study.parser(__doc__, **defaults, max_tokens=12, out=Path("runs/distill_team"))
+    parser.add_argument("--groups", type=int, default=8, help="groups of eight episodes for each step of GRPO")
     parser.add_argument("--tiny", action="store_true", help="a tiny random model and its tasks")
     args = parser.parse_args(words)
     results = [result for seed in args.seeds for result in run(seed, args)]
