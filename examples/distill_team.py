@@ -2,8 +2,8 @@
 
 Three agents have a task each and are rewarded for their own answer. First each agent trains a policy of its own with
 GRPO. Then one policy plays all agents and learns from the three policies, its teachers: the loss is the divergence from
-the teacher of the agent, on the samples of the student. It is compared with one policy that learns with GRPO from the
-start, from as many episodes as team and student together, and with a control of learning rate 0.
+the teacher of the agent, on the samples of the student. It is compared with one policy that learns with GRPO from as
+many episodes, twice those of the team, and with a control of learning rate 0.
 
     python examples/distill_team.py [--seeds 0 1 2] [--steps 15] [--out runs/distill_team]
     python examples/distill_team.py --tiny --steps 8 --groups 4 --lr 0.003    # a random model with 0.3 million weights
@@ -12,6 +12,7 @@ With SmolLM2 the policies are adapters of rank 16, and the tasks are small quest
 and its tasks are kinds of letters. The script writes ``distill_team.png``. Finished runs are not repeated.
 """
 
+import contextlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -99,22 +100,19 @@ def run(seed, args):
     team = {agent: replace(start, name=agent) for agent in AGENTS}
     results = [_study.train(team, env, grpo, team_folder, arm="team", steps=args.steps, **common)]
     arms = {
-        "distilled": (distill, args.steps),
+        "distilled": (distill, 2 * args.steps),
         "grpo": (grpo, 2 * args.steps),
         "control": (replace(distill, learner=replace(learner, lr=0.0)), args.control_steps),
     }
-    trainer = None
-    for arm, (config, steps) in arms.items():
-        folder = args.out / f"{arm}-{seed}"
-        if (result := _study.saved(folder)) is None and steps:
-            # a fork takes the engine of the trainer before it
-            trainer = (
-                trainer.fork(folder, config=config) if trainer else fa.GRPOTrainer(start, config=config, out_dir=folder)
-            )
-            result = _study.measure(trainer, env, folder, arm=arm, steps=steps, **common)
-        results += [result] * (result is not None)
-    if trainer is not None:
-        trainer.close()
+    with contextlib.ExitStack() as trainers:
+        trainer = None
+        for arm, (config, steps) in arms.items():
+            folder = args.out / f"{arm}-{seed}"
+            if (result := _study.saved(folder)) is None and steps:
+                new = {"config": config, "out_dir": folder}  # a fork takes the engine of the trainer before it
+                trainer = trainers.enter_context(trainer.fork(**new) if trainer else fa.GRPOTrainer(start, **new))
+                result = _study.measure(trainer, env, folder, arm=arm, steps=steps, **common)
+            results += [result] * (result is not None)
     return results
 
 
