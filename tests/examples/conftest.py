@@ -21,6 +21,9 @@ class NoEngine:
     def __exit__(self, *error):
         pass
 
+    def fork(self, out_dir, *, config):
+        return fa.GRPOTrainer(self.policies, config=config, out_dir=out_dir)
+
     @property
     def learners(self):
         policies = getattr(self.policies, "policy", self.policies)  # of a league

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,6 +141,37 @@ def test_agents_are_rewarded_for_their_own_sums_and_compared_by_role_or_together
     result = read_json(tmp_path / "all-agents-1/result.json")
     assert result["curve"][-1] == [4, 0.4, {"clerk": 0.4, "accountant": 0.2}] and result["grad_norm"] == 2
     assert (tmp_path / "role_credit.png").stat().st_size and "0.00 to 0.20" in capsys.readouterr().out
+
+
+def test_team_is_distilled_into_one_policy(load_example, trainers, tmp_path, capsys):
+    module = load_example("distill_team")
+    for env_id in ("example/Questions-v0", "example/Letters-v0"):
+        fa.check_env(env_id)
+    texts = {"adder": "a1b2", "comparer": "ABCd", "counter": "abc"}
+    players = {agent: fa.Scripted(lambda _, text=text: text) for agent, text in texts.items()}
+    rewards = fa.play("example/Letters-v0", players, seed=3).rewards
+    assert rewards == {"adder": 0.5, "comparer": 0.75, "counter": 1.0}
+    right = {
+        "What is (.) \\+ (.)\\?": sum,
+        "Which is larger, (.) or (.)\\?": max,
+        "What comes after (.)\\?": lambda n: n[0] + 1,
+    }
+
+    def answer(observation):
+        ((pattern, function),) = [item for item in right.items() if re.fullmatch(item[0], observation)]
+        return str(function([*map(int, re.fullmatch(pattern, observation).groups())]))
+
+    assert set(fa.play("example/Questions-v0", fa.Scripted(answer), seed=3).rewards.values()) == {1.0}
+    for _ in range(2):  # finished runs are not repeated
+        module.main(["--tiny", "--seeds", "1", "--steps", "4", "--lr", "0.1", "--out", str(tmp_path)])
+    team, *students = trainers
+    assert set(team.learners) == set(module.AGENTS) and [run.done for run in trainers] == [4, 8, 8, 2]
+    distilled, grpo, control = (run.config for run in students)
+    assert distilled.learner.teachers == {agent: str(tmp_path / "team-1/export" / agent) for agent in module.AGENTS}
+    assert distilled.learner.loss == control.learner.loss == "distill" and grpo.learner.loss == "dapo"
+    assert (distilled.group_size * distilled.groups_per_step, control.learner.lr) == (64, 0.0)
+    assert read_json(tmp_path / "distilled-1/result.json")["after"] == [pytest.approx(0.8), 0.0]
+    assert "a team in one model" in capsys.readouterr().out
 
 
 def test_each_trained_agent_is_evaluated_with_each_customer(load_example, trainers, tmp_path):

@@ -47,6 +47,7 @@ def rank_of(rank, meeting):
     for vocabulary, temperature, dtype in ((96, 1.0, torch.float32), (51, 0.7, torch.float32), (64, 1, torch.bfloat16)):
         torch.manual_seed(vocabulary)
         hidden, head = torch.randn(1, TOKENS, 16), torch.randn(vocabulary, 16) / 2
+        teacher = torch.randn(vocabulary, 16) / 2
         labels = torch.randint(vocabulary, (1, TOKENS))
         labels[0, :3] = torch.tensor([0, -(-vocabulary // 2) - 1, -(-vocabulary // 2)])  # at the cut and beside it
         columns = {
@@ -54,7 +55,7 @@ def rank_of(rank, meeting):
             "valid": torch.arange(TOKENS)[None] < TOKENS - 4,
         }
 
-        def step(hidden, head, ban):
+        def step(hidden, head, ban, teacher):
             # log-probabilities, entropies, loss, metrics, gradients of the loss and of entropies
             hidden.requires_grad_(), head.requires_grad_()
             logits = (hidden @ head.mT).to(dtype)
@@ -65,8 +66,11 @@ def rank_of(rank, meeting):
             loss, metrics = policy(logits, labels, 30.0, **columns)
             of_loss = torch.autograd.grad(loss, (hidden, head), retain_graph=True)
             logprobs, entropies = logprobs_of(logits, labels, temperature=temperature)
-            of_entropy = torch.autograd.grad(entropies.sum(), (hidden, head))
-            return [logprobs, entropies, loss, *metrics.values(), *of_loss, *of_entropy]
+            of_entropy = torch.autograd.grad(entropies.sum(), (hidden, head), retain_graph=True)
+            policy.reference_head = lambda hidden: (hidden @ teacher.mT).to(dtype)
+            divergences = policy._exact_kl(logits, hidden) if ban is None else logprobs
+            of_divergence = torch.autograd.grad((divergences * labels).sum(), (hidden, head))
+            return [logprobs, entropies, loss, divergences, *metrics.values(), *of_loss, *of_entropy, *of_divergence]
 
         for banned in (False, True):  # all tokens of the first rank but those that were sampled
             ban = None
@@ -74,13 +78,13 @@ def rank_of(rank, meeting):
                 ban = torch.zeros(1, TOKENS, vocabulary, dtype=torch.bool)
                 ban[:, ::2, : vocabulary // 2] = True
                 ban.scatter_(2, labels[..., None], False)
-            expected = step(hidden.clone(), head.clone(), ban)
+            expected = step(hidden.clone(), head.clone(), ban, teacher)
             own = distribute_tensor(head.clone(), mesh, [Shard(0)])
             assert own.to_local().shape[0] in {vocabulary // 2, -(-vocabulary // 2)}
             whole = DTensor.from_local(hidden.clone(), mesh, [Replicate()])
             own_ban = None if ban is None else distribute_tensor(ban, mesh, [Shard(2)])
             with Widest() as widest:
-                found = step(whole, own, own_ban)
+                found = step(whole, own, own_ban, distribute_tensor(teacher.clone(), mesh, [Shard(0)]))
                 assert widest.found == own.to_local().shape[0], (widest.found, vocabulary)
             least = 1e-5 if dtype is torch.float32 else 5e-2
             for a, b in zip(found, expected, strict=True):

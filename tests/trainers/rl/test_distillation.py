@@ -123,7 +123,7 @@ def test_changed_teacher_is_refused_when_a_run_is_resumed(tmp_path, tiny_llama, 
     with trainer(tmp_path / "run", learner=distill({"a": str(moved)})) as training:
         plan = RunPlan(TaskSampler(Draws), training._policies, training.config, env_reward)
         plan.check_resumable(tmp_path / "run", training._checkpoints)
-    with pytest.raises(RunFolderError, match=r"teachers\.team\.a is .* It cannot change when a run is resumed"):
+    with pytest.raises(RunFolderError, match="the teacher of a in learner.reference of policy team is a model"):
         run(tiny_qwen3, 2)
 
 
@@ -158,6 +158,15 @@ def test_folders_of_teachers_reach_the_learner(tiny_llama, tmp_path, monkeypatch
     plan = resolve(policies, dict.fromkeys(policies, tiny_llama), config, out_dir=tmp_path)
     teachers = plan.learners["team"].teachers
     assert teachers["a"] == str(tmp_path / "teacher") and Path(teachers["b"]).is_absolute()
+
+
+def test_dry_run_names_teachers_that_are_not_on_this_machine(tiny_llama):
+    config = fa.GRPOConfig(learner=distill({"a": "nobody/has-this", "b": str(tiny_llama)}))
+    lines = "\n".join(dry_run({"team": policy(tiny_llama)}, config, fa.Hosts()))
+    assert "Model nobody/has-this is not on this machine" in lines
+    assert f"reference: {tiny_llama}" in "\n".join(
+        dry_run({"team": policy(tiny_llama)}, fa.GRPOConfig(learner=distill(str(tiny_llama))), fa.Hosts())
+    )
 
 
 def test_adapters_that_share_a_learner_have_the_same_teachers(tiny_llama):

@@ -143,6 +143,10 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
                 setting = f"policies.{policy}.model" if "policies" in after else "policy.model"
                 names = [_at(side, setting) for side in (before, after)]
                 values = [f"{name} (hash {value})" for name, value in zip(names, values, strict=True)]
+            elif key.startswith("teachers."):
+                agent, policy = changed.removeprefix(f"{key}."), key.removeprefix("teachers.")
+                setting = f"the teacher of {agent} in learner.reference of policy {policy}"
+                values = [f"a model with hash {value}" for value in values]
             raise RunFolderError(
                 visible(
                     f"{setting} is {values[0]} in the run in {folder} and {values[1]} in this call. It "

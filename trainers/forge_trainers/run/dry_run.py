@@ -16,7 +16,15 @@ from forge_agents.serving import _vllm
 from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import OwnEngine, check_learners, check_on_cpu, checked_parts, unique_names
-from forge_trainers.run.plan import Threads, check_hosts, compute_processes, meshes_of, resolve, threads_of
+from forge_trainers.run.plan import (
+    Threads,
+    check_hosts,
+    compute_processes,
+    meshes_of,
+    resolve,
+    teachers_of,
+    threads_of,
+)
 
 _USUAL_GPUS = 8
 """Number of GPUs of a host that the settings do not describe."""
@@ -57,6 +65,9 @@ def dry_run(
     check_learners(local_learners)
     checked_parts(local_engines, local_learners, ranks=config.learner_procs, engine=config.engine)
     missing = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
+    missing |= dict.fromkeys(
+        name for name in teachers_of(policies.values(), config) if models.local_folder(name) is None
+    )
     threads = Threads()
     if not gpus_per_host:
         threads = threads_of(config, hosts, engines=len(engines) // config.engine.replicas, learners=len(learners))
