@@ -10,6 +10,7 @@ import pytest
 from fake_run import TEAM, Draws, trainer
 
 import forge_agents as fa
+from forge_agents.cli.config import parse
 from forge_agents.errors import RunFolderError
 from forge_agents.models.sizes import ModelSize
 from forge_agents.models.tiny import tiny_model
@@ -200,3 +201,18 @@ def test_unsuitable_teachers_are_refused_before_anything_starts(tiny_llama, tmp_
     message = fails(other)
     assert f"team-learner cannot learn from the teacher {other}" in message and str(tiny_llama) in message
     assert "1 of 264 tokens differ" in message and "is token 7 of the first and is missing in the second" in message
+
+
+def test_settings_file_and_flags_name_teachers(tmp_path):
+    file = tmp_path / "run.yaml"
+    learner = "{loss: distill, kl_coef: 1.0, reference: {a: runs/x/export/a, b: owner/model}}"
+    file.write_text(f"env: forge/Relay-v0\npolicies: {{team: {{model: m}}}}\ntrainer: {{learner: {learner}}}\n")
+
+    def reference(*flags):
+        return parse(
+            fa.RunConfig, [str(file), *flags], prog="forge-agents train", description=""
+        ).trainer.learner.reference
+
+    assert reference() == {"a": "runs/x/export/a", "b": "owner/model"}
+    assert reference("--trainer.learner.reference", "runs/y") == "runs/y"
+    assert reference("--trainer.learner.reference", "5", "--trainer.learner.loss", "dapo") == 5
