@@ -70,10 +70,12 @@ def usage(prog: str) -> str:
 
 
 def _entry(action: argparse.Action) -> list[str]:
-    """Return a flag with the first sentence of its help and its default."""
+    """Return a flag with the first sentence of its help and its default, or the sentence about a default of None."""
     flag = next(option for option in action.option_strings if option.startswith("--"))
     words = re.sub(r"\s+", " ", str(action.help or ""))
-    text = re.split(r"(?<=[.?]) (?=[A-Z\"`])", words, maxsplit=1)[0].rstrip(".")
+    text, *others = re.split(r"(?<=[.?]) (?=[A-Z\"`])", words)
+    of_none = [sentence for sentence in others if action.default is None and sentence.startswith("None (default)")]
+    text = ". ".join([text.rstrip("."), *of_none]).rstrip(".")
     text = text.replace("%(default)s", "").replace("%%", "%") + _default(action)
     lines = textwrap.wrap(text, _WIDTH - _INDENT)
     if len(flag) + 4 > _INDENT:

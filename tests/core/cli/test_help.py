@@ -53,6 +53,13 @@ def test_help_shows_the_main_settings_and_help_all_the_rest(command, lines, caps
     assert len(short) <= 50 and short - {"--send_key", "--trust_host"} < full
 
 
+def test_short_help_explains_a_default_of_none(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert 'eq. 11). None (default) uses the value of the loss: 3 for "dapo" and 0 for the others --trainer' in text
+
+
 def test_benchmark_prints_the_next_command(tmp_path, capsys):
     words = ["bench", "--suite", "forge/KuhnPoker-v0", "--episodes", "2", "--out_dir", str(tmp_path)]
     assert cli.main([*words, "--players.a", "random", "--limits.max_episodes", "1"]) == 1
