@@ -1,12 +1,13 @@
-"""Mirror self-play or a league: which policy holds against a perfect player of tic-tac-toe?
+"""Self-play of three kinds: which policy holds against a perfect player of tic-tac-toe?
 
 A transformer with a million weights imitates minimax against random moves until it loses two thirds of its games
-against minimax. Then it plays 200 steps of 128 games. In the first arm it plays only against itself (mirror self-play).
-In the second arm it plays a third of the games against itself and the others against its snapshots, chosen by
-prioritized fictitious self-play. Both arms are evaluated against minimax, which they do not meet in training: 0 is the
-best possible score, and -1 loses always. The control has learning rate 0.
+against minimax. Then it plays 200 steps of 128 games. In the arm `mirror` it plays only against itself. In the arm
+`regularized` it does the same, with a divergence from a reference that moves every 100 steps. In the arm `league` it
+plays a third of the games against itself and the others against its snapshots, chosen by prioritized fictitious
+self-play. All arms are evaluated against minimax, which they do not meet in training: 0 is the best possible score, and
+-1 loses always. The control has learning rate 0.
 
-    python examples/league.py [--seeds 0 1 2] [--steps 200] [--out runs/league]
+    python examples/league.py [--arms league mirror regularized] [--seeds 0 1 2] [--steps 200] [--out runs/league]
 
 A run takes ten minutes on two CPU cores. The script writes ``league.png``. Finished runs are not repeated, and
 interrupted ones continue.
@@ -34,8 +35,14 @@ SIGNS = (  # only the nine signs of an observation reach the model, and no rules
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
     "{% endfor %}"
 )
-SELF_PLAY = {"league": 0.35, "mirror": 1.0}
-LABELS = {"league": "league", "mirror": "mirror", "control": "learning rate 0"}
+SELF_PLAY = {"league": 0.35, "mirror": 1.0, "regularized": 1.0}
+DIVERGENCE = {"regularized": {"kl": "k2", "kl_coef": 0.2, "reference_update_every": 100}}
+LABELS = {
+    "league": "league",
+    "mirror": "mirror",
+    "regularized": "mirror, moving reference",
+    "control": "learning rate 0",
+}
 
 
 def untaught(folder):
@@ -87,6 +94,7 @@ def train(arm, player, seed, args, *, control=False):
         warmup_steps=2,
         compute_dtype="float32",
         threads=1,  # two would wait for each other at products as small as these
+        **DIVERGENCE.get(arm, {}),
     )
     config = fa.GRPOConfig(
         seed=seed,
@@ -131,7 +139,7 @@ def main(words=None):
         table.add_row(LABELS[result["arm"]], str(result["seed"]), *row, f"{result['seconds']:.0f}")
         result["curve"] = [row[:2] for row in result["curve"]]
     Console().print(table)
-    labels = {"title": f"{GAME}, self-play of two kinds", "value": "reward against minimax"}
+    labels = {"title": f"{GAME}, self-play of three kinds", "value": "reward against minimax"}
     _study.draw(results, LABELS, args.out / "league.png", **labels)
 
 

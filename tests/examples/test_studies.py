@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import forge_agents as fa
@@ -198,10 +199,13 @@ def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers,
     (tmp_path / "taught/export").mkdir(parents=True)
     for _ in range(2):  # finished runs are not repeated
         module.main(["--seeds", "0", "1", "--steps", "4", "--control-steps", "2", "--out", str(tmp_path)])
-    assert [run.folder.name for run in trainers] == ["league-0", "league-1", "mirror-0", "mirror-1", "control"]
-    assert [run.policies.self_play for run in trainers] == [0.35, 0.35, 1.0, 1.0, 0.35]
+    names = [f"{arm}-{seed}" for arm in ("league", "mirror", "regularized") for seed in (0, 1)]
+    assert [run.folder.name for run in trainers] == [*names, "control"]
+    assert [run.policies.self_play for run in trainers] == [0.35, 0.35, 1.0, 1.0, 1.0, 1.0, 0.35]
+    assert [run.config.learner.reference_update_every for run in trainers] == [0, 0, 0, 0, 100, 100, 0]
+    assert {run.config.learner.kl_coef for run in trainers[4:6]} == {0.2}
     assert {run.policies.held_out for run in trainers} == {(fa.Oracle(),)}
-    assert [(run.config.learner.lr > 0, run.done) for run in trainers] == [(True, 4)] * 4 + [(False, 2)]
+    assert [(run.config.learner.lr > 0, run.done) for run in trainers] == [(True, 4)] * 6 + [(False, 2)]
     curve = read_json(tmp_path / "mirror-1/result.json")["curve"]
     assert [row[:2] for row in curve] == [[0, 0.0]] + [[n + 1, pytest.approx(0.0012)] for n in range(4)]
     assert (tmp_path / "league.png").stat().st_size and "against minimax" in capsys.readouterr().out
@@ -223,6 +227,101 @@ def test_board_reaches_the_model_as_nine_signs(load_example, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == "0361O7258<|im_start|>"
+
+
+# ---- tables
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return {}
+
+
+def game_of(load_example, tables, name):
+    module = load_example("self_play_tables")
+    return module, tables.setdefault(name, module.Game(module.SETUPS[name].env_id))
+
+
+def test_positions_of_poker_and_of_a_board_are_those_of_the_environments(load_example, tables):
+    module, kuhn = game_of(load_example, tables, "kuhn")
+    assert (len(kuhn.rows), len(kuhn.place)) == (12, 54)
+    even = kuhn.strategy(np.zeros(kuhn.legal.shape))
+    assert kuhn.measure([even]) == pytest.approx(11 / 24)
+    first, second = np.zeros_like(even), np.zeros_like(even)
+    first[:, 1] = second[:, 0] = 1  # always bet or fold, always check or call
+    assert kuhn.shares(first, second).tolist() == pytest.approx([0.5, 0, 0.5])
+    assert kuhn.shares(first, first).tolist() == pytest.approx([1, 0, 0]), "every bet is folded to"
+    _, board = game_of(load_example, tables, "tictactoe")
+    assert len(board.rows) == 4520  # positions in which a player moves
+    assert module.results(board, board.optimal(), board.optimal()) == pytest.approx([0, 1, 0])
+    assert board.measure([board.optimal()]) == pytest.approx(0)
+    even = board.strategy(np.zeros(board.legal.shape))
+    wins, _, losses = board.shares(even, even)
+    assert (wins, losses) == pytest.approx((0.585, 0.288), abs=1e-3)  # known of random play
+    assert module.score(board, board.optimal(), even) > 0.8
+
+
+def test_games_of_tables_are_sampled_by_their_strategies(load_example, tables):
+    _, kuhn = game_of(load_example, tables, "kuhn")
+    even, rng = kuhn.strategy(np.zeros(kuhn.legal.shape)), np.random.default_rng(0)
+    roots = rng.choice(kuhn.roots, size=20_000, p=kuhn.chances)
+    (number, place, action), rewards = kuhn.play(even[None], np.zeros((20_000, 2), int), roots, rng)
+    wins, _, losses = kuhn.shares(even, even)
+    assert np.mean(rewards > 0) == pytest.approx(wins, abs=0.01) and np.mean(rewards < 0) == pytest.approx(
+        losses, abs=0.01
+    )
+    assert (
+        np.mean(action) == pytest.approx(0.5, abs=0.01)
+        and set(number) == set(range(20_000))
+        and set(place) == set(range(12))
+    )
+
+
+def test_advantages_of_tables_leave_out_opponents_and_equal_rewards(load_example):
+    module = load_example("self_play_tables")
+    own = np.array([[True, True]] * 2 + [[True, False]] * 2 + [[True, True]] * 2)
+    advantages = module.advantages_of(np.array([1.0, -1.0, 2.0, 0.0, 1.0, 1.0]), own, 2)
+    nan = np.nan
+    np.testing.assert_array_equal(advantages, [[1, -1], [-1, 1], [1, nan], [-1, nan], [nan, nan], [nan, nan]])
+
+
+def test_gradient_of_tables_is_that_of_finite_differences(load_example, tables):
+    module, kuhn = game_of(load_example, tables, "kuhn")
+    logits = np.random.default_rng(0).normal(size=kuhn.legal.shape)
+    place, action, weight = np.array([0, 3, 3]), np.array([1, 0, 1]), np.array([0.5, -2.0, 1.0])
+
+    def loss(values):
+        return np.mean(weight * np.log(kuhn.strategy(values)[place, action]))
+
+    gradient = module.gradient_of(kuhn.strategy(logits), place, action, weight)
+    for at in np.ndindex(logits.shape):
+        step = np.zeros_like(logits)
+        step[at] = 1e-6
+        assert gradient[at] == pytest.approx((loss(logits + step) - loss(logits - step)) / 2e-6, abs=1e-6)
+
+
+def test_divergence_from_a_moving_reference_makes_tables_converge(load_example, tmp_path, capsys):
+    module = load_example("self_play_tables")
+    words = [
+        "kuhn",
+        "--arms",
+        "regularized",
+        "mirror",
+        "regret",
+        "regularized-control",
+        "--seeds",
+        "0",
+        "--steps",
+        "1200",
+    ]
+    for _ in range(2):  # finished runs are not repeated
+        module.main([*words, "--out", str(tmp_path)])
+    runs = {arm: read_json(tmp_path / f"kuhn-{arm}-0/result.json") for arm in module.ARMS if arm != "league"}
+    after = {arm: run["after"][0] for arm, run in runs.items()}
+    assert after["regularized"] < 0.6 * after["mirror"] < after["regularized-control"] == pytest.approx(11 / 24)
+    assert runs["regularized"]["points"][-1] == [1200, after["regularized"]]
+    assert runs["regularized"]["average"] < 0.05
+    assert (tmp_path / "self_play_tables.png").stat().st_size and "kuhn-regret" in capsys.readouterr().out
 
 
 # ---- measures
