@@ -8,6 +8,7 @@ import math
 import os
 import threading
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,7 +35,9 @@ _MAX_OPPONENTS, _MAX_HEADS = 1000, 50
 """Maximum number of rows and columns of a league's table."""
 _MAX_TEXT = 1000
 """Maximum number of characters in a cell of a league's table."""
-_FILES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "league.json", "board.json")
+_FILES = (
+    "config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "warnings.jsonl", "league.json", "board.json",
+)  # fmt: skip
 _VERIFIER_CURVES = ("weight", "accuracy", "tpr", "fpr")
 _LEAGUE = (
     "Ratings are OpenSkill's mean and standard deviation. Win rate is that of the trained policy against the opponent. "
@@ -74,6 +77,7 @@ class Run:
         """Return counts, problems, the stop reason and a stamp that changes with the files. The page polls this."""
         metrics = self._metric_lines.read()
         problems = [*metrics.problems, *self._verifier_lines.read().problems]
+        problems += self._cached("warnings.jsonl", _warnings) or []
         episodes = self.index.status()
         files = {name: self._stamp(name) for name in _FILES}
         if files["config.yaml"][0] and not self.settings():
@@ -314,6 +318,14 @@ def _is_board(file: Path) -> bool:
             return b'"kind": "forge-agents benchmark"' in stream.read(200)
     except OSError:  # a folder, or another user's file
         return False
+
+
+def _warnings(file: Path) -> list[str]:
+    """Return the newest warnings of a run, each with its step."""
+    with file.open("rb") as stream:
+        rows = (row for _, row, _ in whole_lines(stream) if isinstance(row, dict) and _is_step(row.get("step")))
+        newest = deque((f"step {row['step']}: {row.get('warning')}"[:_MAX_TEXT] for row in rows), maxlen=_MAX_PROBLEMS)
+    return [*newest]
 
 
 def _json(file: Path) -> Any:

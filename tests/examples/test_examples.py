@@ -510,3 +510,15 @@ def test_notebook_runs_cell_by_cell(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["hinter", 1.0], ["guesser", pytest.approx(1.1)]] * 2
+
+
+def test_role_guard_announces_the_collapse_that_balanced_roles_prevent(load_example):
+    module = load_example("role_guard")
+    for balanced in (False, True):
+        rows, warnings = module.train(0, credit=fa.Credit(balance_roles=balanced), lr=2.0, steps=50)
+        rewards = [row["reward/answerer"] for row in rows]
+        collapsed = module.collapse(rewards, sum(rewards[:5]) / 5)
+        if balanced:
+            assert warnings == [] and collapsed is None and sum(rewards[-5:]) / 5 > 0.4
+        else:
+            assert warnings[0][1].startswith("role writer captures its policy") and warnings[0][0] + 5 <= collapsed

@@ -181,6 +181,13 @@ def test_verifiers_give_the_newest_report_and_curves(tmp_path):
     assert result["series"]["weight/rule"] == [0.5, 0.25] and result["series"]["fpr/rule"] == [None, None]
 
 
+def test_newest_warnings_are_problems_of_the_run(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", metrics(1))
+    rows = [{"step": step, "warning": f"role {step}"} for step in range(1, 8)]
+    write_lines(tmp_path / "warnings.jsonl", [*rows, {"warning": "no step"}])
+    assert only(tmp_path).status()["problems"] == [f"step {step}: role {step}" for step in range(3, 8)]
+
+
 def test_episode_of_another_version_is_reported(tmp_path):
     row = episode()
     del row["trajectories"]["a"]["turns"][0]["index"]
@@ -199,6 +206,7 @@ DEEP = "[" * 500 + "]" * 500
         ("metrics.jsonl", [f'{{"step": 7, "reward/mean": {HUGE}, "learner/loss": -{HUGE}, "x": {DEEP}}}']),
         ("metrics.jsonl", [f'{{"step": {HUGE}}}', '{"step": true}', f'{{"step": {"9" * 5000}}}']),
         ("verifiers.jsonl", [f'{{"step": 1, "effective_number": {HUGE}, "verifiers": [{{"tpr": -{HUGE}}}, 3, []]}}']),
+        ("warnings.jsonl", [f'{{"step": {HUGE}, "warning": 1}}', f'{{"step": 1, "warning": {DEEP}}}']),
         ("verifiers.jsonl", ['{"step": 1, "verifiers": [{"name": "\\ud800", "weight": 1e999}]}']),
         ("league.json", [f'{{"rating": {HUGE}, "opponents": [{{"name": "\\ud800", "games": {"9" * 4000}}}]}}']),
         ("league.json", [f'{{"rating": 1, "opponents": [{{"name": {DEEP}}}]}}']),

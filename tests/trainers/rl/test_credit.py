@@ -244,3 +244,25 @@ def test_custom_credit_rule_is_used():
     ]
     given = [None if own is None else own.tolist() for own in Best().assign(step)]
     assert given == [[0.0, 0.0], [2.0, 2.0], None, None]
+
+
+def test_balanced_roles_have_the_same_advantage_mass():
+    step = [one(r, role=role, tokens=[n]) for role, n in (("long", 30), ("short", 10)) for r in (1.0, 0.0)]
+    plain, balanced = (Credit(balance_roles=on).assign(step) for on in (False, True))
+    size = np.sqrt(0.5)  # of a standard score of two rewards
+    np.testing.assert_allclose(np.concatenate(plain), [size, -size] * 2, rtol=1e-6)
+    # masses 60 and 20 become 40 each, and their sum stays 80
+    np.testing.assert_allclose(np.concatenate(balanced), size * np.array([2 / 3, -2 / 3, 2, -2]), rtol=1e-6)
+    assert not Credit(balance_roles=True).is_per_group and Credit().is_per_group
+
+
+def test_balance_of_roles_is_bounded_and_skips_uninformative_roles():
+    step = [one(r, role=role, tokens=[n]) for role, n in (("a", 1000), ("b", 1)) for r in (1.0, 0.0)]
+    step += [one(0.0, role="equal"), one(0.0, role="equal")]
+    result = Credit(balance_roles=True).assign(step)
+    # the mean mass is 500.5: factors 0.5005, and 500.5 limited to 10
+    np.testing.assert_allclose(
+        np.concatenate(result[:4]), np.sqrt(0.5) * np.array([0.5005, -0.5005, 10, -10]), rtol=1e-5
+    )
+    assert result[4:] == [None, None]
+    assert Credit(balance_roles=True).assign(step[4:]) == [None, None]

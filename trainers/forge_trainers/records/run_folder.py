@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from forge_verifiers.report.report import Snapshot
 
 _log = logging.getLogger(__name__)
-_VERIFIERS = "verifiers.jsonl"
+_VERIFIERS, _WARNINGS = "verifiers.jsonl", "warnings.jsonl"
 _OWN, _CURVES = (".lock", "config.yaml", "plan.yaml", "data.sha256"), "events.out.tfevents"
 """Files that a run folder holds before the first step."""
 _REPLACED = (
-    "config.yaml", "plan.yaml", "metrics.jsonl", EPISODES, _VERIFIERS, "ending.json", "league.json", "reward.png",
-    "loss.png", "checkpoints", "export", "league",
+    "config.yaml", "plan.yaml", "metrics.jsonl", EPISODES, _VERIFIERS, _WARNINGS, "ending.json", "league.json",
+    "reward.png", "loss.png", "checkpoints", "export", "league",
 )  # fmt: skip
 """Files and folders that a run replaces or deletes."""
 _RUN_KEYS = {
@@ -253,7 +253,7 @@ class RunFolder:
 
     def rewind(self, steps: int) -> None:
         """Delete rows after `steps` steps: a resumed run logs them again."""
-        for name in ("metrics.jsonl", EPISODES, _VERIFIERS):
+        for name in ("metrics.jsonl", EPISODES, _VERIFIERS, _WARNINGS):
             file = self.path / name
             if file.exists():
                 draft = file.with_name(f".{name}.draft")
@@ -318,6 +318,10 @@ class RunFolder:
         """Write ``ending.json`` with the reason why the run ended early after `step`."""
         ending = {"step": step, "ending": kind, "reason": reason}
         write_atomically(self.path / "ending.json", json.dumps(ending, indent=2) + "\n")
+
+    def warn(self, step: int, warning: str) -> None:
+        """Append a warning to ``warnings.jsonl``. The viewer shows it."""
+        self._append(_WARNINGS, [{"step": step, "warning": warning}])
 
     def keep_verifiers(self, step: int, reward: object) -> None:
         """Append an ensemble's estimates of its verifiers, if `reward` or one of its parts is an ensemble."""

@@ -14,6 +14,8 @@ from forge_agents.settings import settings_class
 Key: TypeAlias = Literal["seed", "role", "turn"]
 _OF_A_GROUP = ("mean", "leave_one_out")
 """Baselines that need several rewards."""
+_MAX_BALANCE = 10.0
+"""Largest factor of ``Credit(balance_roles=True)``. Its inverse is the smallest."""
 
 
 @settings_class
@@ -132,6 +134,10 @@ class Credit:
     noise_multiple: float = 0.0
     """Trajectories are also skipped if the standard deviation of their rewards is below this multiple of the noise
     that the reward reports. At least 0. 0 (default) uses only `min_spread`."""
+    balance_roles: bool = False
+    """Whether to scale the advantages of each role by one factor per step, so that the sums of their absolute values
+    over the sampled tokens are equal. The sum over all roles stays the same, except that factors are limited to 0.1 to
+    10. Prevents a role with long responses from capturing a shared policy (arXiv 2605.24202)."""
 
     def __post_init__(self) -> None:
         compares = self.baseline in _OF_A_GROUP
@@ -180,7 +186,8 @@ class Credit:
     def is_per_group(self) -> bool:
         """Whether the advantages of a group do not depend on the other groups of the step."""
         standard = type(self).assign is Credit.assign  # a subclass may compare anything there
-        return standard and "seed" in self.by and self.baseline != "rae" and self.scale != "batch_std"
+        uses_step = self.baseline == "rae" or self.scale == "batch_std" or self.balance_roles
+        return standard and "seed" in self.by and not uses_step
 
     def advantages(self, rewards_n: np.ndarray, noise_n: np.ndarray | None = None) -> np.ndarray | None:
         """Compute the advantages of n trajectories or turns that are compared with each other.
@@ -260,7 +267,7 @@ class Credit:
                 to_go = self.turns == "to_go" and scored[i].turns is not None
                 per_turn = self._discounted_sums(row) if to_go else row
                 result[i] = np.broadcast_to(per_turn, len(scored[i].response_tokens)).astype(np.float32)
-        return result
+        return self._balanced(scored, result) if self.balance_roles else result
 
     def _counterfactual(self, scored: Sequence[Scored]) -> list[np.ndarray | None]:
         """Subtract from the reward of a trajectory, for each turn, the mean reward of the turn's alternatives.
@@ -330,6 +337,19 @@ class Credit:
         return [
             None if row is None or spreads[role] <= self.min_spread else row / spreads[role]
             for role, row in zip(roles, advantages, strict=True)
+        ]
+
+    def _balanced(self, scored: Sequence[Scored], advantages: list[np.ndarray | None]) -> list[np.ndarray | None]:
+        """Scale the advantages of each role to the mean mass of the roles. See `balance_roles`."""
+        masses: dict[str, float] = {}
+        for trajectory, row in zip(scored, advantages, strict=True):
+            if row is not None and (mass := float(np.abs(row) @ np.asarray(trajectory.response_tokens, np.float64))):
+                masses[trajectory.role] = masses.get(trajectory.role, 0.0) + mass
+        mean = sum(masses.values()) / max(1, len(masses))
+        factors = {role: np.clip(mean / mass, 1 / _MAX_BALANCE, _MAX_BALANCE) for role, mass in masses.items()}
+        return [
+            None if row is None else (row * factors.get(trajectory.role, 1.0)).astype(np.float32)
+            for trajectory, row in zip(scored, advantages, strict=True)
         ]
 
     def _discounted_sums(self, turns: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from forge_trainers.rl.policy_mapping import FixedPolicies
 from forge_trainers.rl.prefetch import Prefetch, TakenGroups
 from forge_trainers.rl.report import log_step
 from forge_trainers.rl.rewards import all_rewards
+from forge_trainers.rl.role_guard import RoleGuard, role_metrics
 from forge_trainers.rl.samples import StepSamples, check_trained, compute_advantages, make_samples, pack_samples
 from forge_trainers.rl.scoring import Scorer
 from forge_trainers.rl.stopping import StoppingCriteria, StopReason
@@ -163,14 +164,17 @@ class Session:
     async def _steps(self, steps: range, display: Display, interrupt: Interrupt) -> StopReason | None:
         """Do the steps, each with evaluation, records and checkpoint when due. Returns why the run ended early."""
         plan, learners, watch = self.plan, self.processes.learners, Stopwatch(self.processes.busy_s)
-        keep_episodes = self._config.keep_episodes
+        keep_episodes, guard = self._config.keep_episodes, RoleGuard(self._run.metrics())
         for step in steps:
             groups, samples, metrics = await self.step(step, watch)
             watch = Stopwatch(self.processes.busy_s)  # the next step begins here
             last = step + 1 == steps.stop
             reason = self._state.stopping.after(step, groups, samples, plan.trained, plan.max_rewards, last=last)
             last = last or reason is not None
-            metrics |= plan.sampler.record(groups, plan.trained, plan.max_rewards)
+            metrics |= plan.sampler.record(groups, plan.trained, plan.max_rewards) | role_metrics(groups, plan.trained)
+            for warning in guard.after(metrics, groups, plan.max_rewards):
+                display.say(f"warning: {warning}")
+                self._run.warn(step + 1, warning)
             if (reason is None or reason.is_success) and self.evaluator.is_due(step, last=last):
                 if not (last or interrupt.requested):
                     self.prefetch.batch(step + 1)  # on the same weights; the learner waits for both
