@@ -3,8 +3,8 @@
 import { colourOf, h, note } from "./dom.js";
 import { lineChart } from "./chart.js";
 
-const FIRST = ["reward", "eval", "groups", "learner", "staleness", "other", "time"];
-const OPEN = new Set(["reward", "eval", "groups", "learner", "other"]);
+const FIRST = ["reward", "eval", "groups", "roles", "learner", "staleness", "other", "time"];
+const OPEN = new Set(["reward", "eval", "groups", "roles", "learner", "other"]);
 
 export function curvesView(page) {
   const loaded = new Map();  // run -> {stamp, metrics}

@@ -47,7 +47,7 @@ def role_metrics(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> di
     sums = {role: total for role, total in sums.items() if total[0]}
     if len(sums) < 2:
         return {}
-    metrics = {}
+    metrics: dict[str, float] = {}
     for (policy, agent), (tokens, mass, gradient, entropy) in sums.items():
         means = {"advantage_mass": mass / tokens, "gradient": gradient / tokens, "entropy": entropy / tokens}
         gradients = [total[2] for (name, _), total in sums.items() if name == policy]
