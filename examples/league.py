@@ -36,7 +36,7 @@ SIGNS = (  # only the nine signs of an observation reach the model, and no rules
     "{% endfor %}"
 )
 SELF_PLAY = {"league": 0.35, "mirror": 1.0, "regularized": 1.0}
-DIVERGENCE = {"regularized": {"kl": "k2", "kl_coef": 0.2, "reference_update_every": 100}}
+DIVERGENCE = {"regularized": {"kl": "k2", "kl_coef": 0.2, "reference": 100}}
 LABELS = {
     "league": "league",
     "mirror": "mirror",

@@ -2,7 +2,7 @@
 
 A softmax over the legal actions at every information set plays Kuhn poker, Leduc poker or tic-tac-toe. Matches,
 snapshots and credit are those of `fa.GRPOTrainer`, only the model is a table. All arms but two play against themselves.
-`regularized` has a divergence from a reference that moves (`kl="k2"`, `kl_coef`, `reference_update_every`), `mirror`
+`regularized` has a divergence from a reference that moves (`kl="k2"`, `kl_coef`, `reference`), `mirror`
 has none. `league` draws snapshots by PFSP and `regret` by regret. The control has learning rate 0.
 
     python examples/self_play_tables.py kuhn leduc tictactoe [--arms regularized mirror league regret] [--seeds 0 1 2]
@@ -45,16 +45,16 @@ class Setup:
     group_size: int
     lr: float
     kl_coef: float
-    reference_update_every: int
+    reference: int
 
 
 SETUPS = {
     "kuhn": Setup(env_id="forge/KuhnPoker-v0", steps=4000, groups=16, group_size=16, lr=0.03, kl_coef=0.5,
-                  reference_update_every=200),
+                  reference=200),
     "leduc": Setup(env_id="forge/LeducPoker-v0", steps=6000, groups=64, group_size=8, lr=0.02, kl_coef=1.0,
-                   reference_update_every=1000),
+                   reference=1000),
     "tictactoe": Setup(env_id="forge/TicTacToe-v0", steps=1000, groups=8, group_size=16, lr=0.1, kl_coef=0.3,
-                       reference_update_every=250),
+                       reference=250),
 }  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def train(name, arm, seed, game, args):
             moments[number] = decay * moments[number] + (1 - decay) * value
         mean, square = moments[0] / (1 - 0.9 ** (step + 1)), moments[1] / (1 - 0.999 ** (step + 1))
         logits = logits + lr * (1 - step / steps) * mean / (np.sqrt(square) + 1e-8)
-        if (step + 1) % setup.reference_update_every == 0:
+        if (step + 1) % setup.reference == 0:
             reference = game.strategy(logits)
         record(standings, matches, rewards.reshape(len(matches), -1), game.agents)
         if league.self_play < 1 and (step + 1) % league.snapshot_every == 0:

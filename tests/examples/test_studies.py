@@ -202,7 +202,7 @@ def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers,
     names = [f"{arm}-{seed}" for arm in ("league", "mirror", "regularized") for seed in (0, 1)]
     assert [run.folder.name for run in trainers] == [*names, "control"]
     assert [run.policies.self_play for run in trainers] == [0.35, 0.35, 1.0, 1.0, 1.0, 1.0, 0.35]
-    assert [run.config.learner.reference_update_every for run in trainers] == [0, 0, 0, 0, 100, 100, 0]
+    assert [run.config.learner.reference for run in trainers] == ["start"] * 4 + [100, 100, "start"]
     assert {run.config.learner.kl_coef for run in trainers[4:6]} == {0.2}
     assert {run.policies.held_out for run in trainers} == {(fa.Oracle(),)}
     assert [(run.config.learner.lr > 0, run.done) for run in trainers] == [(True, 4)] * 6 + [(False, 2)]
