@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from batch_helpers import sample_of
 from learner_helpers import check_resume, config, hf_model
 
 from forge_agents.errors import ModelNotFoundError
@@ -18,6 +19,7 @@ from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
 from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
+from forge_trainers.batch.packing import pack
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.losses.registry import find_loss
@@ -177,6 +179,35 @@ def test_unsuitable_teachers_are_refused_by_name(tiny_llama, tmp_path):
     (wider / "config.json").write_text(json.dumps({**stored, "architectures": ["Mystery"]}))
     assert "'Mystery' cannot be trained" in fails(wider)
     assert "does not exist" in fails(tmp_path / "absent")
+
+
+def test_exact_divergence_has_a_tenth_of_the_gradient_noise_of_k2(tiny_llama, teachers, monkeypatch):
+    """Variance of the gradient between batches that the student sampled, in units of the squared mean."""
+    student, gradients = hf_model(tiny_llama), dict[str, list[torch.Tensor]]()
+
+    def sampled(seed: int) -> EpisodeBatch:
+        rng = torch.Generator().manual_seed(seed)
+        ids = torch.randint(32, 126, (16, 12), generator=rng)
+        with torch.no_grad():
+            for _ in range(8):
+                probabilities = student(ids).logits[:, -1].softmax(-1)
+                ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=rng)], 1)
+        return pack([sample_of(row, 8, group=number) for number, row in enumerate(ids.tolist())])
+
+    for kl in ("exact", "k2"):
+        settings = {"loss": "distill", "reference": str(teachers["planner"]), "kl_coef": 1.0, "kl": kl, "lr": 0.0}
+        core = LearnerCore(config(tiny_llama, **settings))
+        keep = gradients.setdefault(kl, []).append
+
+        def update(*_: Any, core: LearnerCore = core, keep: Any = keep) -> dict[str, float]:
+            keep(torch.cat([weight.grad.flatten() for weight in core.model.parameters()]))
+            return {"grad_norm": 0.0, "save_wait_s": 0.0}
+
+        monkeypatch.setattr(core, "_update", update)
+        for seed in range(6):
+            core.train_step(sampled(seed))
+    noise = {kl: torch.stack(parts).var(0).sum() for kl, parts in gradients.items()}
+    assert noise["exact"] < 0.1 * noise["k2"]
 
 
 @pytest.mark.timeout(120)

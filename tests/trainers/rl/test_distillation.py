@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,27 @@ def test_agent_without_a_teacher_is_refused():
         RunPlan(TaskSampler(Two), FixedPolicies(TEAM), config, env_reward)
     apart = {"a": TEAM, "b": replace(TEAM, name="other", trainable=False)}
     RunPlan(TaskSampler(Two), FixedPolicies(apart), config, env_reward)
+
+
+def test_samples_carry_their_agent_to_the_learner(tmp_path, tiny_llama):
+    class TwoPlayers(Two):
+        def act(self, agent, action):
+            self.said += 1
+            return fa.Outcome(rewards={agent: 0.0}, done=self.said == 4)
+
+    reference = {"a": str(tiny_llama), "b": str(tiny_llama)}
+    with trainer(tmp_path, group_size=1, groups_per_step=3, learner=distill(reference)) as run:
+        learner = run._lifecycle.processes.learners["team"]
+        train_step, batches = learner.train_step, []
+
+        async def seen(batch, **options):
+            batches.append(batch)
+            return await train_step(batch, **options)
+
+        learner.train_step = seen
+        run.fit(TwoPlayers, steps=1)
+    numbers = batches[0]["samples"]["agent"].tolist()
+    assert sorted(numbers) == sorted([zlib.crc32(b"a"), zlib.crc32(b"b")] * 3)
 
 
 def test_changed_teacher_is_refused_when_a_run_is_resumed(tmp_path, tiny_llama, tiny_qwen3):
