@@ -235,7 +235,7 @@ def test_finished_run_starts_no_processes(tmp_path, capsys):
     assert again(3)[1] is None and again(2, player_1=fa.Policy("m"))[1] is None
     run, result, reward = again(2)
     assert result == replace(first, curve=result.curve) and reward.seen == run.reward.seen == 8
-    assert f"{tmp_path} has done 2 steps already: set steps above 2 to train on" in " ".join(
+    assert f"{tmp_path} has reached step 2 already: set steps above 2 to train, or" in " ".join(
         capsys.readouterr().err.split()
     )
     assert (run.save(tmp_path / "copy") / "config.json").read_text() == "{}"

@@ -41,6 +41,12 @@ def test_what_was_dropped_is_shown(console_output, monkeypatch):
     assert console_output(force_terminal=False).splitlines()[-1].endswith("s/step 2.0  abstained 2  too long 3")
 
 
+@pytest.mark.parametrize(("share", "end"), [(0.947, "s/step 2.0  cut off 95%"), (0.0, "s/step 2.0")])
+def test_share_of_cut_off_responses_is_shown_if_there_are_any(console_output, monkeypatch, share, end):
+    monkeypatch.setitem(ROW, "cut_off", share)
+    assert console_output(force_terminal=False).splitlines()[-1].endswith(end)
+
+
 def test_a_dumb_terminal_gets_the_same(console_output):
     text = console_output(force_terminal=True, _environ={"TERM": "dumb"})
     assert "\x1b" not in text and text.splitlines()[-1] == "train 2/2  reward 0.500  kl 0.0100  s/step 2.0"

@@ -255,7 +255,7 @@ class GRPOTrainer:
             return None
         self._is_finished = True
         with startup.show() as say:
-            say(f"{self.out_dir} has done {done} steps already: set steps above {done} to train on, or another out_dir")
+            say(f"{self.out_dir} has reached step {done} already: set steps above {done} to train, or another out_dir")
         image = curve if curve.exists() else None
         return FitResult(steps=done, metrics=read_rows(rows), out_dir=self.out_dir, export=export, curve=image)
 

@@ -35,6 +35,7 @@ _SHOWN_IF_ANY = (
     ("abstained", "groups/abstained", "{:.0f}"),
     ("credit tokens", "credit/tokens", "{:.0f}"),
     ("failed alternatives", "credit/failed", "{:.0f}"),
+    ("cut off", "cut_off", "{:.0%}"),
     ("program failed", "program_failed", "{:.0%}"),
     ("too long", "dropped/too_long", "{:.0f}"),
     ("skipped", "learner/skipped", "{:.0f}"),
