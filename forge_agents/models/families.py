@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import reprlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,6 +249,9 @@ _GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 230
 UNUSED = ("model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
            "model.multi_modal_projector.")  # fmt: skip
 """Prefixes of tensors outside of the decoder."""
+MAX_LAYERS = 100_000
+"""Layers are counted one by one, and a stranger may have written the file."""
+_MAX_SHOWN_LAYERS = 8
 PUBLISHED_TEXT = "language_model."
 """Prefix of the text part of Gemma 3 with images as it is published. transformers 5 has another in its modules."""
 
@@ -333,7 +337,10 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         required += ("n_routed_experts", *_REQUIRED_OF_LATENT)
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
-    _check_layers(config)
+    try:
+        _check_layers(config)
+    except (TypeError, LookupError, ArithmeticError) as cause:
+        raise ValueError(f"config.json describes no layers ({cause!r}). Download the model again") from cause
     rope = rope_of(config)
     kinds = [{**_DEFAULTS_OF.get(architecture, {}), **config, **rope}]
     if architecture == "Gemma3ForCausalLM":
@@ -377,16 +384,24 @@ def _check_stored(config: Mapping[str, Any]) -> None:
 
 
 def _check_layers(config: Mapping[str, Any]) -> None:
-    """Check the order and the sizes of layers. Raises ValueError."""
+    """Check the number, the order and the sizes of layers. Raises ValueError."""
     kinds, count = config.get("layer_types"), config["num_hidden_layers"]
-    if kinds and (len(kinds) != count or list(kinds) != [_kind_of(config, layer) for layer in range(count)]):
-        computed = [_kind_of({**config, "layer_types": None}, layer) for layer in range(count)]
-        raise ValueError(f"layer_types={kinds} is not supported by the learner. Its layers are {computed}")
+    if not 0 <= count <= MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers={count} is outside [0, {MAX_LAYERS}]")
+    if count:  # a damaged config raises here
+        has_positions(config, count - 1)
+        _kind_of({**config, "layer_types": None}, count - 1)
+    if kinds and (len(kinds) != count or any(_kind_of(config, i) != kinds[i] for i in range(count))):
+        computed = [_kind_of({**config, "layer_types": None}, layer) for layer in range(min(count, _MAX_SHOWN_LAYERS))]
+        raise ValueError(
+            f"layer_types={reprlib.repr(kinds)} is not supported by the learner. Its {count} layers begin with "
+            f"{computed}"
+        )
     kinds_of_blocks = config.get("mlp_layer_types") if has_latent(config) else None
     if kinds_of_blocks and any((kind == "sparse") != has_experts(config, i) for i, kind in enumerate(kinds_of_blocks)):
         raise ValueError(
-            f"mlp_layer_types={kinds_of_blocks} is not supported by the learner. Layers from first_k_dense_replace="
-            f"{config['first_k_dense_replace']} on have experts"
+            f"mlp_layer_types={reprlib.repr(kinds_of_blocks)} is not supported by the learner. Layers from "
+            f"first_k_dense_replace={config['first_k_dense_replace']} on have experts"
         )
     if has_latent(config) and config["v_head_dim"] > head_dim_of(config):
         raise ValueError(f"v_head_dim={config['v_head_dim']} is not supported: values are larger than keys")

@@ -43,8 +43,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 """Configs of Qwen3-0.6B, 8B and 32B, Llama-3.3-70B and Qwen3-30B-A3B, to size a run without a download."""
 
 
-_MAX_LAYERS = 100_000
-"""Layers are counted one by one, and a stranger may have written the file."""
 _MAX_PER_BYTE = 64
 """Maximum number of weights per byte of a model's files. Layers may share weights, and weights may have few bits."""
 _POSITION_BYTES = 10
@@ -149,7 +147,7 @@ class ModelSize:
         path = folder / "config.json"
         try:
             return cls.from_config(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as cause:
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as cause:
             raise ModelNotFoundError(f"{path} does not say how large the model is: {cause!r}") from cause
 
     @classmethod
@@ -178,8 +176,8 @@ class ModelSize:
         shared = families.shared_expert_size(config)
         model_type = str(config.get("model_type", ""))
         norms = 4 if model_type.startswith("gemma3") else 2
-        if not 0 <= layers <= _MAX_LAYERS:
-            raise ValueError(f"num_hidden_layers={layers} is outside [0, {_MAX_LAYERS}]")
+        if not 0 <= layers <= families.MAX_LAYERS:
+            raise ValueError(f"num_hidden_layers={layers} is outside [0, {families.MAX_LAYERS}]")
         between = int((config.get("moe_intermediate_size") if count else 0) or config["intermediate_size"])
         chosen = int(config.get("num_experts_per_tok") or 1) if count else 1
         recurrence = _recurrence(config) if families.is_recurrent(config) else None

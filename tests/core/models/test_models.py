@@ -183,6 +183,31 @@ def test_a_config_of_more_memory_than_the_files_need_is_refused(change, reason, 
         check_described(folder, free_bytes=1 << 36)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "change", "reason"),
+    [
+        ("Qwen3", {"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000 is outside [0, 100000]"),
+        ("Qwen3", {"num_hidden_layers": 50_000}, "Its 50000 layers begin with"),
+        ("Qwen3", {"layer_types": 7}, "config.json describes no layers (TypeError"),
+        ("Qwen3_5", {"full_attention_interval": 0, "layer_types": None}, ""),
+        ("Qwen3_5", {"layer_types": ["linear_attention"]}, "Its 4 layers begin with"),
+        ("Gemma3", {"sliding_window_pattern": 0, "layer_types": None}, ""),
+        (
+            "SmolLM3",
+            {"no_rope_layer_interval": 0, "layer_types": None},
+            "config.json describes no layers (ZeroDivision",
+        ),
+        ("SmolLM3", {"no_rope_layers": [1], "layer_types": None}, "config.json describes no layers (IndexError"),
+    ],
+)
+def test_layers_of_a_strangers_config_are_refused_in_a_short_line(architecture, change, reason):
+    config = dict.fromkeys((*families._REQUIRED, "head_dim", "num_key_value_heads", "vocab_size"), 8)
+    config |= {"architectures": [f"{architecture}ForCausalLM"], "num_hidden_layers": 4, "layer_types": ["x"] * 9}
+    with pytest.raises(ValueError, match=re.escape(reason)) as refused:
+        families.check_trainable({**config, **change})
+    assert len(str(refused.value)) < 500
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_a_sparse_file_of_a_model_is_refused(name, folder):
     (folder / name).touch()
