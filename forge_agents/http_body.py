@@ -6,6 +6,7 @@ Python's encodings, such as punycode, take quadratic time.
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from typing import Any
@@ -20,6 +21,8 @@ alternatives each have 420,000."""
 MAX_COMMAS = 2_000_000
 """Maximum number of commas in a JSON text, which is at least the number of its further values. Each may take 60 bytes.
 Those 10,000 tokens have 1.3 million if each is a word of 4 bytes."""
+MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS = 1_000_000, 4_000_000
+"""The same for files of models: the tokenizer of Gemma 3 has 515,000 pairs."""
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 """Matches a text in JSON, also without its end: a search that fails would begin again at each quotation mark."""
 _GZIP_OR_ZLIB = 47
@@ -69,6 +72,14 @@ def too_many_values(body: bytes, max_brackets: int = MAX_BRACKETS, max_commas: i
         return next((f"{count} {name}, more than {limit}" for count, limit, name in counts if count > limit), "")
 
     return excess(body) and excess(_TEXT.sub(b"", body))  # a text may have any number of brackets
+
+
+def bounded_json(text: bytes | str, max_brackets: int = MAX_BRACKETS, max_commas: int = MAX_COMMAS) -> Any:
+    """Parse a JSON text, which may be a stranger's. Raises ValueError if it is none, or has too many values."""
+    body = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    if too_many := too_many_values(body, max_brackets, max_commas):
+        raise ValueError(f"it has {too_many}")
+    return json.loads(text)
 
 
 def read_as_utf8(response: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from typing import IO, Any
 
 from forge_agents.files import check_dense, user_path
+from forge_agents.http_body import MAX_BRACKETS, MAX_COMMAS, bounded_json, too_many_values
 
 _SOLID = re.compile(r"\S")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -50,7 +51,8 @@ def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
         first = next((line for line in file if line.strip()), "")
     done: int | None = 0
     try:
-        json.loads(first)
+        if not too_many_values(first.encode(errors="surrogatepass")):
+            json.loads(first)
     except (ValueError, RecursionError):
         done = yield from _spread_values(path)
     if done is None:
@@ -70,7 +72,7 @@ def _opened(path: str | os.PathLike[str]) -> IO[str]:
 
 def _parsed(text: str) -> Any:
     try:
-        return _checked(json.loads(text), text)
+        return _checked(bounded_json(text), text)
     except (ValueError, RecursionError) as cause:
         return UnreadableJsonError(_reason(cause, text))
 
@@ -103,6 +105,9 @@ def _spread_values(path: str | os.PathLike[str]) -> Generator[tuple[int, Any], N
     """
     with _opened(path) as file:
         text = file.read()
+    if too_many := too_many_values(text.encode(errors="surrogatepass"), 10 * MAX_BRACKETS, 10 * MAX_COMMAS):
+        yield 1, UnreadableJsonError(f"it has {too_many}. Write one value per line")
+        return None
     end, line, first = 0, 1, 0
     while match := _SOLID.search(text, end):
         start = match.start()

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, lock_file, user_path, warn_of_other_writers
+from forge_agents.http_body import bounded_json
 from forge_agents.types import Episode, Trajectory
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class EpisodeLog:
         line = "\n"
         for line in iter(lambda: file.readline(MAX_LINE_BYTES), ""):
             try:
-                self._keep(Record.from_json(json.loads(line)))
+                self._keep(Record.from_json(bounded_json(line)))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 self.unreadable += 1
         if not line.endswith("\n"):  # a killed process left half a line: the next record starts a new one

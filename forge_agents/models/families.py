@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import did_you_mean
+from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import read_json
 
 
@@ -315,6 +315,13 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
     Raises:
         ValueError: The learner cannot train it. The message says why and lists the supported architectures.
     """
+    try:
+        _check_trainable(config, max_tokens)
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as cause:
+        raise ValueError(f"config.json has a value that no model has ({cause!r}). Download the model again") from cause
+
+
+def _check_trainable(config: Mapping[str, Any], max_tokens: int | None) -> None:
     architecture = architecture_of(config)
     if architecture not in TRAINABLE:
         family = _family(architecture)
@@ -337,10 +344,7 @@ def check_trainable(config: Mapping[str, Any], max_tokens: int | None = None) ->
         required += ("n_routed_experts", *_REQUIRED_OF_LATENT)
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}. Download the model again")
-    try:
-        _check_layers(config)
-    except (TypeError, LookupError, ArithmeticError) as cause:
-        raise ValueError(f"config.json describes no layers ({cause!r}). Download the model again") from cause
+    _check_layers(config)
     rope = rope_of(config)
     kinds = [{**_DEFAULTS_OF.get(architecture, {}), **config, **rope}]
     if architecture == "Gemma3ForCausalLM":
@@ -416,7 +420,8 @@ def _kind_of(config: Mapping[str, Any], layer: int) -> str:
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """Return ``architectures[0]`` of a config.json. Empty if missing."""
-    return next(iter(map(str, config.get("architectures") or ())), "")
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list | tuple) and names else ""
 
 
 def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -427,7 +432,7 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     decoder = architecture_of(config).replace("ForConditionalGeneration", "ForCausalLM")
     if decoder not in (*RECURRENT, "Gemma3ForCausalLM") or decoder == architecture_of(config):
         return config
-    text = config.get("text_config") or {}
+    text = part if isinstance(part := config.get("text_config"), Mapping) else {}
     if decoder == "Gemma3ForCausalLM":
         text, tied = {**_GEMMA3, **text}, config.get("tie_word_embeddings", True)
     else:
@@ -567,7 +572,11 @@ def context_of(folder: Path) -> int | None:
     Raises:
         ModelNotFoundError: The config is missing or unreadable.
     """
-    return positions_of(read_json(folder / "config.json"))
+    config = read_json(folder / "config.json")
+    try:
+        return positions_of(config)
+    except (TypeError, AttributeError, LookupError, ValueError) as cause:
+        raise ModelNotFoundError(f"{folder} has a config.json with a value that no model has ({cause!r})") from cause
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import importlib.metadata
 import importlib.util
-import json
 import math
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
 from forge_agents.files import CACHE_VARIABLE, MAX_BYTES, cache_folder, foreign_entry, user_path
+from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
 from forge_agents.models.tokenizer_file import check_growth, check_tokens
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -379,7 +379,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelNotFoundError: The file is missing, unreadable, or not a JSON object.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = bounded_json(path.read_bytes(), MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS)
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} is missing, so {path.parent} is not a complete model folder") from None
     except (OSError, ValueError, RecursionError) as cause:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.http_body import bounded_json
 from forge_agents.models import families
 from forge_agents.models.resolve import weight_bytes
 
@@ -146,8 +146,8 @@ class ModelSize:
         """
         path = folder / "config.json"
         try:
-            return cls.from_config(json.loads(path.read_bytes()))
-        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as cause:
+            return cls.from_config(bounded_json(path.read_bytes()))
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError) as cause:
             raise ModelNotFoundError(f"{path} does not say how large the model is: {cause!r}") from cause
 
     @classmethod

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError
+from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
 
 _MAX_GROWTH = 64
 """Maximum number of letters that may replace one letter. Unicode's compatibility forms have up to 18."""
@@ -88,7 +88,7 @@ def check_same_tokens(folder: Path, other: Path) -> None:
     files = folder / "tokenizer.json", other / "tokenizer.json"
     if files[0].read_bytes() == files[1].read_bytes():
         return
-    first, second = (_tokens(json.loads(file.read_bytes())) for file in files)
+    first, second = (_tokens(bounded_json(file.read_bytes(), MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS)) for file in files)
     differing = [token for token in first | second if first.get(token) != second.get(token)]
     if differing:
         what = [_described(tokens.get(differing[0])) for tokens in (first, second)]

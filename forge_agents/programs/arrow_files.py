@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forge_agents.http_body import bounded_json
+
 _FREE_BYTES, _MAX_EXPANSION = 1 << 28, 100
 """Rows may have 256 MiB, or 100 times the size on disk if that is more."""
 _WORKER = Path(__file__).with_name("_arrow_worker.py")
@@ -70,7 +72,7 @@ def check_files(folder: Path) -> None:
     if (folder / "dataset_dict.json").exists() or not state.is_file():
         raise ValueError(f"{folder} is not a data set without splits. Give the folder of one split, with a state.json")
     try:
-        names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+        names = [entry["filename"] for entry in bounded_json(state.read_bytes())["_data_files"]]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise ValueError(f"{state} is damaged. Save the data set again with save_to_disk") from None
     for name in names:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.episodes.stored import digest, finite, number, total_reward
+from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
 from forge_agents.models.resolve import is_builtin, resolve
 from forge_agents.models.tokenizer_file import check_growth, parts
 from forge_agents.tools import parse_tool_calls
@@ -187,7 +188,7 @@ class Pieces:
         if file is None or file.stat().st_size > _MAX_TOKENIZER_BYTES:
             return None
         try:
-            settings = {**json.loads(file.read_bytes()), **_NOT_DECODED}
+            settings = {**bounded_json(file.read_bytes(), MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS), **_NOT_DECODED}
             decoders = list(parts(settings.get("decoder")))
             if len(decoders) > _MAX_DECODERS or any(map(_lengthens, decoders)):
                 return None

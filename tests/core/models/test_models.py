@@ -188,16 +188,21 @@ def test_a_config_of_more_memory_than_the_files_need_is_refused(change, reason, 
     [
         ("Qwen3", {"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000 is outside [0, 100000]"),
         ("Qwen3", {"num_hidden_layers": 50_000}, "Its 50000 layers begin with"),
-        ("Qwen3", {"layer_types": 7}, "config.json describes no layers (TypeError"),
+        ("Qwen3", {"layer_types": 7}, "config.json has a value that no model has (TypeError"),
+        ("Llama", {"layer_types": None, "rope_parameters": 1}, "config.json has a value that no model has (TypeError"),
         ("Qwen3_5", {"full_attention_interval": 0, "layer_types": None}, ""),
         ("Qwen3_5", {"layer_types": ["linear_attention"]}, "Its 4 layers begin with"),
         ("Gemma3", {"sliding_window_pattern": 0, "layer_types": None}, ""),
         (
             "SmolLM3",
             {"no_rope_layer_interval": 0, "layer_types": None},
-            "config.json describes no layers (ZeroDivision",
+            "config.json has a value that no model has (ZeroDivision",
         ),
-        ("SmolLM3", {"no_rope_layers": [1], "layer_types": None}, "config.json describes no layers (IndexError"),
+        (
+            "SmolLM3",
+            {"no_rope_layers": [1], "layer_types": None},
+            "config.json has a value that no model has (IndexError",
+        ),
     ],
 )
 def test_layers_of_a_strangers_config_are_refused_in_a_short_line(architecture, change, reason):

@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.files import Checksums
 from forge_agents.models import families
-from forge_agents.models.resolve import check_contained_files, copy_model_file, opened_folder
+from forge_agents.models.resolve import check_contained_files, copy_model_file, opened_folder, read_json
 from forge_trainers.learner import untrusted
 
 _log = logging.getLogger(__name__)
@@ -303,7 +303,7 @@ def export(
                 for name in (*filter(_COPIED.fullmatch, sorted(os.listdir(opened))), *templates):  # noqa: PTH208
                     (unfinished / name).parent.mkdir(exist_ok=True)
                     copy_model_file(opened, name, unfinished / name)
-                config = json.loads((unfinished / "config.json").read_text())
+                config = read_json(unfinished / "config.json")
                 for name in ("torch_dtype", "quantization_config"):  # the former is dtype's name before transformers 5
                     config.pop(name, None)
                 config["dtype"] = str(dtype).removeprefix("torch.")
@@ -339,14 +339,14 @@ def _add_stop_token(folder: Path) -> None:
     template, tokenizer = families.chat_template(folder), folder / "tokenizer_config.json"
     if not template or not tokenizer.is_file():
         return
-    eos = json.loads(tokenizer.read_text()).get("eos_token")
+    eos = read_json(tokenizer).get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos
     if "eos_token" in template or (eos and eos in template):
         return  # answers end with the usual token, so the tokenizer need not be loaded, which takes seconds
     end_id = Renderer.of(folder).end_ids[-1]
     file = folder / "generation_config.json"
-    settings = json.loads(file.read_text()) if file.is_file() else {}
-    source = settings if file.is_file() else json.loads((folder / "config.json").read_text())
+    settings = read_json(file) if file.is_file() else {}
+    source = settings if file.is_file() else read_json(folder / "config.json")
     stop_ids = source.get("eos_token_id")
     stop_ids = stop_ids if isinstance(stop_ids, list) else [] if stop_ids is None else [stop_ids]
     if end_id not in stop_ids:

@@ -14,6 +14,7 @@ from forge_agents.bench.fingerprints import with_content
 from forge_agents.display import visible
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files
+from forge_agents.http_body import bounded_json
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import named_arguments
@@ -138,7 +139,7 @@ def check_warm_start(folder: Path, name: str, policy: Policy, plan: WarmStart, a
     """Raise RunFolderError if the finished warm start in `folder` has other settings. Older ones have no record."""
     check_plain_files(folder)
     try:
-        before = json.loads((folder / _WARM_START).read_text())
+        before = bounded_json((folder / _WARM_START).read_bytes())
     except (OSError, ValueError, RecursionError):
         return
     now = _warm_start_settings(name, policy, plan, agents)

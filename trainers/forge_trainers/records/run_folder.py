@@ -30,6 +30,7 @@ from forge_agents.files import (
     user_path,
     warn_of_other_writers,
 )
+from forge_agents.http_body import bounded_json
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.policy import Policy
@@ -426,7 +427,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with file.open(encoding="utf-8", errors="replace") as lines:  # a power cut may leave any bytes at the end
         for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), ""), 1):
             try:
-                row = json.loads(line)
+                row = bounded_json(line)
             except (ValueError, RecursionError):  # ValueError also for numbers of more than 4,300 digits
                 if lines.readline(1):
                     raise RunFolderError(f"{file}:{number} is not JSON. The file was edited or damaged") from None

@@ -29,6 +29,7 @@ from forge_agents import safe_yaml
 from forge_agents.bench.fingerprints import digest
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import CHUNK_BYTES, Checksums, check_contained, check_plain_files, find_damage, user_path
+from forge_agents.http_body import bounded_json
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
@@ -85,7 +86,7 @@ class _Mark:
         check_plain_files(folder)
         text = (folder / CHECKPOINT_MARK).read_text()
         try:
-            values = json.loads(text)
+            values = bounded_json(text)
             policies = [str(name) for name in values["policies"]]
             mark = cls(**{**values, "step": int(values["step"]), "policies": policies})
             paths = {name: PurePosixPath(name) for name in (*mark.policies, *mark.files)}  # opened later
