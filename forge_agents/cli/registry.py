@@ -26,7 +26,7 @@ GROUPS: dict[str, list[str]] = {
 """Names of the commands by purpose, in the order of the help."""
 EXAMPLES: dict[str, tuple[str, ...]] = {}
 """Example command lines of each command, by its name."""
-WITH_USER_MODULES = ("init", "train", "sft", "eval", "simulate", "play", "bench", "list", "check")
+WITH_USER_MODULES = ("train", "sft", "eval", "simulate", "play", "bench", "list", "check")
 """Commands that may import the user's modules from the current folder.
 
 The other commands work on run folders, which may come from a stranger."""

@@ -90,6 +90,12 @@ def _project_names(name: str) -> dict[str, str]:
 
 def _served_names(env: str) -> dict[str, str]:
     """Return what replaces the environment and its agents in a template. The first agent is a client's or model's."""
+    module = env.rpartition(":")[0]
+    if module and importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise ForgeError(
+            f"the new project could not import {module!r} of {env!r}, because no installed package has it. Install it "
+            "first, for example in a project that `forge-agents init NAME --template env` writes"
+        )
     made = registry.make(env)
     first, *others = made.possible_agents
     made.close()

@@ -66,10 +66,11 @@ def test_user_module_is_found_in_the_current_folder(tmp_path):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_template_may_serve_an_environment_of_the_current_folder(tmp_path):
+@pytest.mark.parametrize("template", ["openenv", "verifiers"])
+def test_template_refuses_a_module_that_its_project_could_not_import(template, tmp_path):
     (tmp_path / "my_helper.py").write_text("REWARD = 0.5\n")
     (tmp_path / "my_greeting.py").write_text(WORLD)
-    done = run(tmp_path, "init", "server", "--template", "openenv", "--env", "my_greeting:my/Greeting-v0")
-    assert done.returncode == 0, done.stderr
-    files = [file.read_text() for file in (tmp_path / "server").rglob("*.py")]
-    assert any('"my_greeting:my/Greeting-v0"' in text for text in files)
+    done = run(tmp_path, "init", "server", "--template", template, "--env", "my_greeting:my/Greeting-v0")
+    assert done.returncode == 1 and not (tmp_path / "server").exists()
+    assert "could not import 'my_greeting' of 'my_greeting:my/Greeting-v0'" in done.stderr
+    assert "`forge-agents init NAME --template env`" in done.stderr
