@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -254,6 +256,17 @@ def test_balanced_roles_have_the_same_advantage_mass():
     # masses 60 and 20 become 40 each, and their sum stays 80
     np.testing.assert_allclose(np.concatenate(balanced), size * np.array([2 / 3, -2 / 3, 2, -2]), rtol=1e-6)
     assert not Credit(balance_roles=True).is_per_group and Credit().is_per_group
+
+
+def test_balanced_roles_have_the_same_advantage_mass_with_counterfactual_credit():
+    def played(reward, role, tokens):
+        plain = Scored(group=0, role=role, reward=0.5, response_tokens=[tokens])
+        return replace(plain, reward=reward, alternatives={0: [plain]})
+
+    step = [played(r, role, n) for role, n in (("long", 30), ("short", 10)) for r in (1.0, 0.0)]
+    result = Credit(baseline="counterfactual", scale="none", balance_roles=True).assign(step)
+    # advantages of 0.5, so masses of 30 and 10 become 20 each
+    np.testing.assert_allclose(np.concatenate(result), [1 / 3, -1 / 3, 1, -1], rtol=1e-6)
 
 
 def test_balance_of_roles_is_bounded_and_skips_uninformative_roles():

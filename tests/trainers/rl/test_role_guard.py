@@ -50,6 +50,21 @@ def test_measures_of_roles_are_means_over_their_tokens():
     )
 
 
+def test_role_of_several_policies_is_measured_over_all_of_them():
+    half = float(np.log(0.5))
+    groups = [
+        made({"a": [half] * 3, "b": [half]}, {"a": [np.array([1.0])], "b": [np.array([1.0])]}, policy="one"),
+        made({"a": [half], "b": [half] * 3}, {"a": [np.array([3.0])], "b": [np.array([1.0])]}, policy="two"),
+    ]
+    metrics = role_metrics(groups, {"one", "two"})
+    assert metrics["roles/a/advantage_mass"] == pytest.approx((3 * 1 + 1 * 3) / 4)
+    assert metrics["roles/a/gradient"] == pytest.approx(0.5 * 6 / 4)
+    assert metrics["roles/b/advantage_mass"] == pytest.approx(1.0)
+    assert metrics["roles/a/gradient_share"] == pytest.approx(0.6)  # 6 of 10 in both policies
+    alone = [made({"a": [half]}, {"a": [np.array([1.0])]}, policy=policy) for policy in ("one", "two")]
+    assert role_metrics(alone, {"one", "two"}) == {}  # one role
+
+
 def test_gradient_is_half_of_the_l1_norm_at_the_logits():
     logits = torch.randn(5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     logprob = logits.log_softmax(0)[2]

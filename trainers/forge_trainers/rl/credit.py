@@ -236,7 +236,8 @@ class Credit:
             has advantage 0.
         """
         if self.baseline == "counterfactual":
-            return self._counterfactual(scored)
+            result = self._counterfactual(scored)
+            return self._balanced(scored, result) if self.balance_roles else result
         values = [self._values(trajectory) for trajectory in scored]
         compared: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # trajectory and turn, by what they have in common
         by = [name for name in self.by if name != "seed" or self.baseline != "rae"]
@@ -244,7 +245,7 @@ class Credit:
             for t in np.flatnonzero(~np.isnan(rewards)).tolist():
                 key = {"seed": str(scored[i].group), "role": scored[i].role, "turn": str(t)}
                 compared.setdefault(tuple(key[name] for name in by), []).append((i, t))
-        result: list[np.ndarray | None] = [None] * len(scored)
+        result = [None] * len(scored)
         for shared, members in compared.items():
             rewards = np.array([values[i][t] for i, t in members])
             if self.baseline == "rae":

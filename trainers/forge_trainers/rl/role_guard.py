@@ -45,15 +45,18 @@ def role_metrics(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> di
                     total = sums.setdefault((trajectory.policy, agent), np.zeros(4))
                     total += _token_sums(trajectory, None if rows is None else rows[index])
     sums = {role: total for role, total in sums.items() if total[0]}
-    if len(sums) < 2:
+    roles = dict.fromkeys(agent for _, agent in sums)
+    if len(roles) < 2:
         return {}
     metrics: dict[str, float] = {}
-    for (policy, agent), (tokens, mass, gradient, entropy) in sums.items():
+    for role in roles:  # several policies may play it, in different groups
+        policies = {policy for policy, agent in sums if agent == role}
+        tokens, mass, gradient, entropy = np.sum([total for (_, agent), total in sums.items() if agent == role], axis=0)
         means = {"advantage_mass": mass / tokens, "gradient": gradient / tokens, "entropy": entropy / tokens}
-        gradients = [total[2] for (name, _), total in sums.items() if name == policy]
-        if len(gradients) > 1:
+        gradients = [total[2] for (policy, _), total in sums.items() if policy in policies]
+        if len(gradients) > len(policies):
             means["gradient_share"] = gradient / sum(gradients) if sum(gradients) > _TINY else math.nan
-        metrics |= {f"roles/{agent}/{name}": float(value) for name, value in means.items()}
+        metrics |= {f"roles/{role}/{name}": float(value) for name, value in means.items()}
     return metrics
 
 
