@@ -95,6 +95,12 @@ _register(
     levels=_levels("num_players regrowth", (2, 3.0), (3, 2.0), (4, 1.6), (5, 1.4), (6, 1.25)),
 )
 _register(
+    "DiningPhilosophers",
+    "teams.philosophers:DiningPhilosophers",
+    "3p cooperative",
+    levels=_levels("num_players meals rounds", (2, 1, 16), (3, 1, 14), (3, 1, 8), (4, 2, 8), (6, 2, 8), (8, 2, 8)),
+)
+_register(
     "Kitchen",
     "teams.kitchen:Kitchen",
     "2p cooperative",

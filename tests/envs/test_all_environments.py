@@ -25,7 +25,7 @@ CONTRACT = {
     "KuhnPoker": 20, "LeducPoker": 4, "Relay": 20, "AlphabetSort": 20, "TreasureHunt": 4, "Negotiation": 4, "Debate": 4,
     "Library": 4, "Library@6": 4, "Tables": 4, "Codewords": 4, "Codewords@6": 4, "CodewordsDuel": 4,
     "Village@4": 1, "Fireworks": 3, "Fireworks@5": 3, "Commons": 3, "Kitchen": 2, "ServiceDesk@4": 2,
-    "TicTacToe": 4, "ConnectFour": 4,
+    "DiningPhilosophers": 3, "TicTacToe": 4, "ConnectFour": 4,
 }  # fmt: skip
 """Number of episodes per check. Repair is checked with its own tests."""
 
@@ -99,6 +99,8 @@ def test_observation_that_depends_on_a_secret_is_found(name, told):
         ("Commons", [{"num_players": 1}, {"num_players": 7}, {"regrowth": 1}, {"seasons": 1},
                      {"max_message_chars": 0}]),
         ("Debate", [{"rounds": 0}, {"below": 10}, {"max_argument_chars": 0}]),
+        ("DiningPhilosophers", [{"num_players": 1}, {"num_players": 9}, {"meals": 0}, {"rounds": 1},
+                                {"max_message_chars": 0}]),
         ("Fireworks", [{"num_players": 5}, {"colours": 6}, {"ranks": 1}, {"hand": 6}, {"hints": 0}, {"fuses": 0}]),
         ("Kitchen", [{"onions": 4}, {"orders": 0}, {"rounds": 0}, {"cooking": -1}]),
         ("Library", [{"hops": 0}, {"hops": 7}, {"towns": 3}, {"hits": 0}, {"max_note_chars": 0}]),
@@ -186,6 +188,7 @@ KNOW_NOTHING = {
     "Codewords": ((1, 3), 30, 0.03, ("animal 9", "farm 2, moon, judge")),
     "Fireworks": ((1, 3), 20, 0.2, ("play 1", "discard 1", "hint ben red", "hint ann 1", "play 1 discard 1")),
     "Commons": ((1, 2), 20, 0.25, ("take 0", "take 1", "take 5", "take 20", "take 100", "take 1 take 2")),
+    "DiningPhilosophers": ((1, 2, 5), 5, 0.0, ("take left", "take right", "release", "wait", "take left, take right")),
     "Kitchen": ((1, 2), 4, 0.0, (*STEPS, "wait")),
     "ServiceDesk": ((1, 5), 5, 0.0, ("BYE", "CALL cancel(417)", 'CALL refuse("Ada Berg", 1)', "supervisor: please")),
 }

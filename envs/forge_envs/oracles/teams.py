@@ -103,6 +103,20 @@ def query_for(question: str, levels: int = len(tables.QUESTIONS)) -> str:
 _LAKE = re.compile(r"Seasons left: (\d+). The lake has (\d+) fish and holds (\d+) \((\d+) seats\)")
 
 
+class DiningPhilosophers(Script):
+    """Philosophers that are not neighbors eat in turn: each takes its left fork, then its right one."""
+
+    def answer(self, seen: str) -> str:
+        players, number = self.settings["num_players"], int(self.agent.rpartition("_")[2])
+        turns = 2 + players % 2  # at an odd table the last philosopher has a turn of its own
+        turn = 2 if players % 2 and number == players - 1 else number % 2
+        *_, now = re.findall(r"^Round (\d+) of \d+\. left fork: (\S+), right fork: (\S+)\. You", seen, re.MULTILINE)
+        at, second = divmod(int(now[0]) - 1, 2)
+        if at % turns == turn and (not second or now[1] == "yours"):
+            return "take right" if second else "take left"
+        return "release" if "yours" in now else "wait"
+
+
 def commons(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
     """Leave as much as grows back to a full lake, the optimum if all agents do the same."""
     return leaving(1 / settings["regrowth"])
