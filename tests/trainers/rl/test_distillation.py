@@ -19,6 +19,7 @@ from forge_trainers.learner.memory import checkpoint_bytes, learner_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.policy_mapping import FixedPolicies
+from forge_trainers.rl.report import Messages
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.dry_run import dry_run
@@ -133,6 +134,20 @@ def test_samples_carry_their_agent_to_the_learner(tmp_path, tiny_llama):
         run.fit(TwoPlayers, steps=1)
     numbers = batches[0]["samples"]["agent"].tolist()
     assert sorted(numbers) == sorted([zlib.crc32(b"a"), zlib.crc32(b"b")] * 3)
+
+
+def test_start_names_teachers_and_those_with_another_chat_template(tiny_llama, tmp_path):
+    other = shutil.copytree(tiny_llama, tmp_path / "other")
+    (other / "chat_template.jinja").write_text("{{ messages }}")
+    config = fa.GRPOConfig(learner=distill({"a": str(tiny_llama), "b": str(other)}))
+    plan = RunPlan(TaskSampler(Two), FixedPolicies(replace(TEAM, model=str(tiny_llama))), config, env_reward)
+    messages, lines = Messages(), []
+    messages.say = lines.append
+    messages.announce(plan, {}, 10)
+    assert f"policy team learns from the teacher {tiny_llama} as a" in lines
+    assert f"policy team learns from the teacher {other} as b, whose chat template differs. The teacher reads" in str(
+        lines
+    )
 
 
 def test_changed_teacher_is_refused_when_a_run_is_resumed(tmp_path, tiny_llama, tiny_qwen3):

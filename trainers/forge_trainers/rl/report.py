@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_agents.models import families
+from forge_agents.models import resolve as models
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.counterfactual import recorded
@@ -53,6 +56,8 @@ class Messages:
                 chosen = config.learner_of(plan.models[name]).lr is not None
                 role += ", " + rate_line(plan.learner_settings[name], chosen=chosen)
             self.say(f"{', '.join(agents)}: policy {name} ({role})")
+        for line in _teacher_lines(plan):
+            self.say(line)
         for warning in weak_rates(plan.learner_settings, steps):
             self.say(warning)
         if config.eval_every and not plan.ranks_checkpoints:
@@ -71,6 +76,18 @@ class Messages:
                 f"the ensemble also learns from the texts of agents that are not trained: {', '.join(fixed)}. If these "
                 "texts answer another question, make the reward forge_verifiers.ForAgent(AGENT, ensemble)"
             )
+
+
+def _teacher_lines(plan: RunPlan) -> list[str]:
+    """Lines about the teachers of each policy, with those whose prompts would look different."""
+    lines = []
+    for name, settings in plan.learner_settings.items():
+        for agent, teacher in settings.teachers.items():
+            folder, role = models.local_folder(teacher), f" as {agent}" if agent else ""
+            lines.append(f"policy {name} learns from the teacher {teacher}{role}")
+            if folder is not None and families.chat_template(folder) != families.chat_template(Path(settings.model)):
+                lines[-1] += ", whose chat template differs. The teacher reads prompts in the template of the policy"
+    return lines
 
 
 def _fixed_agents_of_ensemble(plan: RunPlan, learners: Mapping[str, object]) -> list[str]:
