@@ -178,7 +178,7 @@ def test_team_is_distilled_into_one_policy(load_example, trainers, tmp_path, cap
 def test_each_trained_agent_is_evaluated_with_each_customer(load_example, trainers, tmp_path):
     module = load_example("other_customer")
     (tmp_path / "imitated-0/export").mkdir(parents=True)
-    module.main(["--seeds", "0", "--steps", "2", "--out", str(tmp_path)])
+    module.main(["--seeds", "0", "--tokens", "2048", "--out", str(tmp_path)])
     fixed, both, *evaluations = trainers
     assert list(fixed.learners) == ["agent"] and set(both.learners) == {"agent", "customer"}
     start, fixed_agent, agent, customer = (
@@ -417,3 +417,18 @@ def test_tiny_model_of_a_family_imitates_the_games_that_it_is_trained_on(load_ex
     assert {turn.action for game in games for turn in game.turns} <= {"2", "3", "4"}  # without calls of a tool
     assert options["env_args"] == {"max_number": 2, "tool": False}
     assert {each.name for each in team.values()} == {"team"} and len(team) == 2
+
+
+def test_counterfactual_credit_learns_next_to_a_random_player_and_costs_its_alternatives(
+    load_example, tmp_path, monkeypatch, capsys
+):
+    example = load_example("counterfactual_credit")
+    arms = list(example.ARMS)
+    curves = [example.train("guest", example.ARMS[arm], (256, 16), seed=0, tokens=6400) for arm in (arms[3], arms[4])]
+    tokens, rewards = zip(*(curve[-1] for curve in curves), strict=True)
+    assert tokens == (25 * 6 * 8 * 5, 25 * 17 * (5 + 4 + 3 + 2 + 1))  # 6 groups of 8; 17 episodes and alternatives
+    assert rewards[0] < 0.35 and 0.38 < rewards[1] < 0.4
+    monkeypatch.setattr(example, "RATES", (8,))
+    example.main(["--teams", "expedition", "--seeds", "0", "--tokens", "2048", "--out", str(tmp_path)])
+    rows = table_rows(capsys.readouterr().out)
+    assert [row[2] for row in rows if row[0] in arms] == ["8"] * 7 + ["0"] and (tmp_path / "expedition.png").exists()

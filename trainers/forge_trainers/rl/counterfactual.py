@@ -81,7 +81,7 @@ def check_collected(groups: Sequence[EpisodeGroup]) -> None:
         if group.alternatives is None:
             raise ArgumentError(
                 f"{_SETTING} needs alternatives, and a group of {group.env_id} has none. Collect it with "
-                "Rollout(forks=ForkRule(...))"
+                "Rollout(forks=forge_agents.rollout.alternatives.ForkRule(...))"
             )
         if group.session_rewards:
             raise ArgumentError(
