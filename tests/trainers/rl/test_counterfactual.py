@@ -184,6 +184,12 @@ def test_the_scale_is_that_of_all_rewards_of_a_role():
     np.testing.assert_allclose(got[:2], np.array([[2, 2.5], [0, -2]]) / np.std([2, 2.5, 0, -2]), rtol=1e-6)
 
 
+def test_roles_are_balanced_with_alternatives_as_well():
+    step = [trajectory(3.0, {0: [0.0]}), trajectory(1.0, {0: [0.0]}, role="b")]
+    assert assigned(COUNTERFACTUAL, step) == [[3.0, 0.0], [1.0, 0.0]]
+    assert assigned(replace(COUNTERFACTUAL, balance_roles=True), step) == [[2.0, 0.0], [2.0, 0.0]]
+
+
 def test_equal_rewards_of_episodes_and_alternatives_are_not_informative():
     assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [1.0]}), trajectory(1.0)]) == [None, None]
     assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [0.0]}), trajectory(1.0)]) == [[1.0, 0.0], None]

@@ -235,6 +235,7 @@ class Credit:
             By trajectory: float32 ``[turns]``, or None if the compared rewards do not differ. A turn without a reward
             has advantage 0.
         """
+        result: list[np.ndarray | None]
         if self.baseline == "counterfactual":
             result = self._counterfactual(scored)
             return self._balanced(scored, result) if self.balance_roles else result
