@@ -178,7 +178,7 @@ def test_team_is_distilled_into_one_policy(load_example, trainers, tmp_path, cap
 def test_each_trained_agent_is_evaluated_with_each_customer(load_example, trainers, tmp_path):
     module = load_example("other_customer")
     (tmp_path / "imitated-0/export").mkdir(parents=True)
-    module.main(["--seeds", "0", "--tokens", "2048", "--out", str(tmp_path)])
+    module.main(["--seeds", "0", "--steps", "2", "--out", str(tmp_path)])
     fixed, both, *evaluations = trainers
     assert list(fixed.learners) == ["agent"] and set(both.learners) == {"agent", "customer"}
     start, fixed_agent, agent, customer = (
