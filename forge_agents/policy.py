@@ -487,8 +487,10 @@ def resolve_policies(policies: PolicyMapping, agents: Sequence[str], seed: int) 
 
     Raises:
         ValueError: An agent has no policy, or a policy was given for an unknown agent.
-        TypeError: A value is not a policy.
+        TypeError: A value is not a policy, or an agent is not a string.
     """
+    if odd := [agent for agent in agents if not isinstance(agent, str)]:  # type: ignore[redundant-expr]
+        raise TypeError(f"possible_agents has {odd[0]!r}. Names of agents must be strings, such as 'player_0'")
     if isinstance(policies, Mapping):
         missing = [agent for agent in agents if agent not in policies]
         unknown = [agent for agent in policies if agent not in agents]

@@ -342,3 +342,11 @@ def test_results_that_are_no_dictionaries_by_agent_are_named(method, result, mes
     assert (error.where, error.kind) == (method, "TypeError") and error.message.startswith(message)
     (finding,) = fa.check_env(Odd, checks=("ends",), raise_on_failure=False).failures
     assert finding.message.startswith(f"TypeError: {message}")
+
+
+def test_agents_must_be_named_by_strings():
+    class Numbered(TwoRounds):
+        possible_agents = [0, 1]
+
+    with pytest.raises(TypeError, match="possible_agents has 0. Names of agents must be strings, such as 'player_0'"):
+        fa.play(Numbered, fa.Random())
