@@ -90,6 +90,16 @@ def test_estimator_is_exact_for_teachers_only():
     assert fa.LearnerConfig(kl_coef=0.1, reference="m", kl="k2").loss_settings.kl == "k2"
 
 
+def test_credit_that_no_loss_reads_is_refused():
+    sampler, policies = TaskSampler(Draws), FixedPolicies(TEAM)
+    for credit in (fa.Credit(), fa.Credit(baseline="counterfactual")):
+        config = fa.GRPOConfig(learner=distill("m"), credit=credit)
+        with pytest.raises(ValueError, match="has no effect: loss='distill' reads no advantages"):
+            RunPlan(sampler, policies, config, env_reward)
+    added = fa.GRPOConfig(learner=distill("m", loss="dapo"), credit=fa.Credit(scale="none"))  # the loss and a teacher
+    assert RunPlan(sampler, policies, added, env_reward).credit.scale == "none"
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [

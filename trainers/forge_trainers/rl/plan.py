@@ -20,7 +20,7 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import values_of
 from forge_agents.types import Reward
 from forge_trainers.learner.plan import LearnerPlan
-from forge_trainers.losses.registry import find_loss
+from forge_trainers.losses.registry import DISTILL, find_loss
 from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import check_resumable, hashes_of_models, installed_packages
 from forge_trainers.rl.config import GRPOConfig
@@ -62,6 +62,7 @@ class RunPlan:
         """Names of the policies that learn."""
         if not partial:
             self._check_teachers()
+            self._check_credit()
         self.uses_env_reward = is_env_reward(reward)
         self.credit, self.size_of = config.credit_rule, config.size_of
         self.forks = None if partial else self._fork_rule()
@@ -137,6 +138,15 @@ class RunPlan:
                     f"policy {name!r} plays {', '.join(missing)}, and learner.reference has teachers of "
                     f"{', '.join(teachers)} only. Name a teacher for each. The start model is one, too"
                 )
+
+    def _check_credit(self) -> None:
+        """Raise ValueError for a credit that no loss reads: it would only drop samples, or play alternatives."""
+        losses = {find_loss(self.config.learner_of(self.models[name]).loss).name for name in self.trained}
+        if self.config.credit is not None and losses == {DISTILL}:
+            raise ValueError(
+                f"credit={self.config.credit!r:.200} has no effect: loss={DISTILL!r} reads no advantages. Leave credit "
+                "out, or choose another loss"
+            )
 
     def _teachers(self) -> dict[str, dict[str, str]]:
         """Return hashes of teachers by policy and agent, for policies that have any."""
