@@ -522,3 +522,10 @@ def test_role_guard_announces_the_collapse_that_balanced_roles_prevent(load_exam
             assert warnings == [] and collapsed is None and sum(rewards[-5:]) / 5 > 0.4
         else:
             assert warnings[0][1].startswith("role writer captures its policy") and warnings[0][0] + 5 <= collapsed
+
+
+def test_table_learns_to_share_forks(load_example, monkeypatch):
+    module = load_example("philosophers")
+    monkeypatch.setattr(module, "LEVELS", [f"{module.GAME}@{level}" for level in (1, 2)])
+    before, after = module.train(0, levels=module.LEVELS, lr=6.0, steps=20)
+    assert before < 0.6 and after > before + 0.2

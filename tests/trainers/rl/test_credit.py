@@ -269,6 +269,14 @@ def test_balanced_roles_have_the_same_advantage_mass_with_counterfactual_credit(
     np.testing.assert_allclose(np.concatenate(result), [1 / 3, -1 / 3, 1, -1], rtol=1e-6)
 
 
+def test_roles_are_balanced_within_their_environment():
+    step = [one(r, role=f"x/{agent}", tokens=[n]) for agent, n in (("long", 30), ("short", 10)) for r in (1.0, 0.0)]
+    other = [one(r, group=1, role=f"y/{agent}", tokens=[500]) for agent in ("long", "short") for r in (1.0, 0.0)]
+    both = Credit(balance_roles=True).assign([*step, *other])
+    np.testing.assert_array_equal(np.concatenate(both[:4]), np.concatenate(Credit(balance_roles=True).assign(step)))
+    np.testing.assert_array_equal(np.concatenate(both[4:]), np.concatenate(Credit().assign(other)))
+
+
 def test_balance_of_roles_is_bounded_and_skips_uninformative_roles():
     step = [one(r, role=role, tokens=[n]) for role, n in (("a", 1000), ("b", 1)) for r in (1.0, 0.0)]
     step += [one(0.0, role="equal"), one(0.0, role="equal")]

@@ -136,8 +136,8 @@ class Credit:
     that the reward reports. At least 0. 0 (default) uses only `min_spread`."""
     balance_roles: bool = False
     """Whether to scale the advantages of each role by one factor per step, so that the sums of their absolute values
-    over the sampled tokens are equal. The sum over all roles stays the same, except that factors are limited to 0.1 to
-    10. Prevents a role with long responses from capturing a shared policy (arXiv 2605.24202)."""
+    over the sampled tokens are equal for all roles of an environment. Their total stays the same, except that factors
+    are limited to 0.1 to 10. Prevents a role with long responses from capturing a shared policy (arXiv 2605.24202)."""
 
     def __post_init__(self) -> None:
         compares = self.baseline in _OF_A_GROUP
@@ -342,13 +342,18 @@ class Credit:
         ]
 
     def _balanced(self, scored: Sequence[Scored], advantages: list[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Scale the advantages of each role to the mean mass of the roles. See `balance_roles`."""
+        """Scale the advantages of each role to the mean mass of the roles in its groups. See `balance_roles`."""
         masses: dict[str, float] = {}
+        roles_of: dict[int, set[str]] = {}  # by group
         for trajectory, row in zip(scored, advantages, strict=True):
             if row is not None and (mass := float(np.abs(row) @ np.asarray(trajectory.response_tokens, np.float64))):
                 masses[trajectory.role] = masses.get(trajectory.role, 0.0) + mass
-        mean = sum(masses.values()) / max(1, len(masses))
-        factors = {role: np.clip(mean / mass, 1 / _MAX_BALANCE, _MAX_BALANCE) for role, mass in masses.items()}
+                roles_of.setdefault(trajectory.group, set()).add(trajectory.role)
+        factors = {}
+        for role, mass in masses.items():  # other environments have other groups
+            together = set().union(*(roles for roles in roles_of.values() if role in roles))
+            mean = sum(masses[other] for other in together) / len(together)
+            factors[role] = np.clip(mean / mass, 1 / _MAX_BALANCE, _MAX_BALANCE)
         return [
             None if row is None else (row * factors.get(trajectory.role, 1.0)).astype(np.float32)
             for trajectory, row in zip(scored, advantages, strict=True)
