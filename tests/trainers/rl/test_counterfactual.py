@@ -354,6 +354,12 @@ def test_tools_of_an_mcp_server_are_refused_because_copies_share_the_server():
         try_fork(Searching, "Searching", 0)
 
 
+def test_rollouts_ahead_of_the_learner_play_alternatives(tmp_path):
+    with plan_of(tmp_path, max_staleness=1) as run:
+        rows = run.fit(fake_run.Draws, steps=3).metrics
+    assert [(row["credit/tokens"], row["staleness/max"]) for row in rows] == [(12, 0), (12, 1), (12, 1)]
+
+
 def test_run_counts_and_records_alternatives(tmp_path):
     """Two decisions of one agent: the alternatives of the first have two new tokens, those of the second one."""
     with plan_of(tmp_path, keep_episodes=1) as run:
