@@ -31,6 +31,9 @@ Where: TypeAlias = Literal["make", "reset", "observe", "step", "policy", "reward
 EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
 """End of an episode: game over, truncated by the environment, turn limit, context full, or failure."""
 
+MAX_REWARD = 1e30
+"""Largest absolute value of a reward. Sums, squares and float32 copies of such rewards stay finite or are noticed."""
+
 EpisodeBatch: TypeAlias = "TensorDict"
 """Training batch of packed token streams. A TensorDict with two entries.
 

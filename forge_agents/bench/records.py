@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, lock_file, user_path, warn_of_other_writers
 from forge_agents.http_body import bounded_json
-from forge_agents.types import Episode, Trajectory
+from forge_agents.types import MAX_REWARD, Episode, Trajectory
 
 if TYPE_CHECKING:
     from forge_agents.bench.plan import Match
@@ -106,8 +105,11 @@ class Record:
         numbers: tuple[Any, ...] = (record.seed, record.sample)  # the types of a damaged file are not those of `Record`
         texts: list[Any] = [record.key, record.env, record.end, record.error, record.fault, *record.lineup.values()]
         are_valid = [isinstance(value, kind) for values, kind in ((numbers, int), (texts, str)) for value in values]
+        seconds: Any = record.seconds
+        are_valid.append(isinstance(seconds, int | float) and 0 <= seconds < 2**53)
         if not all(are_valid) or not all(map(_is_result, results.values())):
-            raise ValueError(f"episode {record.key!s:.20} of {record.env} has a seed or a result of another type")
+            name = f"episode {record.key!s:.20} of {record.env}"
+            raise ValueError(f"{name} has a seed, a time or a result of another type")
         if record.fault not in ("", *record.lineup.values()):
             raise ValueError(f"episode {record.key!s:.20} failed by {record.fault!s:.20}, who has no agent in it")
         return record
@@ -195,7 +197,7 @@ def _result(trajectory: Trajectory, player: str, success: bool | None, forfeit: 
 def _is_result(result: Any) -> bool:
     """Return whether the values of an `AgentRecord` have their types: a finite reward, and counts from 0 to 2^53."""
     counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
-    is_number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
+    is_number = isinstance(result.reward, int | float) and abs(result.reward) <= MAX_REWARD
     flags = isinstance(result.success, bool | None) and isinstance(result.forfeit, bool)
     return is_number and flags and all(isinstance(number, int) and 0 <= number < 2**53 for number in counts)
 

@@ -20,6 +20,7 @@ from forge_agents.envs.env import hook
 from forge_agents.episodes.play import play
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, PlayerLeftError, StallError
 from forge_agents.policy import AnyPolicy, Policy, Random, Scripted
+from forge_agents.rollout.episode import may_be_silent
 from forge_agents.runtime.connections import Server, http_settings, trust
 
 
@@ -40,6 +41,7 @@ class _Seat:
     instructions: str = ""
     events: queue.SimpleQueue[_Event] = field(default_factory=queue.SimpleQueue)
     actions: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+    left: bool = False
 
 
 class _Table:
@@ -61,14 +63,18 @@ class _Table:
     def _ask(self, observation: str, agent: str) -> str:
         seat, instructions = self.seats[agent], hook(self.env, "instructions")
         seat.instructions = "" if instructions is None else str(instructions(agent))
-        seat.events.put(_Event(observation))
-        try:
-            action = seat.actions.get(timeout=self._wait_s)
-        except queue.Empty:
-            raise StallError(f"the client of {agent!r} sent no action for {self._wait_s:g} s", agent) from None
-        if action is None:
-            raise PlayerLeftError(f"the client of {agent!r} left")
-        return action
+        if not seat.left:
+            seat.events.put(_Event(observation))
+            try:
+                action = seat.actions.get(timeout=self._wait_s)
+            except queue.Empty:
+                raise StallError(f"the client of {agent!r} sent no action for {self._wait_s:g} s", agent) from None
+            if action is not None:
+                return action
+            seat.left = True
+        if may_be_silent(self.env):  # a client that leaves before it loses does not take the others' win
+            return ""
+        raise PlayerLeftError(f"the client of {agent!r} left")
 
     def _play(self) -> None:
         rewards, error = dict[str, float](), ""

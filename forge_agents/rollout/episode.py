@@ -44,7 +44,7 @@ from forge_agents.rollout.players import (
     resume_player,
 )
 from forge_agents.runtime.threads import all_or_first_error
-from forge_agents.types import EndReason, Episode, EpisodeError, NewMessages, Trajectory, Turn, Where
+from forge_agents.types import MAX_REWARD, EndReason, Episode, EpisodeError, NewMessages, Trajectory, Turn, Where
 
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 
@@ -112,8 +112,8 @@ class _Agent:
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the player. Its failure is recorded, except for a dead engine or a spent budget.
 
-        A player whose context is full gives an empty answer in games that are tagged as zero-sum or competitive, and in
-        environments with a true `judges_silence`. Otherwise it could end each game that it is about to lose.
+        A player whose context is full gives an empty answer if the environment judges it (`may_be_silent`). Otherwise
+        it could end each game that it is about to lose.
         """
         try:
             decision = await self.player(
@@ -224,9 +224,8 @@ class _Agents(dict[str, _Agent]):
             spec=spec,
             **self._options,
         )
-        has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(spec, "tags", ()))
-        may_be_silent = has_rivals or hook(env, "judges_silence") is True
-        self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch, may_be_silent=may_be_silent)
+        silent = may_be_silent(env)
+        self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch, may_be_silent=silent)
         return self[name]
 
     async def record(self, results: Mapping[str, _StepResult]) -> None:
@@ -241,6 +240,15 @@ class _Agents(dict[str, _Agent]):
         """Continue as agents whose state was copied, with new players."""
         for name, (agent, state) in copies.items():
             (await self.get_or_create(name)).resume(agent, state)
+
+
+def may_be_silent(env: PlayableEnv) -> bool:
+    """Return whether the environment judges an empty answer of an agent that cannot or will not answer.
+
+    It does in games that are tagged as zero-sum or competitive, and with a true `judges_silence`.
+    """
+    has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(getattr(env, "spec", None), "tags", ()))
+    return has_rivals or hook(env, "judges_silence") is True
 
 
 async def play(
@@ -572,10 +580,11 @@ def _round(
 def _finite(reward: Any, agent: str) -> float:
     try:
         value = float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not math.isfinite(value):
-        raise FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}. Rewards must be finite"))
+    if not abs(value) <= MAX_REWARD:
+        problem = f"{agent!r} was rewarded with {reward!r}. Rewards must be finite and at most {MAX_REWARD:g}"
+        raise FailureError("reward", ValueError(problem))
     return value
 
 

@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import importlib
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -126,6 +128,47 @@ def test_package_for_verifiers_has_the_agents_of_its_environment(tmp_path):
     compile(text, "relay_game", "exec")
     assert 'ID = "forge/Relay-v0"\nPLAYERS = {"answerer": fa.Random()}' in text
     assert "    asker: vf.AgentConfig" in text and "player_" not in text
+
+
+class Generic:
+    """Stands for classes of verifiers, which are generic."""
+
+    def __class_getitem__(cls, item):
+        return cls
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+def test_model_that_ends_its_interaction_in_a_game_loses_it(tmp_path, monkeypatch):
+    names = ("EnvConfig", "AgentConfig", "SubprocessConfig", "TasksetConfig", "TaskData", "Task", "Taskset", "Env")
+    v1 = SimpleNamespace(**dict.fromkeys((*names, "Harness", "HarnessConfig"), Generic))
+    modules = {
+        "verifiers": SimpleNamespace(v1=v1),
+        "verifiers.v1": v1,
+        "verifiers.v1.dialects": None,
+        "verifiers.v1.dialects.chat": SimpleNamespace(message_to_wire=None),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.syspath_prepend(str(scaffold.create(tmp_path / "duel-game", "verifiers", "forge/KuhnPoker-v0")))
+    game, asked, paid = importlib.import_module("duel_game"), [], []
+
+    class Interaction:
+        trace = SimpleNamespace(record_reward=lambda name, value: paid.append(value))
+
+        async def turn(self, observation):
+            asked.append(observation)
+            return SimpleNamespace(terminated=True, last_reply="bet")
+
+    @contextlib.asynccontextmanager
+    async def interaction(task):
+        yield Interaction()
+
+    for seed in range(8):
+        task = SimpleNamespace(data=SimpleNamespace(seed=seed), with_system_prompt=lambda text: text)
+        asyncio.run(game.Game().run(task, SimpleNamespace(player_0=SimpleNamespace(interaction=interaction))))
+    assert paid == [-1.0] * 8 and len(asked) == 8  # an empty answer is illegal in poker, and costs the ante
 
 
 def test_agent_that_cannot_be_a_role_of_verifiers_is_refused(tmp_path):

@@ -138,6 +138,18 @@ def test_partner_that_leaves_ends_the_episode(connect):
         assert ended == ["PlayerLeftError: the client of 'left' left"]
 
 
+def test_client_that_leaves_a_game_loses_it():
+    tables = openenv._Tables(lambda: fa.make("forge/KuhnPoker-v0"), ("player_0", "player_1"), {}, wait_s=30)
+    table, _ = tables.sit("player_0", "x", 5)
+    tables.sit("player_1", "x", 5)
+    assert table.seats["player_0"].events.get(timeout=30).text
+    tables.leave(table, "player_0")
+    ends = {agent: [seat.events.get(timeout=30)] for agent, seat in table.seats.items()}
+    assert ends["player_0"][0].done and ends["player_1"][0].done
+    assert [ends[agent][0].reward for agent in ("player_0", "player_1")] == [-1.0, 1.0]
+    assert not ends["player_1"][0].error
+
+
 def test_failure_of_the_environment_is_an_observation(connect):
     with served(openenv_app("served/Letters-v0", env_args={"fails": True})) as url:
         client = connect(url)

@@ -80,6 +80,20 @@ def test_ruler_abstains_for_a_group_unless_each_text_has_a_score(serve_chat, rep
     assert judge.usage.nonsense == 1
 
 
+@pytest.mark.parametrize("refusal", [(400, "content filter"), "I cannot help with that."])
+def test_one_text_does_not_cost_a_large_group_its_scores(serve_chat, refusal):
+    server = serve_chat(lambda request: refusal if "BAD" in str(request["messages"]) else lengths(request))
+    texts = [said("1" * length) for length in range(1, 8)] + [said("BAD")]
+    with Judge(server.endpoint_with(retries=0), "Which is longer?", answer=Ruler(), seed=1) as judge:
+        result = judge.assess(texts)
+    known = ~np.isnan(result.scores)
+    assert known.sum() == 6 and not known[-1], "the text and one other share the smallest group"
+    np.testing.assert_array_equal(
+        result.scores[known], (np.arange(1, 9, dtype=np.float32) / 10).astype(np.float32)[known]
+    )
+    assert len(result.failed) == (2 if refusal[0] == 400 else 0)
+
+
 def test_ruler_names_the_error_of_a_group_without_a_reply(serve_chat):
     server = serve_chat(lambda request: lengths(request) if "22" in str(request["messages"]) else (400, "refused"))
     with Judge(server.endpoint_with(retries=0), "Which is longer?", answer=Ruler()) as judge:

@@ -419,6 +419,12 @@ def test_too_few_independent_verifiers_check_nothing():
     assert kin.calibration().source == "none"
 
 
+def test_too_many_verifiers_are_not_fitted_for_a_page(monkeypatch):
+    monkeypatch.setattr("forge_verifiers.report.report._MAX_SOURCES", 7)
+    monkeypatch.setattr(Evidence, "_refitted", None)
+    assert evidence(m=8)[0].calibration().source == "none"
+
+
 def test_a_blurred_posterior_is_made_unbiased():
     rng = np.random.default_rng(0)
     q = rng.beta(1, 2, 20000)

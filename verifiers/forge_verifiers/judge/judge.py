@@ -290,25 +290,49 @@ class Judge(Composable):
         return Assessment(scores=scores, failed=failed)
 
     def _rank(self, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
-        texts = {group: each for group, each in self._ordered(views, groups).items() if len(each) > 1}
-        sheets = {group: ScoreSheet(len(each)) for group, each in texts.items()}
-        asks = {g: partial(comparison_of, names=s.names, ask=s.ask, key=self._key) for g, s in sheets.items()}
-        questions = {group: asks[group](each) for group, each in texts.items()}
-        drafts = {
-            questions[group]: (sheets[group], partial(self._shorter_group, asks[group], each))
-            for group, each in texts.items()
-        }
-        replies = self._ask(drafts, len(questions))
-        grades = {t: drafts[t][0].grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
-        self._count_nonsense(replies, grades)
+        marks: dict[tuple[int, Document], float] = {}
+        lost: dict[tuple[int, Document], str] = {}
+        parts = [(group, texts) for group, texts in self._ordered(views, groups).items() if len(texts) > 1]
+        error: BaseException | None = None
+        while parts:
+            replies, grades = self._score_sheets([texts for _, texts in parts])
+            error = error or next((reply for reply in replies if isinstance(reply, BaseException)), None)
+            halves: list[tuple[int, list[Document]]] = []
+            for (group, texts), reply, values in zip(parts, replies, grades, strict=True):
+                keys = [(group, text) for text in texts]
+                if values is not None:
+                    marks.update(zip(keys, values, strict=True))
+                elif len(texts) > 3:  # a single text may be the cause: the others get their scores in smaller groups
+                    half = len(texts) // 2
+                    halves += [(group, texts[:half]), (group, texts[half:])]
+                elif isinstance(reply, BaseException):
+                    lost |= dict.fromkeys(keys, f"{type(reply).__name__}: {reply}")
+            parts = halves
+        if error is not None and not marks:
+            raise error
         scores, failed = np.full(len(views), math.nan, np.float32), {}
         for row, (group, each) in enumerate(zip(groups.tolist(), views, strict=True)):
-            if each and group in questions:
-                if (marks := grades.get(questions[group])) is not None:
-                    scores[row] = marks[texts[group].index(each[0])]
-                elif error := _error(replies, [questions[group]]):
-                    failed[row] = error
+            if each and (group, each[0]) in marks:
+                scores[row] = marks[group, each[0]]
+            elif each and (group, each[0]) in lost:
+                failed[row] = lost[group, each[0]]
         return Assessment(scores=scores, failed=failed)
+
+    def _score_sheets(
+        self, parts: Sequence[Sequence[Document]]
+    ) -> tuple[list[Reply | BaseException], list[tuple[float, ...] | None]]:
+        """The reply to the question about each part of a group, and the grades of its texts, or None."""
+        sheets = [ScoreSheet(len(texts)) for texts in parts]
+        asks = [partial(comparison_of, names=sheet.names, ask=sheet.ask, key=self._key) for sheet in sheets]
+        questions = [ask(texts) for ask, texts in zip(asks, parts, strict=True)]
+        drafts = {
+            question: (sheet, partial(self._shorter_group, ask, texts))
+            for question, sheet, ask, texts in zip(questions, sheets, asks, parts, strict=True)
+        }
+        replies = self._ask(drafts, len(parts), raises=False)
+        grades = {t: drafts[t][0].grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
+        self._count_nonsense(replies, grades)
+        return [replies[question] for question in questions], [grades.get(question) for question in questions]
 
     def _ordered(self, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> dict[int, list[Document]]:
         """The distinct texts of each group, in the order of a keyed hash, which is independent of their content."""
@@ -323,8 +347,10 @@ class Judge(Composable):
     def _shorter(self, ask: Callable[..., str], shown: Sequence[Document], times: int) -> str:
         return ask(*(fitted(document, self.max_chars >> times) for document in shown))
 
-    def _ask(self, unique: Mapping[str, tuple[_Form, Callable[[int], str]]], count: int) -> _Replies:
-        """Send each distinct question once.
+    def _ask(
+        self, unique: Mapping[str, tuple[_Form, Callable[[int], str]]], count: int, *, raises: bool = True
+    ) -> _Replies:
+        """Send each distinct question once. With `raises`, an error of all is raised.
 
         Args:
             unique: The form of the answer, and a function that returns a shorter text (see `Question.shorter`), by
@@ -350,7 +376,7 @@ class Judge(Composable):
         )
         error = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
         if error is not None:
-            if not answered:
+            if not answered and raises:
                 raise error
             _LOG.warning("judge %r: %d questions have failed: %s", self.name, len(unique) - len(answered), error)
         return dict(zip(unique, outcomes, strict=True))

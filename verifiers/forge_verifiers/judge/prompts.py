@@ -335,8 +335,9 @@ class Ruler:
 
     This is RULER (OpenPipe, 2025, https://openpipe.ai/blog/ruler): the judge sees the task once and every distinct
     text, in an order that is independent of the texts' content, and gives each an integer from 0 to 10. The grade is a
-    tenth of it. A group of n texts costs one question of about n texts' length. A group abstains if it has a single
-    distinct text, or if the reply does not score all of them.
+    tenth of it. A group of n texts costs one question of about n texts' length. If there is no reply that scores all of
+    them, halves of the group are asked about, down to two or three texts, so that one text cannot cost all others their
+    scores. A text without others abstains.
     """
 
     cost: ClassVar[Cost] = "model"

@@ -34,6 +34,7 @@ _MIN_LABELS = 20
 _MIN_SEPARATION = 0.05
 _MIN_SOURCES = 6
 """A combiner needs three independent verifiers in each half."""
+_MAX_SOURCES = 100
 _MAX_LINE, _MAX_NAME = 200, 40
 _STYLE = """
 body { max-width: 62rem; }
@@ -157,12 +158,15 @@ class Evidence:
         return _curve("halves", np.concatenate(predicted), np.concatenate([deblurred(r) for r in references]))
 
     def _halves(self) -> list[list[int]]:
-        """Two halves of the verifiers that vary, without splitting families, or empty if there are too few."""
+        """Two halves of the verifiers that vary, without splitting families, or empty if there are too few.
+
+        Above `_MAX_SOURCES`, fits for a page would take minutes to hours: their tests of copies compare all pairs.
+        """
         spread = np.nanmax(self.scores, axis=0, initial=-1) - np.nanmin(self.scores, axis=0, initial=2)
         sources: dict[object, list[int]] = {}
         for k in np.flatnonzero(spread > 0).tolist():
             sources.setdefault(k if self.families[k] is None else ("family", self.families[k]), []).append(k)
-        if len(sources) < _MIN_SOURCES:
+        if not _MIN_SOURCES <= len(sources) <= _MAX_SOURCES:
             return []
         columns = list(sources.values())
         return [[k for source in columns[half::2] for k in source] for half in (0, 1)]

@@ -8,7 +8,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 
 import forge_agents as fa
 from forge_agents.errors import PlayerLeftError
-from forge_agents.rollout.episode import play
+from forge_agents.rollout.episode import may_be_silent, play
 
 ID = "WORD_DUEL"
 PLAYERS = {"player_1": fa.Random()}  # or fa.Oracle(), fa.Scripted(function), fa.Endpoint(url, model)
@@ -53,7 +53,7 @@ class Game(vf.Env[Roles]):
     """Plays an episode. A role has the total reward of its agent."""
 
     async def run(self, task, agents):
-        env, interactions = fa.make(ID), {}
+        env, interactions, ended = fa.make(ID), {}, set()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(env.close)
 
@@ -62,10 +62,14 @@ class Game(vf.Env[Roles]):
                     instructions = getattr(env, "instructions", lambda agent: "")(agent)
                     seen = task.with_system_prompt(instructions or None)
                     interactions[agent] = await stack.enter_async_context(getattr(agents, agent).interaction(seen))
-                segment = await interactions[agent].turn(observation)
-                if segment.terminated:
-                    raise PlayerLeftError(f"the model of {agent!r} ended early")
-                return segment.last_reply
+                if agent not in ended:
+                    segment = await interactions[agent].turn(observation)
+                    if not segment.terminated:
+                        return segment.last_reply
+                    ended.add(agent)
+                if may_be_silent(env):  # a model that ends early in a game loses it
+                    return ""
+                raise PlayerLeftError(f"the model of {agent!r} ended early")
 
             played = await episode(env, task.data.seed, fa.Scripted(act, name="model"))
         if played.error is not None and played.error.kind != PlayerLeftError.__name__:
