@@ -146,6 +146,27 @@ def test_report_says_which_competitive_games_give_no_ratings(tmp_path):
     assert not play(tmp_path / "toe", players, TOE).document().warnings
 
 
+class Split(WordGame):
+    """Both agents are paid, with a maximum that does not say who succeeded."""
+
+    max_reward = 1.0
+
+    def act(self, agent, action):
+        outcome = super().act(agent, action)
+        return fa.Outcome(rewards=dict.fromkeys(self.agents, 0.5), done=True) if outcome.done else outcome
+
+
+def test_report_says_that_the_maximum_defines_no_success_among_rivals(tmp_path):
+    fa.register("bench/Split-v0", entry_point=Split, tags=("mixed-motive",))
+    split = play(tmp_path, {"one": fa.Random(), "two": fa.Random(seed=1)}, "bench/Split-v0")
+    (warning,) = (each for each in split.document().warnings if each.startswith("NO SUCCESS"))
+    assert warning == (
+        "NO SUCCESS IS DEFINED in bench/Split-v0: compare rewards there. An environment defines success by "
+        "info['success'] or info['outcome'] at its end. A game of one agent or of partners may define it by "
+        "max_reward, and a competitive game by wins and losses"
+    )
+
+
 def episode(rewards, infos):
     trajectories = {
         seat: fa.Trajectory(agent=seat, policy=seat, turns=(), initial_reward=reward, info=infos.get(seat, {}))
