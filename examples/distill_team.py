@@ -3,9 +3,9 @@
 Three agents have a task each and are rewarded for their own answer. First each agent trains a policy of its own with
 GRPO. Then one policy plays all agents and learns from the three policies, its teachers: the loss is the divergence from
 the teacher of the agent, on the samples of the student. It is compared with one policy that learns with GRPO from as
-many episodes, twice those of the team, and with a control of learning rate 0.
+many episodes as team and student together, and with a control of learning rate 0.
 
-    python examples/distill_team.py [--seeds 0 1 2] [--steps 15] [--out runs/distill_team]
+    python examples/distill_team.py [--seeds 0 1 2] [--steps 10] [--out runs/distill_team]
     python examples/distill_team.py --tiny --steps 8 --groups 4 --lr 0.003    # a random model with 0.3 million weights
 
 With SmolLM2 the policies are adapters of rank 16, and the tasks are small questions. The tiny model trains all weights,
@@ -101,7 +101,7 @@ def run(seed, args):
     results = [_study.train(team, env, grpo, team_folder, arm="team", steps=args.steps, **common)]
     arms = {
         "distilled": (distill, 2 * args.steps),
-        "grpo": (grpo, 2 * args.steps),
+        "grpo": (grpo, 3 * args.steps),
         "control": (replace(distill, learner=replace(learner, lr=0.0)), args.control_steps),
     }
     with contextlib.ExitStack() as trainers:
@@ -117,7 +117,7 @@ def run(seed, args):
 
 
 def main(words=None):
-    defaults = {"seeds": [0, 1, 2], "steps": 15, "control_steps": 2, "lr": 3e-4, "eval_every": 5, "episodes": 128}
+    defaults = {"seeds": [0, 1, 2], "steps": 10, "control_steps": 2, "lr": 3e-4, "eval_every": 5, "episodes": 128}
     parser = _study.parser(__doc__, **defaults, max_tokens=12, out=Path("runs/distill_team"))
     parser.add_argument("--groups", type=int, default=8, help="groups of eight episodes for each step of GRPO")
     parser.add_argument("--tiny", action="store_true", help="a tiny random model and its tasks")
