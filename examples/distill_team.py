@@ -22,7 +22,7 @@ import _study
 import forge_agents as fa
 from forge_agents.models.tiny import tiny_model
 
-AGENTS = ("adder", "comparer", "counter")
+AGENTS = ("adder", "comparer", "reader")
 ARMS = {
     "team": "a policy for each agent, GRPO",
     "distilled": "one policy, learns from the team",
@@ -46,15 +46,15 @@ class Questions(fa.ParallelTurnEnv):
     def observe_text(self, agent):
         a, b = self.pairs[agent]
         form = {
-            "adder": "What is {} + {}?",
+            "adder": "Calculate {} + {}. Write the result as a number.",
             "comparer": "Which is larger, {} or {}?",
-            "counter": "What comes after {}?",
+            "reader": "Write the second of these numbers: {}, {}.",
         }
         return form[agent].format(a, b)
 
     def act_all(self, actions):
-        (a, b), (c, d), (e, _) = (self.pairs[agent] for agent in AGENTS)
-        right = dict(zip(AGENTS, (a + b, max(c, d), e + 1), strict=True))
+        (a, b), (c, d), (_, second) = (self.pairs[agent] for agent in AGENTS)
+        right = dict(zip(AGENTS, (a + b, max(c, d), second), strict=True))
         last = {agent: re.findall(r"\d+", text)[-1:] for agent, text in actions.items()}
         return fa.Outcome(rewards={agent: float(last[agent] == [str(right[agent])]) for agent in actions}, done=True)
 
@@ -63,10 +63,10 @@ class Questions(fa.ParallelTurnEnv):
 class Letters(Questions):
     """One round. An agent earns the share of its letters that are of its kind."""
 
-    KINDS = {"adder": str.isdigit, "comparer": str.isupper, "counter": str.islower}
+    KINDS = {"adder": str.isdigit, "comparer": str.isupper, "reader": str.islower}
 
     def observe_text(self, agent):
-        return {"adder": "1234", "comparer": "ABCD", "counter": "abcd"}[agent]
+        return {"adder": "1234", "comparer": "ABCD", "reader": "abcd"}[agent]
 
     def act_all(self, actions):
         shares = {agent: sum(map(self.KINDS[agent], text)) / max(1, len(text)) for agent, text in actions.items()}

@@ -148,14 +148,14 @@ def test_team_is_distilled_into_one_policy(load_example, trainers, tmp_path, cap
     module = load_example("distill_team")
     for env_id in ("example/Questions-v0", "example/Letters-v0"):
         fa.check_env(env_id)
-    texts = {"adder": "a1b2", "comparer": "ABCd", "counter": "abc"}
+    texts = {"adder": "a1b2", "comparer": "ABCd", "reader": "abc"}
     players = {agent: fa.Scripted(lambda _, text=text: text) for agent, text in texts.items()}
     rewards = fa.play("example/Letters-v0", players, seed=3).rewards
-    assert rewards == {"adder": 0.5, "comparer": 0.75, "counter": 1.0}
+    assert rewards == {"adder": 0.5, "comparer": 0.75, "reader": 1.0}
     right = {
-        "What is (.) \\+ (.)\\?": sum,
-        "Which is larger, (.) or (.)\\?": max,
-        "What comes after (.)\\?": lambda n: n[0] + 1,
+        r"Calculate (.) \+ (.)\. Write the result as a number\.": sum,
+        r"Which is larger, (.) or (.)\?": max,
+        r"Write the second of these numbers: ., (.)\.": sum,
     }
 
     def answer(observation):
