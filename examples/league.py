@@ -9,8 +9,8 @@ self-play. All arms are evaluated against minimax, which they do not meet in tra
 
     python examples/league.py [--arms league mirror regularized] [--seeds 0 1 2] [--steps 200] [--out runs/league]
 
-A run takes ten minutes on two CPU cores. The script writes ``league.png``. Finished runs are not repeated, and
-interrupted ones continue.
+A run takes ten minutes per 200 steps on two CPU cores. The script writes ``league.png``. Finished runs are not
+repeated, and interrupted ones continue.
 """
 
 import asyncio
