@@ -258,6 +258,15 @@ def test_balanced_roles_have_the_same_advantage_mass():
     assert not Credit(balance_roles=True).is_per_group and Credit().is_per_group
 
 
+def test_roles_that_are_informative_in_different_groups_are_balanced():
+    step = [one(r, role="long", tokens=[30], group=0) for r in (1.0, 0.0)]
+    step += [one(0.0, role="short", tokens=[10], group=0)] * 2 + [one(0.0, role="long", tokens=[30], group=1)] * 2
+    step += [one(r, role="short", tokens=[10], group=1) for r in (1.0, 0.0)]
+    result = Credit(balance_roles=True).assign(step)
+    masses = [30 * np.abs(result[0]).sum(), 10 * np.abs(result[6]).sum()]
+    np.testing.assert_allclose(masses, [20 * np.sqrt(0.5)] * 2, rtol=1e-5)
+
+
 def test_balanced_roles_have_the_same_advantage_mass_with_counterfactual_credit():
     def played(reward, role, tokens):
         plain = Scored(group=0, role=role, reward=0.5, response_tokens=[tokens])

@@ -344,14 +344,14 @@ class Credit:
     def _balanced(self, scored: Sequence[Scored], advantages: list[np.ndarray | None]) -> list[np.ndarray | None]:
         """Scale the advantages of each role to the mean mass of the roles in its groups. See `balance_roles`."""
         masses: dict[str, float] = {}
-        roles_of: dict[int, set[str]] = {}  # by group
+        roles_of: dict[int, set[str]] = {}  # by group, also those without advantages there
         for trajectory, row in zip(scored, advantages, strict=True):
+            roles_of.setdefault(trajectory.group, set()).add(trajectory.role)
             if row is not None and (mass := float(np.abs(row) @ np.asarray(trajectory.response_tokens, np.float64))):
                 masses[trajectory.role] = masses.get(trajectory.role, 0.0) + mass
-                roles_of.setdefault(trajectory.group, set()).add(trajectory.role)
         factors = {}
         for role, mass in masses.items():  # other environments have other groups
-            together = set().union(*(roles for roles in roles_of.values() if role in roles))
+            together = masses.keys() & set().union(*(roles for roles in roles_of.values() if role in roles))
             mean = sum(masses[other] for other in together) / len(together)
             factors[role] = np.clip(mean / mass, 1 / _MAX_BALANCE, _MAX_BALANCE)
         return [
