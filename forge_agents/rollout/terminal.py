@@ -74,7 +74,10 @@ class Terminal:
                 self.show(f"legal: {' | '.join(legal)}", "cyan")
             self.console.print(f"{visible(agent)}> ", end="", markup=False, highlight=False)
             self.console.file.flush()
-            return self._read_line(canceled)
+            line = self._read_line(canceled)
+            if line is not None and not os.isatty(self._fd):  # a terminal shows what is typed, a pipe does not
+                self.show(line)
+            return line
         finally:
             self._lock.release()
 

@@ -73,6 +73,7 @@ def test_person_reads_why_an_action_was_illegal(terminal):
     episode = asyncio.run(play(Door(), {"a": fa.Human()}, seed=0))
     assert [turn.info.get("illegal") for turn in episode.turns] == ["only open", None]
     assert terminal.shown().count("Your last action was illegal: only open") == 1
+    assert "a> kick\n" in terminal.shown() and terminal.shown().endswith("a> open\n"), "a line of a pipe is shown"
 
 
 def test_person_plays_an_agent(terminal):
@@ -83,7 +84,7 @@ def test_person_plays_an_agent(terminal):
     assert episode.rewards == {"player_0": 1.0, "player_1": -1.0}
     output = terminal.shown()
     assert "You play Kuhn poker" in output and turn.observation in output and "legal: check | bet" in output
-    assert output.endswith("player_0> ")
+    assert output.endswith("player_0> bet\n")
 
 
 def test_instructions_are_shown_once(terminal):
