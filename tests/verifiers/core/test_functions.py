@@ -9,6 +9,7 @@ import pytest
 from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Trajectory, Turn
+from forge_trainers.rl.rewards import assess
 from forge_verifiers import ForAgent, Gate, Numeric, PerTurn, ScoreError
 from forge_verifiers.core.verifier import Composable, Sum, reward_of, verifier_of
 
@@ -193,6 +194,9 @@ def test_a_whole_number_beyond_floats_is_infinite():
         -math.inf,
         -math.inf,
     ]
+    rows = [said("40"), said("9" * 400)]
+    many = assess(lambda trajectories: [int(t.turns[-1].action) for t in trajectories], rows, "many")
+    np.testing.assert_array_equal(many.scores, [40, np.nan])  # infinite rewards abstain
     with pytest.raises(ScoreError, match="returned no numbers"):
         Rule(lambda t: 10**400).score(ROWS)
 

@@ -18,6 +18,7 @@ from forge_verifiers.core.verifier import (
     Assessment,
     Composable,
     EnvReward,
+    as_floats,
     declared_judges,
     load_nested,
     nested_state,
@@ -249,7 +250,7 @@ def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np
         raise ValueError(
             f"reward {name} returned {shape} for {len(trajectories)} trajectories. Return one number each"
         ) from None
-    if infinite := int(np.isnan(scores).sum() - np.isnan(np.asarray(returned, np.float64)).sum()):
+    if infinite := int(np.isnan(scores).sum() - np.isnan(np.asarray(as_floats(returned), np.float64)).sum()):
         _log.warning(
             "reward %s returned %d infinite scores. They count as abstained. Return finite numbers, or NaN to abstain",
             name,
@@ -261,5 +262,8 @@ def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np
 def _finite(values: Any) -> np.ndarray:
     """Return float32 with NaN in place of infinities, so that one overflow costs a trajectory and not the run."""
     with np.errstate(over="ignore"):
-        array = np.asarray(values, np.float32)
+        try:
+            array = np.asarray(values, np.float32)
+        except OverflowError:  # whole numbers beyond floats, such as an answer of 400 digits
+            array = np.asarray(as_floats(values), np.float32)
     return np.where(np.isinf(array), np.float32(np.nan), array)

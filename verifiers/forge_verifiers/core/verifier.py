@@ -484,23 +484,23 @@ class FunctionReward:
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """Results and failures. Raises ScoreError for results that are neither numbers nor None."""
         results = self.signature.call(trajectories)
-        values = results.values
-        if isinstance(values, list | tuple):  # an answer of the policy may have 400 digits
-            values = [_as_float(value) if isinstance(value, int) else value for value in values]
         try:
-            scores: Any = np.asarray(values, np.float64)  # any range: not yet rounded to float32
+            scores: Any = np.asarray(as_floats(results.values), np.float64)  # any range: not yet rounded to float32
         except (TypeError, ValueError) as error:
             message = f"reward {self.name} returned no number: {error}. Return one, or None to abstain"
             raise ScoreError(message) from error
         return Assessment(scores=scores, failed=results.failed)
 
 
-def _as_float(value: int) -> float:
-    """The nearest float, which is infinite beyond the range of floats."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+def as_floats(values: Any) -> Any:
+    """`values` with infinities in place of whole numbers beyond floats: a policy may answer with 400 digits."""
+    if not isinstance(values, list | tuple):
+        return values
+    largest = 2**1023
+    return [
+        value if not isinstance(value, int) or abs(value) < largest else math.inf if value > 0 else -math.inf
+        for value in values
+    ]
 
 
 def reward_of(value: Any) -> Reward:
