@@ -1,6 +1,7 @@
 """The role guard: measures of each role, warnings before a role stops learning, and silence in good runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from fake_processes import sampled_turn
 from fake_run import Draws, trainer
 
-from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, VersionSpan
 from forge_trainers.rl.role_guard import RoleGuard, role_metrics
 
 GOOD_RUNS = json.loads((Path(__file__).parent / "good_runs.json").read_text())
@@ -63,6 +64,18 @@ def test_role_of_several_policies_is_measured_over_all_of_them():
     assert metrics["roles/a/gradient_share"] == pytest.approx(0.6)  # 6 of 10 in both policies
     alone = [made({"a": [half]}, {"a": [np.array([1.0])]}, policy=policy) for policy in ("one", "two")]
     assert role_metrics(alone, {"one", "two"}) == {}  # one role
+
+
+def test_tokens_that_close_the_reasoning_do_not_count():
+    half = float(np.log(0.5))
+    group = made({"a": [half, half, 0.0], "b": [half]}, {"a": [np.array([1.0])], "b": [None]})
+    (episode,) = group.episodes
+    (turn,) = episode.trajectories["a"].turns
+    turn = replace(turn, versions=(VersionSpan(version=0, start=0, end=2),))
+    trajectories = {**episode.trajectories, "a": replace(episode.trajectories["a"], turns=(turn,))}
+    metrics = role_metrics([replace(group, episodes=(replace(episode, trajectories=trajectories),))], {"team"})
+    assert metrics["roles/a/advantage_mass"] == 1.0
+    assert metrics["roles/a/entropy"] == pytest.approx(-half) and metrics["roles/a/gradient"] == pytest.approx(0.5)
 
 
 def test_gradient_is_half_of_the_l1_norm_at_the_logits():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forge_agents.types import EpisodeGroup, Trajectory
+from forge_agents.types import EpisodeGroup, Trajectory, Turn
 
 _HALF = 5
 """Number of steps of a mean. A trend compares the last `_HALF` steps with the `_HALF` steps before."""
@@ -63,7 +63,7 @@ def role_metrics(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> di
 def _token_sums(trajectory: Trajectory, advantages: np.ndarray | None) -> np.ndarray:
     """Return the number of sampled tokens and the sums of |A|, |A| (1 - p) and -log p over them."""
     turns_of = enumerate(trajectory.turns)
-    parts = [(t, np.asarray(part.logprobs, np.float64)) for t, turn in turns_of for part in turn.parts]
+    parts = [(t, _sampled_logprobs(part)) for t, turn in turns_of for part in turn.parts]
     if not parts:
         return np.zeros(4)
     logprobs = np.concatenate([values for _, values in parts])
@@ -72,6 +72,13 @@ def _token_sums(trajectory: Trajectory, advantages: np.ndarray | None) -> np.nda
     logprobs = np.minimum(logprobs[valid], 0.0)
     size = np.zeros(len(logprobs)) if advantages is None else np.abs(advantages)[turns[valid]]
     return np.array([len(logprobs), size.sum(), (size * -np.expm1(logprobs)).sum(), -logprobs.sum()])
+
+
+def _sampled_logprobs(turn: Turn) -> np.ndarray:
+    """Return the log-probabilities of the tokens that a version sampled. Tokens that close the reasoning have none."""
+    logprobs = np.asarray(turn.logprobs, np.float64)
+    spans = [logprobs[span.start : span.end] for span in turn.versions]
+    return np.concatenate(spans) if spans else logprobs
 
 
 class _Trend(NamedTuple):
