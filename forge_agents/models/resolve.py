@@ -20,7 +20,7 @@ from typing import Any
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
 from forge_agents.files import CACHE_VARIABLE, MAX_BYTES, cache_folder, foreign_entry, user_path
 from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
-from forge_agents.models.tokenizer_file import check_growth, check_tokens
+from forge_agents.models.tokenizer_file import check_growth, check_token_numbers, check_tokens
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's names of safetensors dtypes."""
@@ -219,6 +219,8 @@ def _check_tokenizer(folder: Path) -> None:
             if "fast_tokenizer_files" in settings:
                 raise ModelNotFoundError(f"{file} names other files than tokenizer.json. Remove fast_tokenizer_files")
             is_all = name == "added_tokens.json"
+            if not is_all:  # its numbers are ids
+                check_token_numbers(file, settings)
             check_tokens(file, settings if is_all else [settings[key] for key in settings if "token" in key])
 
 

@@ -13,6 +13,8 @@ from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded
 
 _MAX_GROWTH = 64
 """Maximum number of letters that may replace one letter. Unicode's compatibility forms have up to 18."""
+_MAX_ADDED_TOKENS = 10_000
+"""Tokens that a tokenizer's settings may add to those of its vocabulary in one list or by one number."""
 _MAX_TOKEN_CHARS = 1024
 """Maximum length of a token. Long tokens make long texts of short answers."""
 _MAX_VOCABULARY_CHARS = 5_000_000
@@ -77,6 +79,23 @@ def check_tokens(file: Path, values: object) -> None:
             pending += part
     if total > _MAX_VOCABULARY_CHARS:
         raise _refusal(file, f"its tokens have {total} letters. Expected at most {_MAX_VOCABULARY_CHARS}")
+
+
+def check_token_numbers(file: Path, settings: Mapping[str, Any]) -> None:
+    """Check that a tokenizer's settings ask for no more tokens than a list of additional tokens may have.
+
+    Some classes of the library make as many tokens as a number says (`extra_ids`, `offset`), and add listed tokens in
+    quadratic time.
+
+    Raises:
+        ModelNotFoundError: A number or a list is too large.
+    """
+    for name, value in settings.items():
+        is_length = "length" in name  # of texts: many files have 1e30
+        if isinstance(value, int | float) and not is_length and not abs(value) <= _MAX_ADDED_TOKENS:
+            raise _refusal(file, f"{name!s:.60} is {value:g}. Expected at most {_MAX_ADDED_TOKENS}")
+        if "special_tokens" in name and isinstance(value, list | Mapping) and len(value) > _MAX_ADDED_TOKENS:
+            raise _refusal(file, f"{name!s:.60} has {len(value)} entries. Expected at most {_MAX_ADDED_TOKENS}")
 
 
 def check_same_tokens(folder: Path, other: Path) -> None:

@@ -55,7 +55,7 @@ def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
     if is_too_long(body):
         return None
     error = _error_of(_object(body))
-    param = error.get("param") if isinstance(error, dict) else None
+    param = str(error.get("param")) if isinstance(error, dict) else None
     unsupported = _UNSUPPORTED.search(body)
     entries = {name: {name, *fields} for name, fields in sent.items()}
     for name in sorted(entries, key=lambda name: param not in entries[name]):

@@ -315,6 +315,17 @@ X = {"SpecialToken": {"id": "x", "type_id": 0}}
         ("added_tokens.json", lambda file: file.update({LONG: 9}), "token of 1025 letters"),
         ("special_tokens_map.json", lambda file: file.update(additional_special_tokens=[LONG]), "token of 1025"),
         ("tokenizer_config.json", lambda file: file.update(fast_tokenizer_files=["a"]), "other files than tokenizer"),
+        (
+            "tokenizer_config.json",
+            lambda file: file.update(extra_ids=10**6),
+            "extra_ids is 1e.06. Expected at most 10000",
+        ),
+        ("tokenizer_config.json", lambda file: file.update(model_max_length=10**30), ""),
+        (
+            "special_tokens_map.json",
+            lambda file: file.update(additional_special_tokens=["a"] * 10001),
+            "has 10001 entries",
+        ),
     ],
 )
 def test_a_tokenizer_with_long_tokens_or_other_files_is_refused(name, change, reason, folder):
