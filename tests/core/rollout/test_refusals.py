@@ -108,7 +108,7 @@ def test_refused_setting_is_omitted_with_one_warning(serve_chat, caplog, case):
         ('{"error": {"message": "unexpected keyword argument \'max_tokens\'"}}', "max_tokens"),
         ("unknown field top_p_min", None),
         ('{"error": {"message": "messages[0] is empty", "param": "messages"}}', None),
-        ('{"error": {"message": "x", "param": ["temperature"], "code": 400}}', None),
+        ('{"error": {"message": "x", "param": ["temperature"], "code": 400}}', "temperature"),
     ],
 )  # fmt: skip
 def test_only_an_unaccepted_field_counts_as_named(body, name):
