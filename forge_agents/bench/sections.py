@@ -109,10 +109,10 @@ def incomplete(report: Results) -> list[str]:
     if failed:
         faults = Counter(record.fault for record in failed if record.fault).most_common()
         by = f", by failures of {', '.join(f'{name} ({number})' for name, number in faults)}" if faults else ""
-        warnings.append(
-            f"{len(failed)} episodes failed{by}. Where a game is won or lost, the player that failed has lost it. "
-            f"Others are not counted. The first: {failed[0].error}"
-        )
+        warnings.append(f"{len(failed)} episodes failed{by} and are not counted. The first: {failed[0].error}")
+        for env, names in report.summary.failing.items():
+            lines = (f"NO RESULTS OF {name} IN {env}: it failed in {games} games" for name, games in names.items())
+            warnings += [f"{line}. Run it again, which repeats failed games" for line in lines]
     if full := [record for record in report.records if record.end == "context"]:
         warnings.append(
             f"{len(full)} episodes ended because the context of a player was full. No rating counts them. The first: "
@@ -229,7 +229,7 @@ def _players(report: Results) -> Section:
         "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from games "
         "that are zero-sum or pay one reward each for a win, a loss and a draw, with a draw added to each pair. A game "
         "is a deal in all its line-ups. The player with the higher total reward wins it. Deals with a forfeit or a "
-        "full context are left out. A deal in which one of the players failed is lost by it."
+        "full context are left out."
     )
     heads = ("player", "type", "success", "rating", "games", *(["failures"] if any(faults) else []))
     return Section("Players", heads, rows, names=2, note=note)

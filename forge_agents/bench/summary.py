@@ -7,13 +7,13 @@ import math
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
-from forge_agents.bench.verdicts import is_spoiled, is_won_or_lost, is_zero_sum, judged, with_losses
+from forge_agents.bench.verdicts import failing_players, is_spoiled, is_won_or_lost, is_zero_sum, judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +131,8 @@ class Summary:
     """Ratings from games that are won or lost, best first."""
     undefined: Sequence[str] = ()
     """Environments in which success is undefined."""
+    failing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Players that failed in too many games, by environment, see `forge_agents.bench.verdicts.failing_players`."""
 
 
 def summarize(
@@ -144,14 +146,18 @@ def summarize(
     records_of: defaultdict[str, list[Record]] = defaultdict(list)
     for record in records:
         records_of[record.env].append(record)
+    failing = {env: names for env, of_env in records_of.items() if (names := failing_players(of_env))}
     for environment in environments:
-        played = with_losses(judged(records_of[environment.id], environment), environment)
+        of_env, left_out = records_of[environment.id], failing.get(environment.id, {})
+        measured = [record for record in of_env if left_out.keys().isdisjoint(record.lineup.values())]
+        played = judged(measured, environment)
         defined = all(agent.success is not None for record in played for agent in record.seats.values())
         undefined += [] if defined else [environment.id]
         rewards: dict[str, dict[int, float]] = {}
         for player in players:
             selected = _scored(played, environment, player, players)
-            cells.append(_cell(environment.id, player, selected, defined=defined))
+            failed = sum(bool(record.error) for record in _scored(of_env, environment, player, players))
+            cells.append(_cell(environment.id, player, selected, failed=failed, defined=defined))
             rewards[player] = {seed: _mean(values) for seed, values in _by_seed(selected, player, _reward).items()}
             if defined:
                 strata[player].append(_stratum(selected, player, _success))
@@ -169,6 +175,8 @@ def summarize(
             bounds += _bounds(environment, players, played, env_meetings)
         if environment.kind == "competitive" and is_won_or_lost(played, environment):
             games += _games(played)
+    for player in {name for names in failing.values() for name in names}:
+        strata[player] = []  # the mean over the other environments would be of those in which it did not fail
     overall_pairs = [
         ("", first, second, statistics.difference(successes[first], successes[second]))
         for first, second in (itertools.combinations(players, 2) if len(environments) > 1 else ())
@@ -184,6 +192,7 @@ def summarize(
         bounds=bounds,
         ratings=rate_players(games, players),
         undefined=tuple(undefined),
+        failing=failing,
     )
 
 
@@ -195,11 +204,11 @@ def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, playe
 
 
 def _results(record: Record, player: str) -> list[AgentRecord]:
-    """Return the results of a player's agents. A failed episode has only those of a player that lost by failing.
+    """Return the results of a player's agents. Empty if the episode failed.
 
     If only an opponent forfeited, the player's agents did not succeed.
     """
-    results = [result for result in record.seats.values() if result.player == player]
+    results = [] if record.error else [result for result in record.seats.values() if result.player == player]
     opponent_forfeited = any(result.forfeit for result in record.seats.values() if result.player != player)
     if opponent_forfeited and not any(result.forfeit for result in results):
         return [replace(result, success=False) for result in results]
@@ -235,20 +244,19 @@ def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[Ag
     return statistics.mean([_mean(values) for values in _by_seed(records, player, value).values()])
 
 
-def _cell(env: str, player: str, records: Sequence[Record], *, defined: bool) -> Cell:
-    finished = [record for record in records if not record.error]
+def _cell(env: str, player: str, records: Sequence[Record], *, failed: int, defined: bool) -> Cell:
     return Cell(
         env=env,
         player=player,
-        episodes=len(finished),
-        failed=len(records) - len(finished),
+        episodes=sum(not record.error for record in records),
+        failed=failed,
         reward=_mean_over_seeds(records, player, _reward),
         success=statistics.rate(*_stratum(records if defined else (), player, _success)),
-        invalid=statistics.rate(*_stratum(finished, player, operator.attrgetter("invalid"), _decisions)),
-        forfeit=statistics.rate(*_stratum(finished, player, operator.attrgetter("forfeit"))),
-        cut_off=statistics.rate(*_stratum(finished, player, operator.attrgetter("cut_off"), _decisions)),
-        decisions=_mean_over_seeds(finished, player, _decisions),
-        tokens=_mean_over_seeds(finished, player, operator.attrgetter("tokens")),
+        invalid=statistics.rate(*_stratum(records, player, operator.attrgetter("invalid"), _decisions)),
+        forfeit=statistics.rate(*_stratum(records, player, operator.attrgetter("forfeit"))),
+        cut_off=statistics.rate(*_stratum(records, player, operator.attrgetter("cut_off"), _decisions)),
+        decisions=_mean_over_seeds(records, player, _decisions),
+        tokens=_mean_over_seeds(records, player, operator.attrgetter("tokens")),
         pass_at_k=_pass_at_k(records, player) if defined else {},
     )
 
@@ -375,7 +383,7 @@ def _games(records: Iterable[Record]) -> Iterator[Game]:
 
     The line-ups of a deal count together, because with swapped agents both players had the better hand once. A deal is
     left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a forfeit or a full
-    context. If one of the players failed in it, and nothing else, the other one wins.
+    context.
     """
     deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
     for record in records:
@@ -386,16 +394,11 @@ def _games(records: Iterable[Record]) -> Iterator[Game]:
     for (_, _, names), played in deals.items():
         complete[names] = max(len(played), complete[names])
     for (seed, _, names), played in deals.items():
-        faults = {record.fault for record in played if record.error}
-        spoiled = any(is_spoiled(record) for record in played if not record.error)
+        spoiled = any(map(is_spoiled, played))
         first, second = both = tuple(dict.fromkeys(played[0].lineup.values()))
         agents = [{agent for record in played for agent, by in record.lineup.items() if by == name} for name in both]
         rewards = [[result.reward for record in played for result in _results(record, name)] for name in both]
-        if spoiled or len(played) < complete[names] or agents[0] != agents[1] or "" in faults or len(faults) > 1:
-            continue
-        if faults:
-            yield Game((played[0].env, seed), first, second, float(second in faults))
-        elif all(rewards):
+        if not spoiled and len(played) == complete[names] and agents[0] == agents[1] and all(rewards):
             mine, other = map(_mean, rewards)
             score = 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other)
             yield Game((played[0].env, seed), first, second, score)

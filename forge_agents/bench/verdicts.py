@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import AgentRecord, Record
+from forge_agents.bench.records import Record
 
 _TOLERANCE = 1e-6
 """Rewards that differ by less are equal."""
@@ -41,33 +42,19 @@ def judged(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
     ]
 
 
-def with_losses(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
-    """Return the records, in which a player whose failure ended a game against others has lost the game.
+_MAX_FAILED = 0.05
+"""Largest part of its games in an environment that a measured player may fail in."""
 
-    A player could hide its losses otherwise. Its agents get the lowest reward of all finished games, and its opponents
-    have no result. This needs a game that is won or lost, see `is_won_or_lost`. In others, failed episodes have none.
+
+def failing_players(records: Iterable[Record]) -> dict[str, str]:
+    """Return the players that failed in too many of their games in an environment, with the numbers as text.
+
+    Such a player has no results there, nor have its opponents against it: it could choose the games that count by
+    failing in the others, or an opponent could by texts that it fails on.
     """
-    rewards = [agent.reward for record in records if not record.error for agent in record.seats.values()]
-    counts = bool(rewards) and is_won_or_lost(records, environment)
-    return [_lost(record, min(rewards) if counts else None) if record.error else record for record in records]
-
-
-def _lost(record: Record, reward: float | None) -> Record:
-    """Return a failed record with the results of the player at fault: `reward` and no success. None: no results."""
-    if reward is None or len(set(record.lineup.values())) < 2:
-        return replace(record, seats={})
-    lost = AgentRecord(
-        player=record.fault,
-        reward=reward,
-        success=False,
-        decisions=0,
-        invalid=0,
-        forfeit=False,
-        cut_off=0,
-        tokens=0,
-        prompt_tokens=0,
-    )
-    return replace(record, seats={agent: lost for agent, name in record.lineup.items() if name == record.fault})
+    games = Counter(name for record in records for name in set(record.lineup.values()))
+    failed = Counter(record.fault for record in records if record.error)
+    return {name: f"{failed[name]} of {count}" for name, count in games.items() if failed[name] > _MAX_FAILED * count}
 
 
 def is_zero_sum(records: Iterable[Record], environment: SuiteEnv) -> bool:

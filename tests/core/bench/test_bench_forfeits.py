@@ -1,5 +1,6 @@
 """An agent forfeits if its illegal decision ended the game, and not if play continued after it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,8 @@ from bench_helpers import BOLD, play
 from plain_env import Plain
 
 import forge_agents as fa
-from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import Record, forfeits_of
-from forge_agents.bench.verdicts import with_losses
+from forge_agents.bench.verdicts import failing_players
 
 SLIPS = "bad"
 
@@ -118,42 +118,36 @@ def test_a_lake_outlives_a_season_without_a_number(when):
     assert not any(seat.forfeit for seat in result.values())
 
 
-def loses(observation):
-    """Player of Kuhn poker that folds, and fails in place of folding a Jack."""
+def picky(observation):
+    """Player of Kuhn poker that fails in place of folding a Jack."""
     if "fold" in observation and "Jack" in observation:
         raise OSError("server down")
     return "fold" if "fold" in observation else "check"
 
 
-def test_player_that_fails_where_it_would_lose_gains_nothing(tmp_path):
-    players = {"bold": BOLD, "loses": fa.Scripted(loses)}
-    report = play(tmp_path, players, episodes=12)
+@pytest.mark.parametrize("env", [("forge/KuhnPoker-v0",), ("forge/KuhnPoker-v0", "forge/LeducPoker-v0")])
+def test_player_that_chooses_its_games_by_failing_has_no_results(env, tmp_path):
+    players = {"bold": BOLD, "picky": fa.Scripted(picky), "random": fa.Random()}
+    report = play(tmp_path, players, list(env), episodes=12)
     failed = [record for record in report.records if record.error]
-    assert failed and all(record.fault == "loses" and not record.seats for record in failed)
-    duels = [record for record in report.records if len(set(record.lineup.values())) == 2]
-    lost = [record.seed for record in duels if record.error]
-    _, cell = report.summary.cells
-    assert cell.player == "loses" and cell.failed == len(lost) and cell.episodes == 24 - len(lost)
-    finished = [r.reward for record in duels for r in record.seats.values() if r.player == "loses"]
-    assert min(finished) == -1.0 and len(lost) > 3
-    assert cell.reward.value == pytest.approx((sum(finished) - 2.0 * len(lost)) / 24), "2 is the largest loss"
-    assert cell.success.n == cell.reward.n == 12
-    assert report.summary.ratings["bold"].games == 12, "a deal that a player fails in is lost"
+    assert failed and all(record.fault == "picky" and not record.seats for record in failed)
+    bold, of_picky, random = (cell for cell in report.summary.cells if cell.env == env[0])
+    assert of_picky.failed > 3 and of_picky.episodes == 0 and math.isnan(of_picky.success.value)
+    assert math.isnan(of_picky.reward.value) and math.isnan(report.summary.overall["picky"].value)
+    assert bold.episodes == random.episodes == 24 and bold.failed > 0, "games against picky are left out"
+    kuhn = report.summary.failing[env[0]]
+    assert kuhn == {"picky": f"{sum(r.env == env[0] for r in failed)} of 60"}
+    assert not any("picky" in (pair.first, pair.second) for pair in report.summary.pairs if pair.env == env[0])
     text = report.markdown()
-    assert f"by failures of loses ({len(failed)})" in text and "| failures |" in text
+    assert f"by failures of picky ({len(failed)})" in text and "| failures |" in text
+    assert f"NO RESULTS OF picky IN {env[0]}: it failed in {kuhn['picky']} games" in text
 
 
-def test_failures_of_partners_and_environments_are_nobodys_loss():
-    def failed(fault):
-        lineup = {"a": "x", "b": "y"}
-        row = {"key": "", "env": RACE, "seed": 1, "sample": 0, "lineup": lineup, "seats": {}, "end": "error"}
-        return Record(**row, error="policy: OSError: gone", fault=fault)
+def test_failures_of_the_environment_and_rare_ones_leave_a_player_its_results():
+    def game(seed, fault="", error=""):
+        row = {"key": "", "env": RACE, "sample": 0, "lineup": {"a": "x", "b": "y"}, "seats": {}, "end": ""}
+        return Record(**row, seed=seed, error=error, fault=fault)
 
-    won = replace(failed(""), seats=seats((0, 0, 0), (1, 0, 0)), error="", end="terminated")
-    rivals = SuiteEnv(id=RACE, seats=("a", "b"), kind="competitive", max_turns=9)
-    assert won.seats["a"].reward == 1.0 and won.seats["b"].reward == 0.0
-    results = with_losses([won, failed("x"), failed("")], rivals)
-    assert results[0] is won and not results[2].seats
-    assert {agent: (r.player, r.reward, r.success) for agent, r in results[1].seats.items()} == {"a": ("x", 0.0, False)}
-    assert not any(record.seats for record in with_losses([failed("x")], rivals)), "no loss is known"
-    assert not with_losses([won, failed("x")], replace(rivals, kind="cooperative"))[1].seats
+    rare = [game(seed) for seed in range(19)] + [game(19, "x", "policy: OSError: gone")]
+    assert failing_players(rare) == {} and failing_players(rare[1:]) == {"x": "1 of 19"}
+    assert failing_players([game(0, "", "step: KeyError: 1")]) == {}

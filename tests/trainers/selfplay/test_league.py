@@ -158,14 +158,14 @@ def test_league_reward_counts_games_of_a_group_whose_first_episode_failed_at_its
     assert summarize(own, {"hero"})["reward/mean"] == 1
 
 
-def test_opponent_that_fails_has_lost_and_other_failures_are_no_results():
+def test_opponent_that_fails_draws_and_other_failures_are_no_results():
     def failed(agent):
         error = EpisodeError(where="policy", kind="EndpointError", message="gone", agent=agent)
         return dataclasses.replace(episode(("hero", "rival"), (0, 0)), error=error)
 
     games = [failed("player_1"), failed("player_0"), failed(""), episode(("hero", "rival"), (-1, 1))]
     assert games[0].failed_policy == "rival" and games[2].failed_policy == ""
-    assert results_of([group(game) for game in games], "hero") == {"rival": [1.0, 0.0]}
+    assert results_of([group(game) for game in games], "hero") == {"rival": [0.5, 0.0]}
 
 
 def test_opponents_tokens_never_enter_the_loss():

@@ -175,9 +175,9 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     """Return the results of `policy` by opponent: 1 for a win, 0.5 for a draw, 0 for a loss.
 
     The environment's reward decides: the mean over the policy's agents against the mean over the opponent's. Games
-    against itself and failed games are left out, except those that an opponent's failure ended, which it has lost. A
-    forfeit counts as it is paid. Otherwise an opponent that always fails or forfeits would look unbeaten and be drawn
-    most often.
+    against itself and failed games are left out, except those that an opponent's failure ended, which are draws: the
+    policy may have caused it. A forfeit counts as it is paid. Otherwise an opponent that always fails or forfeits would
+    look unbeaten and be drawn most often.
     """
     return {
         name: [0.5 if margin == 0 else float(margin > 0) for margin in margins]
@@ -188,7 +188,7 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
 def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[float]]:
     """Return the reward of `policy` minus the opponent's in each game, by opponent. Games as in `results_of`.
 
-    If the opponent failed, it is 1.
+    If the opponent failed, it is 0.
     """
     margins: dict[str, list[float]] = {}
     for group in groups:
@@ -198,7 +198,7 @@ def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
                 continue
             opponent, *agents = sides
             if episode.error is not None:
-                margins.setdefault(opponent, []).append(1.0)
+                margins.setdefault(opponent, []).append(0.0)
                 continue
             mean, opponent_mean = (float(np.mean([episode.rewards[agent] for agent in side])) for side in agents)
             is_draw = math.isclose(mean, opponent_mean, abs_tol=1e-9)  # the mean of three rewards of 0.1 is not 0.1
