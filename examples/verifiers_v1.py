@@ -8,7 +8,7 @@ environment does not train are frozen.
 
 The folder `telling` is an environment with two roles. A control has learning rate 0:
 
-    python examples/verifiers_v1.py PYTHON telling [--lr 0]
+    python examples/verifiers_v1.py PYTHON telling [--lr 0] [--seed 0]
 """
 
 import asyncio
@@ -125,7 +125,7 @@ def register(program, tasks):
 def main():
     import _study
 
-    parser = _study.parser(__doc__, steps=20, lr=3e-4, episodes=40, max_tokens=24, out="runs/verifiers_v1")
+    parser = _study.parser(__doc__, seed=0, steps=20, lr=3e-4, episodes=40, max_tokens=24, out="runs/verifiers_v1")
     parser.add_argument("python", help="the Python in which verifiers is installed")
     parser.add_argument("taskset", help="name of a taskset of the library")
     parser.add_argument("--env", default="", help="name of an environment of the library that plays the taskset")
@@ -141,6 +141,7 @@ def main():
     shared = {"sampling": fa.Sampling(max_tokens=args.max_tokens), "lora": lora}
     team = {role: fa.Policy(args.model, name=role, trainable=on, **shared) for role, on in program.roles.items()}
     config = fa.GRPOConfig(
+        seed=args.seed,
         max_resamples=0,
         groups_per_step=args.groups,
         group_size=4,

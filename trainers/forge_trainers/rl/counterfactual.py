@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,24 +56,23 @@ def fork_rule(
 
 def try_fork(make: Callable[[], Any], env_id: str, seed: int) -> None:
     """Copy an environment once. Raises PreflightError if that fails, or if copies would share a server of tools."""
-    env = make()
-    env.reset(seed=seed)
-    try:
-        forked(env).close()
-    except Exception as cause:
-        raise PreflightError(
-            f"{env_id} cannot be copied ({type(cause).__name__}: {cause}), and {_SETTING} plays from copies. "
-            f"`forge-agents check {env_id}` names the attribute"
-        ) from cause
-    tools = hook(env, "tools")
-    for agent in env.possible_agents if callable(tools) else ():
-        for tool in tools(agent):
-            if getattr(getattr(tool, "fn", None), "__module__", "") == "forge_agents.tools.mcp":
-                raise PreflightError(
-                    f"{env_id} has the tool {tool.name} of an MCP server. Copies of an episode would share the state "
-                    f"of the server, and {_SETTING} plays from copies. Choose another baseline"
-                )
-    env.close()
+    with contextlib.closing(make()) as env:
+        env.reset(seed=seed)
+        try:
+            forked(env).close()
+        except Exception as cause:
+            raise PreflightError(
+                f"{env_id} cannot be copied ({type(cause).__name__}: {cause}), and {_SETTING} plays from copies. "
+                f"`forge-agents check {env_id}` names the attribute"
+            ) from cause
+        tools = hook(env, "tools")
+        for agent in env.possible_agents if callable(tools) else ():
+            for tool in tools(agent):
+                if getattr(getattr(tool, "fn", None), "__module__", "") == "forge_agents.tools.mcp":
+                    raise PreflightError(
+                        f"{env_id} has the tool {tool.name} of an MCP server. Copies of an episode would share the "
+                        f"state of the server, and {_SETTING} plays from copies. Choose another baseline"
+                    )
 
 
 def check_collected(groups: Sequence[EpisodeGroup]) -> None:
