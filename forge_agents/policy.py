@@ -90,6 +90,8 @@ class Sampling:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ValueError(f"{name}={limit} leaves no room for a {text}. Set at least 1")
+            if limit is not None and limit > _MAX_TOKENS:
+                raise ValueError(f"{name}={limit} must be at most {_MAX_TOKENS}, more than any context has")
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         if len(self.bad_words) > _MAX_BAD_WORDS:
@@ -128,6 +130,7 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return texts  # type: ignore[return-value]
 
 
+_MAX_TOKENS = 2**31 - 1
 _MAX_BAD_WORDS = 64
 """Each text has two tokenizations, and vLLM accepts 128."""
 _LOGIT_DEFAULTS = {

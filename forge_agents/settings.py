@@ -18,6 +18,10 @@ from forge_agents.errors import ArgumentError, did_you_mean, near_names
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
+MAX_INTEGER = 2**63 - 1
+"""Largest whole number of a setting."""
+MAX_COUNT = 1_000_000
+"""Largest number of things that a setting asks for at once, such as the episodes of a step."""
 _EQUIVALENTS = {
     "GRPOConfig.group_size": "num_generations n_samples_per_prompt rollout_n",
     "GRPOConfig.groups_per_step": "per_device_train_batch_size train_batch_size batch_size",
@@ -332,6 +336,8 @@ def _number(name: str, value: Any, hint: Any) -> Any:
     number = value.item() if getattr(value, "ndim", None) == 0 else value  # of NumPy or PyTorch
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(f"{name}={reprlib.repr(value)} must be {what}")
+    if isinstance(number, int) and abs(number) > MAX_INTEGER:
+        raise ValueError(f"{name}={reprlib.repr(number)} must be at most {MAX_INTEGER}, and not below -{MAX_INTEGER}")
     if isinstance(number, float) and math.isnan(number):
         raise ValueError(f"{name}={reprlib.repr(value)} must be {what}")
     if hint is float:

@@ -22,7 +22,7 @@ from forge_agents.programs.program import Program
 from forge_agents.rollout.episode import PlayableEnv
 from forge_agents.rollout.rollout import inspect_env
 from forge_agents.serving.config import EngineConfig
-from forge_agents.settings import settings_class
+from forge_agents.settings import MAX_COUNT, settings_class
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
 """One agent, agents with one goal, opponents, or mixed motives."""
@@ -305,6 +305,16 @@ def lineups_of(
     """Return the line-ups of a benchmark in one of its environments."""
     partners = settings.get("partners", ()) if environment.kind in TEAMS else ()
     return lineups(players, environment.sides, swap_agents=settings["swap_agents"], partners=partners)
+
+
+def check_planned(environments: Sequence[SuiteEnv], players: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if a benchmark plans too many episodes to list them."""
+    count = sum(len(lineups_of(environment, players, settings)) for environment in environments)
+    if (planned := count * settings["episodes"] * settings["samples"]) > MAX_COUNT:
+        raise ValueError(
+            f"episodes={settings['episodes']} times samples={settings['samples']} times {count} line-ups must be at "
+            f"most {MAX_COUNT} episodes, got {planned}"
+        )
 
 
 def matches(environments: Sequence[SuiteEnv], players: Sequence[str], settings: Mapping[str, Any]) -> Iterator[Match]:

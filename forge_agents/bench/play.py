@@ -20,7 +20,16 @@ from forge_agents.bench.code import described
 from forge_agents.bench.entrants import Player, PlayerLike, check_agents, named_players, policies_of, policy_at
 from forge_agents.bench.exploitability import Exploitability
 from forge_agents.bench.fingerprints import digest, player_facts, provenance, with_content
-from forge_agents.bench.plan import BenchLimits, Match, SuiteEnv, SuiteLike, matches, suite_envs, suite_ids
+from forge_agents.bench.plan import (
+    BenchLimits,
+    Match,
+    SuiteEnv,
+    SuiteLike,
+    check_planned,
+    matches,
+    suite_envs,
+    suite_ids,
+)
 from forge_agents.bench.records import (
     RECORD_FORMAT,
     EpisodeLog,
@@ -42,7 +51,7 @@ from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving.config import EngineConfig
-from forge_agents.settings import named_arguments
+from forge_agents.settings import MAX_COUNT, named_arguments
 from forge_agents.types import Episode
 
 BOARD = "board.json"
@@ -113,6 +122,7 @@ def benchmark(
     environments = suite_envs(arguments)
     check_agents(named, {environment.id: environment.seats for environment in environments})
     env_facts = {environment.id: _environment_facts(environment) for environment in environments}
+    check_planned(environments, tuple(facts), settings)
     plan = {_key(match, facts, env_facts): match for match in matches(environments, tuple(facts), settings)}
     if limits.max_cost is not None and not any(map(priced, facts.values())):
         raise ValueError(
@@ -147,6 +157,8 @@ def _settings(suite: str, chosen: Mapping[str, Any], **others: int) -> dict[str,
     for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
         if settings[name] < least:
             raise ValueError(f"{name}={settings[name]} must be at least {least}")
+        if name != "seed" and settings[name] > MAX_COUNT:
+            raise ValueError(f"{name}={settings[name]} must be at most {MAX_COUNT}")
     return settings | ({"suite_defaults": asdict(defaults)} if suite in registry.list_suites() else {})
 
 

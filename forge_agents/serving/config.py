@@ -71,8 +71,8 @@ class EngineConfig:
         for name in ("max_num_seqs", "replicas", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("replicas", "tp"):
-            if getattr(self, name) > MAX_PROCESSES:
+        for name in ("replicas", "tp", "max_num_seqs", "threads"):
+            if (getattr(self, name) or 0) > MAX_PROCESSES:
                 raise ValueError(f"{name}={getattr(self, name)} must be at most {MAX_PROCESSES}")
         if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb={self.kv_cache_gb} must be positive, or None for a size that fits")

@@ -12,7 +12,7 @@ from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import import_object
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Oracle, Policy, PolicyMapping
-from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.hosts import MAX_PROCESSES, Hosts
 from forge_agents.settings import settings_class, values_of
 from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
 from forge_trainers.offline.config import WarmStart
@@ -20,7 +20,7 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig
 from forge_trainers.rl.rewards import engines_of, env_reward, models_of
 from forge_trainers.rl.tasks import EnvLike, TaskSampler, check_weights
-from forge_trainers.run.config import check_at_least
+from forge_trainers.run.config import MAX_STEPS, check_at_least
 from forge_trainers.selfplay.league import League, LeagueConfig
 from forge_verifiers.core.verifier import reward_of
 
@@ -116,7 +116,7 @@ class RunConfig:
                 raise ValueError(f"env lists {listed}. Name one id or more, each once")
             object.__setattr__(self, "env", dict.fromkeys(self.env, 1.0))
         check_weights({self.env: 1.0} if isinstance(self.env, str) else cast("dict[str, float]", self.env))
-        check_at_least(self, 1, "steps")
+        check_at_least(self, 1, "steps", most=MAX_STEPS)
         named = self._named()
         servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}
         both = named.keys() & servers.keys()
@@ -251,6 +251,8 @@ class RunConfig:
         """Return runs with consecutive seeds, each in a subfolder of ``out_dir``. For a count of 1, this run."""
         if count == 1:
             return [self]
+        if count > MAX_PROCESSES:
+            raise ValueError(f"seeds={count} must be at most {MAX_PROCESSES}")
         first, folder = self.trainer.seed, user_path(self.out_dir)
         return [
             replace(self, out_dir=str(folder / f"seed-{seed}"), trainer=replace(self.trainer, seed=seed))

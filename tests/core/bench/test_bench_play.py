@@ -448,3 +448,17 @@ def test_pairs_have_partners_and_one_of_two_like_pairs_wins(tmp_path):
     mixed = {"mixed": fa.Scripted(lambda seen: next(words))}
     alone = play(tmp_path / "alone", mixed, "bench/Pairs-v0", episodes=4, limits=ALONE)
     assert alone.summary.cells[0].success.value == 0.5, "of two pairs of one player one won"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"episodes": 10**9}, "episodes=1000000000 must be at most 1000000"),
+        ({"samples": 10**9}, "samples=1000000000 must be at most 1000000"),
+        ({"exploitability_samples": 10**9}, "exploitability_samples=1000000000 must be at most 1000000"),
+        ({"episodes": 1000, "samples": 1000}, "times 9 line-ups must be at most 1000000 episodes, got 9000000"),
+    ],
+)
+def test_numbers_of_episodes_are_bounded_before_they_are_listed(numbers, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        play(tmp_path, **numbers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 from forge_agents.policy import Policy
+from forge_agents.runtime.hosts import MAX_PROCESSES
 from forge_agents.settings import settings_class, suggestion
 from forge_trainers.losses.registry import CORRECTIONS, DISTILL, Correction, CorrectionName, LossSettings, find_loss
 
@@ -119,6 +120,8 @@ class LearnerConfig:
             least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
             value = getattr(self, name)
             _require(value is None or value >= least, self, name, f"at least {least}")
+        for name in ("num_iterations", "tp", "dp_replicate", "ep", "threads"):
+            _require((getattr(self, name) or 0) <= MAX_PROCESSES, self, name, f"at most {MAX_PROCESSES}")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
         if self.optimizer_state_dtype == "bfloat16" and max(self.betas) > _LARGEST_ROUNDED_BETA:
             raise ValueError(

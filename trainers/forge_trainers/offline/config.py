@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
-from forge_agents.settings import settings_class
+from forge_agents.settings import MAX_COUNT, settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import tracker_class
 from forge_trainers.run.config import (
+    MAX_STEPS,
     check_at_least,
     check_learner_procs,
     check_seed,
@@ -62,7 +63,8 @@ class OfflineConfig:
 
     def __post_init__(self) -> None:
         refuse_ineffective(self.learner, policy_loss=False)
-        check_at_least(self, 1, "batch_size", "checkpoint_every", "keep_checkpoints")
+        check_at_least(self, 1, "batch_size", most=MAX_COUNT)
+        check_at_least(self, 1, "checkpoint_every", "keep_checkpoints")
         check_learner_procs(self.learner_procs)
         check_at_least(self, 0, "eval_every")
         check_seed(self.seed)
@@ -142,7 +144,8 @@ class WarmStart:
             raise ValueError(f"games={self.games} shows nothing. Set at least 1, or null where data is a file")
         if self.env_args and self.games is None:
             raise ValueError(f"env_args={self.env_args} are for games of an oracle. Set their number with games")
-        check_at_least(self, 1, "epochs", "steps")
+        check_at_least(self, 1, "epochs", "games", most=MAX_COUNT)
+        check_at_least(self, 1, "steps", most=MAX_STEPS)
 
     def dataset(self, agents: Collection[str] = ()) -> str | list[Episode]:
         """Return the data for `fit`: `data`, or the oracle's games, which are played now, of `agents` (empty: all)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from forge_agents.policy import Policy
-from forge_agents.settings import settings_class
+from forge_agents.settings import MAX_COUNT, settings_class
 from forge_agents.types import Trajectory, total_tokens
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import LossNormalization, find_loss
@@ -81,10 +81,16 @@ class GRPOConfig(ProcessConfig):
         tracker_class(self.tracker)
         if self.group_size < 2 and self.credit_rule.compares_episodes:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0. Set group_size >= 2")
-        check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "eval_episodes")
+        check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "eval_episodes", most=MAX_COUNT)
+        check_at_least(self, 0, "max_resamples", most=MAX_COUNT)
+        if self.group_size * self.groups_per_step > MAX_COUNT:
+            raise ValueError(
+                f"group_size={self.group_size} times groups_per_step={self.groups_per_step} must be at most "
+                f"{MAX_COUNT} episodes per step"
+            )
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
-        check_at_least(self, 0, "max_resamples", "eval_every", "keep_episodes")
+        check_at_least(self, 0, "eval_every", "keep_episodes")
         if self.loss_normalization not in (None, *get_args(LossNormalization)):
             raise ValueError(
                 f"loss_normalization={self.loss_normalization!r} must be one of {get_args(LossNormalization)}, or None"
@@ -94,6 +100,7 @@ class GRPOConfig(ProcessConfig):
                 f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: must be at "
                 "least 0, and above 0 only with evaluations, where it is measured"
             )
+        check_at_least(self, 0, "exploitability_samples", most=MAX_COUNT)
         if not self.max_logprob_gap > 0:
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0. inf disables the check")
 

@@ -9,7 +9,7 @@ from threading import TIMEOUT_MAX
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import MAX_PROCESSES
 from forge_agents.serving.config import EngineConfig
-from forge_agents.settings import settings_class
+from forge_agents.settings import MAX_INTEGER, settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import DISTILL, Correction, find_loss
 
@@ -17,11 +17,17 @@ _POLICY_LOSS_ONLY = ("loss", "clip", "sequence", "correction")
 """Settings that only a policy loss reads."""
 
 
-def check_at_least(settings: object, least: int, *names: str) -> None:
-    """Raise ValueError if one of the fields `names` is less than `least`. None is allowed."""
+MAX_STEPS = 10_000_000
+"""Maximum number of steps of a run. The learning rates of all are added up before it starts."""
+
+
+def check_at_least(settings: object, least: int, *names: str, most: int = MAX_INTEGER) -> None:
+    """Raise ValueError if one of the fields `names` is less than `least` or more than `most`. None is allowed."""
     for name in names:
         if (value := getattr(settings, name)) is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
+        if value is not None and value > most:
+            raise ValueError(f"{name}={value} must be at most {most}")
 
 
 def check_seed(seed: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import AnyPolicy, Policy
-from forge_agents.settings import settings_class, values_of
+from forge_agents.settings import MAX_COUNT, settings_class, values_of
 from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.selfplay.matchmaking import Matchmaking, Standings
 
@@ -44,6 +44,8 @@ class LeagueConfig:
         for name, least in (("snapshot_every", 1), ("pool", 2), ("opponents_per_step", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} of the league must be at least {least}")
+        if (number := max(self.pool, self.opponents_per_step)) > MAX_COUNT:
+            raise ValueError(f"pool and opponents_per_step of the league must be at most {MAX_COUNT}, got {number}")
         if self.opponents not in get_args(Matchmaking):
             choices = get_args(Matchmaking)
             hint = did_you_mean(str(self.opponents), choices)
