@@ -252,7 +252,8 @@ class InvalidAction(_Mirror, EnvWrapper):
     An action is illegal if ``infos[agent]["illegal"]`` is true after it. The environments of this project and those
     that `forge_agents.wrap` makes set it.
 
-    - ``"end"``: the episode ends for all agents. The agent gets `penalty`, the others 0.
+    - ``"end"``: the episode ends for all agents. The agent gets `penalty`, the others 0. If the game itself ends by the
+      action, its rewards count, and the agent gets `penalty` if that is less.
     - ``"ask"``: the move is undone and the agent acts again, up to `tries` times per decision. The next observation
       says what was wrong. After the last try the episode ends as with ``"end"``.
     - ``"penalty"``: as ``"ask"``, and the agent gets `penalty` each time.
@@ -306,11 +307,25 @@ class InvalidAction(_Mirror, EnvWrapper):
         advice = f"choose one of: {', '.join(legal)}" if legal else "read the rules"
         reason = illegal if isinstance(illegal, str) else advice
         self._complaint = f"That was not a legal action ({reason})." if retry else ""
-        self._pay(agent, 0.0 if retry and self.policy == "ask" else self.penalty)
+        if retry or not self._ends_by(agent, action):
+            self._pay(agent, 0.0 if retry and self.policy == "ask" else self.penalty)
         self.infos[agent]["illegal"] = illegal
         if not retry:
             self.infos[agent]["forfeits"] = [agent]
             self._end(truncated=False)
+
+    def _ends_by(self, agent: str, action: str | None) -> bool:
+        """Let the game end by an illegal action if it does. That may cost more than the penalty, as in poker."""
+        game = self.env if hook(self.env, "refusal") else copy.deepcopy(self.env)
+        game.step(action)
+        if not all(game.terminations.get(other, True) for other in self.env.agents):
+            return False
+        self.env = game
+        self._mirror()
+        extra = min(0.0, self.penalty - self.rewards.get(agent, 0.0))
+        self.rewards[agent] = self.rewards.get(agent, 0.0) + extra
+        self._cumulative_rewards[agent] += extra
+        return True
 
 
 _MAX_LISTED = 1000

@@ -34,13 +34,16 @@ class Rules(NamedTuple):
     """Largest seed that the game accepts. Larger seeds are mapped to smaller ones."""
     lowest_reward: float = -1.0
     """Largest loss of an agent with the game's default arguments. An illegal text must not cost less."""
+    chip: float = 0.0
+    """Reward of a chip in poker. Rivals share the chips of an agent that forfeits. 0 in other games."""
 
 
 class ClassicGame(WrappedEnv):
     """A classic game as text, with the names of legal moves in ``infos[agent]["legal_actions"]``.
 
     The action is the last word or phrase in a text that names a legal move. Any other text ends the game: the agent
-    gets `illegal_reward`, the others 0, and the agent's info has the reason under ``"illegal"``.
+    gets `illegal_reward`, the others 0 (in poker the chips that it has paid), and the agent's info has the reason under
+    ``"illegal"``.
     """
 
     judges_silence = True
@@ -65,6 +68,16 @@ class ClassicGame(WrappedEnv):
     def _mirror(self) -> None:
         self._moves: dict[str, int] = {}  # number of each legal move of the acting agent
         super()._mirror()
+
+    def _pay(self, agent: str, reward: float) -> None:
+        super()._pay(agent, reward)
+        if self._rules.chip:
+            players = dict(zip(self.env.possible_agents, self.env.env.game.players, strict=True))
+            chips = float(players.pop(agent).in_chips)
+            rivals = [name for name, player in players.items() if "folded" not in str(player.status).lower()]
+            for name in rivals:
+                self.rewards[name] = chips * self._rules.chip / len(rivals)
+                self._cumulative_rewards[name] += self.rewards[name]
 
     def _list_moves(self, observation: Any, agent: str) -> Sequence[str]:
         names = self._rules.names(self.env, agent)
@@ -232,10 +245,10 @@ RULES = {
     "rps": Rules(
         "You play rock, paper, scissors, many rounds. Answer with one word.", _rps, _rps_names, lowest_reward=-15.0
     ),
-    "leduc_holdem": Rules(f"You play Leduc hold'em. {_CARDS}", _poker, _LIMIT, lowest_reward=-7.0),
-    "texas_holdem": Rules(f"You play limit Texas hold'em. {_CARDS}", _poker, _LIMIT, lowest_reward=-25.0),
+    "leduc_holdem": Rules(f"You play Leduc hold'em. {_CARDS}", _poker, _LIMIT, lowest_reward=-7.0, chip=0.5),
+    "texas_holdem": Rules(f"You play limit Texas hold'em. {_CARDS}", _poker, _LIMIT, lowest_reward=-25.0, chip=0.5),
     "texas_holdem_no_limit": Rules(
-        f"You play no-limit Texas hold'em. {_CARDS}", _poker, _NO_LIMIT, lowest_reward=-100.0
+        f"You play no-limit Texas hold'em. {_CARDS}", _poker, _NO_LIMIT, lowest_reward=-100.0, chip=1.0
     ),
     "hanabi": Rules(
         "You play Hanabi together. You see all hands but your own. Answer with the name of a move.",

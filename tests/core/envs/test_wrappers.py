@@ -103,6 +103,18 @@ def test_ask_gives_the_agent_another_try_and_says_why():
     assert rest(env) == {"a": 1, "b": -1}, "two more tries, then the end"
 
 
+@pytest.mark.parametrize(("penalty", "cost"), [(-1.0, -7.0), (-20.0, -20.0)])
+def test_game_that_ends_by_an_illegal_action_pays_its_stakes(penalty, cost):
+    env = started(InvalidAction(fa.make("forge/LeducPoker-v0"), "ask", tries=1, penalty=penalty))
+    act(env, "raise", "no idea")
+    assert not any(env.terminations.values())
+    env.step("call")
+    act(env, "raise", "raise", "shout")
+    assert env.agent_selection == "player_0" and not any(env.terminations.values())
+    env.step("shout")
+    assert rest(env) == {"player_0": cost, "player_1": 7.0}
+
+
 def test_penalty_costs_each_time():
     env = started(TimeLimit(InvalidAction(Talk(), "penalty", tries=2, penalty=-0.5), 5))
     assert rest(env, ["bad", "bad", "x", "bad", "y"]) == {"a": 2 * -0.5 + 1 + 2, "b": 2 - 0.5 + 1}

@@ -88,6 +88,20 @@ def test_illegal_text_costs_no_less_than_the_worst_play(game, moves, cost):
     assert moves or lowest >= cost
 
 
+@pytest.mark.parametrize(
+    ("game", "move"),
+    [("leduc_holdem", "raise"), ("texas_holdem", "raise"), ("texas_holdem_no_limit", "raise full pot")],
+)
+def test_illegal_text_in_poker_gives_the_rival_what_a_fold_gives(game, move):
+    for options in ({}, {"invalid_action": "end"}):
+        folds, forfeits = (begin(fa.make(f"pettingzoo/{game}", **options)) for _ in range(2))
+        act(folds, move, "fold")
+        act(forfeits, move, "no idea")
+        (rival,) = (name for name, reward in folds.rewards.items() if reward > 0)
+        assert forfeits.rewards[rival] == folds.rewards[rival] > 0
+        assert min(forfeits.rewards.values()) < min(folds.rewards.values())
+
+
 @pytest.mark.parametrize("game", CLASSIC)
 def test_random_classic_games_end(game):
     env = fa.make(f"pettingzoo/{game}")
