@@ -2,6 +2,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import sysconfig
 import time
 
 import numpy as np
@@ -252,6 +253,31 @@ def test_lenient_tests_are_not_passed_by_stopping_ending_or_agreeing():
     assert PATIENT.run(stops, LENIENT).passed == (False, False, True, False, False)
     assert PATIENT.run(ends, LENIENT).passed == (False,) * 5
     assert PATIENT.run(agrees, LENIENT).passed[3:] == (False, False)
+
+
+ALWAYS = """
+class Any:
+    def __contains__(self, item): return True
+    __array_interface__ = {"shape": (0,), "typestr": "<f8", "data": (4096, False), "version": 3}
+def items(n): return Any()
+"""
+ONLY_CONTAINS = """
+class Even:
+    def __contains__(self, item): return item % 2 == 0
+def items(n): return Even()
+"""
+
+
+def test_object_that_contains_or_equals_everything_passes_nothing():
+    tests = "import numpy as np\nimport pytest\nassert 4 in items(3)\nassert pytest.approx(0.3) == items(3)\n"
+    tests += "assert np.allclose(items(3), [1.0, 2.0])\nassert np.all(np.asarray(items(3)) == 0.3)\n"
+    libraries = Sandbox(
+        import_paths=(sysconfig.get_paths()["purelib"],), limits=SandboxLimits(wall_s=60, memory_mb=2000)
+    )
+    report = dataclasses.replace(PATIENT, sandbox=libraries).run(ALWAYS, tests)
+    assert report.passed == (False,) * 4, report.reasons
+    assert "contains everything" in report.reasons[0]
+    assert PATIENT.run(ONLY_CONTAINS, "assert 4 in items(3)\nassert 3 not in items(3)").passed == (True, True)
 
 
 OBJECTS = """

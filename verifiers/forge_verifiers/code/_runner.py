@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any
 
+TESTS = "tests.py"
+"""File name of the tests in tracebacks."""
 _MAX_MESSAGE = 8 << 20
 _PLAIN: tuple[Any, ...] = (list, tuple, set, frozenset, bytes)
 _TYPES = {kind.__name__: kind for kind in _PLAIN}
@@ -189,6 +191,9 @@ class Remote:
         return plain
 
     def __getattr__(self, name: str) -> Any:
+        # Libraries of the tests, such as NumPy and pytest.approx, would read an empty array from an object of the code.
+        if name.startswith("__array") or (name.startswith("__") and sys._getframe(1).f_code.co_filename != TESTS):
+            raise AttributeError(name)
         return self._candidate.ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -211,7 +216,9 @@ class Remote:
         """Plain data are searched here, because the candidate must not see the expected item."""
         if self._has_plain:
             return item in self._plain
-        return bool(self._candidate.ask("special", self, "__contains__", item))
+        if self._candidate.contains(self, len):  # an object that no container of the tests' items has
+            raise TypeError("the object of the code contains everything. Search a list of its items")
+        return bool(self._candidate.contains(self, item))
 
     def __bool__(self) -> bool:
         return self._candidate.ask("bool", self) is True
@@ -316,6 +323,15 @@ class Candidate:
                 raise
             # it would end a loop of the tests, such as `for x in map(f, xs)`, as if all were well
             raise RuntimeError(f"the code raised {type(stop).__name__}") from None
+
+    def contains(self, target: Any, item: Any) -> bool:
+        """Ask an object of the code whether it contains an item. One of a type that it does not expect may raise."""
+        try:
+            return bool(self.ask("special", target, "__contains__", item))
+        except Exception:
+            if item is len:
+                return False
+            raise
 
     def _ask(self, action: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if self.process is None:
@@ -429,7 +445,7 @@ def run_tests(output: Any, source: str, units: list[tuple[str, bool, str]], time
     sys.modules["solution"] = Solution(candidate)
     setup_error = ""
     for text, counts, function in units:
-        code = compile(text, "tests.py", "exec")
+        code = compile(text, TESTS, "exec")
         error = setup_error or attempt(candidate, lambda code=code: exec(code, names), timeout_s)
         if counts and not function:
             report(output, error)
