@@ -172,7 +172,7 @@ class _Agent:
         copied = other.copy()
         self.drafts, self.branches, self.initial_reward = copied.drafts, copied.branches, other.initial_reward
         self.info, self.session_rewards = other.info, other.session_rewards
-        self.without_legal_actions = other.without_legal_actions
+        self.without_legal_actions, self.refusal = other.without_legal_actions, other.refusal
         resume_player(self.player, state)
 
     def trajectory(self, env_id: str, seed: int) -> Trajectory:

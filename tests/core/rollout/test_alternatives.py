@@ -178,3 +178,27 @@ def test_copies_are_closed_and_at_most_the_limit_plays_at_a_time():
 
 def test_keys_of_episodes_and_alternatives_differ():
     assert sampling_seed("k/0/0/a/0") != sampling_seed("k/0/0/alternatives/0/0/0/a/0")
+
+
+class Forgetful(Count):
+    """A move other than 1 is illegal, which only the infos of that step say."""
+
+    def step(self, action):
+        agent = self.agent_selection
+        super().step(action)
+        self.infos = {name: {} for name in self.agents}
+        if agent in self.infos and action == "2":
+            self.infos[agent] = {"illegal": "not 2"}
+
+
+def test_alternatives_keep_the_record_of_illegal_moves_before_them():
+    rule = ForkRule(samples=1, decisions="every", policies={"a", "b"})
+    players = {name: fa.Scripted(lambda observation: "2", name=name) for name in "ab"}
+    group = collect(Forgetful, rule=rule, policies=players)
+
+    def illegal(episode):
+        return [turn.info.get("illegal") for turn in episode.turns]
+
+    assert illegal(group.episodes[0])[:2] == ["not 2", "not 2"]
+    for episode in group.alternatives.group.episodes:
+        assert illegal(episode) == illegal(group.episodes[0])
