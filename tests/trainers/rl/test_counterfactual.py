@@ -184,12 +184,6 @@ def test_the_scale_is_that_of_all_rewards_of_a_role():
     np.testing.assert_allclose(got[:2], np.array([[2, 2.5], [0, -2]]) / np.std([2, 2.5, 0, -2]), rtol=1e-6)
 
 
-def test_roles_are_balanced_with_alternatives_as_well():
-    step = [trajectory(3.0, {0: [0.0]}), trajectory(1.0, {0: [0.0]}, role="b")]
-    assert assigned(COUNTERFACTUAL, step) == [[3.0, 0.0], [1.0, 0.0]]
-    assert assigned(replace(COUNTERFACTUAL, balance_roles=True), step) == [[2.0, 0.0], [2.0, 0.0]]
-
-
 def test_equal_rewards_of_episodes_and_alternatives_are_not_informative():
     assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [1.0]}), trajectory(1.0)]) == [None, None]
     assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [0.0]}), trajectory(1.0)]) == [[1.0, 0.0], None]
@@ -207,6 +201,7 @@ def test_alternatives_have_the_penalty_for_long_responses_as_well():
     [
         ({"samples": 0}, "samples=0 and decisions=every must be at least 1"),
         ({"decisions": 0}, "decisions=0 must be at least 1"),
+        ({"decisions": "first"}, "decisions='first' must be 'every', 'longest' or a number"),
         ({"by": ("seed", "turn")}, "has a baseline for each turn"),
         ({"turns": "return"}, "turns=return has no effect without a baseline other than 'counterfactual'"),
         ({"noise_multiple": 1.0}, "noise_multiple=1.0 has no effect"),

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -246,53 +244,3 @@ def test_custom_credit_rule_is_used():
     ]
     given = [None if own is None else own.tolist() for own in Best().assign(step)]
     assert given == [[0.0, 0.0], [2.0, 2.0], None, None]
-
-
-def test_balanced_roles_have_the_same_advantage_mass():
-    step = [one(r, role=role, tokens=[n]) for role, n in (("long", 30), ("short", 10)) for r in (1.0, 0.0)]
-    plain, balanced = (Credit(balance_roles=on).assign(step) for on in (False, True))
-    size = np.sqrt(0.5)  # of a standard score of two rewards
-    np.testing.assert_allclose(np.concatenate(plain), [size, -size] * 2, rtol=1e-6)
-    # masses 60 and 20 become 40 each, and their sum stays 80
-    np.testing.assert_allclose(np.concatenate(balanced), size * np.array([2 / 3, -2 / 3, 2, -2]), rtol=1e-6)
-    assert not Credit(balance_roles=True).is_per_group and Credit().is_per_group
-
-
-def test_roles_that_are_informative_in_different_groups_are_balanced():
-    step = [one(r, role="long", tokens=[30], group=0) for r in (1.0, 0.0)]
-    step += [one(0.0, role="short", tokens=[10], group=0)] * 2 + [one(0.0, role="long", tokens=[30], group=1)] * 2
-    step += [one(r, role="short", tokens=[10], group=1) for r in (1.0, 0.0)]
-    result = Credit(balance_roles=True).assign(step)
-    masses = [30 * np.abs(result[0]).sum(), 10 * np.abs(result[6]).sum()]
-    np.testing.assert_allclose(masses, [20 * np.sqrt(0.5)] * 2, rtol=1e-5)
-
-
-def test_balanced_roles_have_the_same_advantage_mass_with_counterfactual_credit():
-    def played(reward, role, tokens):
-        plain = Scored(group=0, role=role, reward=0.5, response_tokens=[tokens])
-        return replace(plain, reward=reward, alternatives={0: [plain]})
-
-    step = [played(r, role, n) for role, n in (("long", 30), ("short", 10)) for r in (1.0, 0.0)]
-    result = Credit(baseline="counterfactual", scale="none", balance_roles=True).assign(step)
-    # advantages of 0.5, so masses of 30 and 10 become 20 each
-    np.testing.assert_allclose(np.concatenate(result), [1 / 3, -1 / 3, 1, -1], rtol=1e-6)
-
-
-def test_roles_are_balanced_within_their_environment():
-    step = [one(r, role=f"x/{agent}", tokens=[n]) for agent, n in (("long", 30), ("short", 10)) for r in (1.0, 0.0)]
-    other = [one(r, group=1, role=f"y/{agent}", tokens=[500]) for agent in ("long", "short") for r in (1.0, 0.0)]
-    both = Credit(balance_roles=True).assign([*step, *other])
-    np.testing.assert_array_equal(np.concatenate(both[:4]), np.concatenate(Credit(balance_roles=True).assign(step)))
-    np.testing.assert_array_equal(np.concatenate(both[4:]), np.concatenate(Credit().assign(other)))
-
-
-def test_balance_of_roles_is_bounded_and_skips_uninformative_roles():
-    step = [one(r, role=role, tokens=[n]) for role, n in (("a", 1000), ("b", 1)) for r in (1.0, 0.0)]
-    step += [one(0.0, role="equal"), one(0.0, role="equal")]
-    result = Credit(balance_roles=True).assign(step)
-    # the mean mass is 500.5: factors 0.5005, and 500.5 limited to 10
-    np.testing.assert_allclose(
-        np.concatenate(result[:4]), np.sqrt(0.5) * np.array([0.5005, -0.5005, 10, -10]), rtol=1e-5
-    )
-    assert result[4:] == [None, None]
-    assert Credit(balance_roles=True).assign(step[4:]) == [None, None]

@@ -14,8 +14,6 @@ from forge_agents.settings import settings_class
 Key: TypeAlias = Literal["seed", "role", "turn"]
 _OF_A_GROUP = ("mean", "leave_one_out")
 """Baselines that need several rewards."""
-_MAX_BALANCE = 10.0
-"""Largest factor of ``Credit(balance_roles=True)``. Its inverse is the smallest."""
 
 
 @settings_class
@@ -137,7 +135,8 @@ class Credit:
     balance_roles: bool = False
     """Whether to scale the advantages of each role by one factor per step, so that the sums of their absolute values
     over the sampled tokens are equal for all roles of an environment. Their total stays the same, except that factors
-    are limited to 0.1 to 10. Prevents a role with long responses from capturing a shared policy (arXiv 2605.24202)."""
+    are limited to 0.1 to 10. With a `MultiReward`, the sums over its parts are scaled. Prevents a role with long
+    responses from capturing a shared policy (arXiv 2605.24202)."""
 
     def __post_init__(self) -> None:
         compares = self.baseline in _OF_A_GROUP
@@ -151,6 +150,8 @@ class Credit:
         forks = self.baseline == "counterfactual"
         if self.samples < 1 or (isinstance(self.decisions, int) and self.decisions < 1):
             raise ValueError(f"samples={self.samples} and decisions={self.decisions} must be at least 1")
+        if isinstance(self.decisions, str) and self.decisions not in ("every", "longest"):
+            raise ValueError(f"decisions={self.decisions!r} must be 'every', 'longest' or a number")
         if forks and "turn" in self.by:
             raise ValueError(f"by={self.by} names 'turn', but baseline='counterfactual' has a baseline for each turn")
         if forks and type(self).advantages is not Credit.advantages:
@@ -225,7 +226,7 @@ class Credit:
         return centered.astype(np.float32)
 
     def assign(self, scored: Sequence[Scored], baselines: Baselines | None = None) -> list[np.ndarray | None]:
-        """Compute the advantages of every turn of a step's trajectories.
+        """Compute the advantages of every turn of a step's trajectories, before `balance_roles`.
 
         Args:
             scored: All trajectories to learn from.
@@ -237,8 +238,7 @@ class Credit:
         """
         result: list[np.ndarray | None]
         if self.baseline == "counterfactual":
-            result = self._counterfactual(scored)
-            return self._balanced(scored, result) if self.balance_roles else result
+            return self._counterfactual(scored)
         values = [self._values(trajectory) for trajectory in scored]
         compared: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # trajectory and turn, by what they have in common
         by = [name for name in self.by if name != "seed" or self.baseline != "rae"]
@@ -269,7 +269,7 @@ class Credit:
                 to_go = self.turns == "to_go" and scored[i].turns is not None
                 per_turn = self._discounted_sums(row) if to_go else row
                 result[i] = np.broadcast_to(per_turn, len(scored[i].response_tokens)).astype(np.float32)
-        return self._balanced(scored, result) if self.balance_roles else result
+        return result
 
     def _counterfactual(self, scored: Sequence[Scored]) -> list[np.ndarray | None]:
         """Subtract from the reward of a trajectory, for each turn, the mean reward of the turn's alternatives.
@@ -339,24 +339,6 @@ class Credit:
         return [
             None if row is None or spreads[role] <= self.min_spread else row / spreads[role]
             for role, row in zip(roles, advantages, strict=True)
-        ]
-
-    def _balanced(self, scored: Sequence[Scored], advantages: list[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Scale the advantages of each role to the mean mass of the roles in its groups. See `balance_roles`."""
-        masses: dict[str, float] = {}
-        roles_of: dict[int, set[str]] = {}  # by group, also those without advantages there
-        for trajectory, row in zip(scored, advantages, strict=True):
-            roles_of.setdefault(trajectory.group, set()).add(trajectory.role)
-            if row is not None and (mass := float(np.abs(row) @ np.asarray(trajectory.response_tokens, np.float64))):
-                masses[trajectory.role] = masses.get(trajectory.role, 0.0) + mass
-        factors = {}
-        for role, mass in masses.items():  # other environments have other groups
-            together = masses.keys() & set().union(*(roles for roles in roles_of.values() if role in roles))
-            mean = sum(masses[other] for other in together) / len(together)
-            factors[role] = np.clip(mean / mass, 1 / _MAX_BALANCE, _MAX_BALANCE)
-        return [
-            None if row is None else (row * factors.get(trajectory.role, 1.0)).astype(np.float32)
-            for trajectory, row in zip(scored, advantages, strict=True)
         ]
 
     def _discounted_sums(self, turns: np.ndarray) -> np.ndarray:

@@ -140,12 +140,25 @@ class RunPlan:
                 )
 
     def _check_credit(self) -> None:
-        """Raise ValueError for a credit that no loss reads: it would only drop samples, or play alternatives."""
+        """Raise ValueError for a credit without effect: no loss reads it, or there are no several roles to balance.
+
+        A credit that no loss reads would only drop samples, or play alternatives.
+        """
         losses = {find_loss(self.config.learner_of(self.models[name]).loss).name for name in self.trained}
         if self.config.credit is not None and losses == {DISTILL}:
             raise ValueError(
                 f"credit={self.config.credit!r:.200} has no effect: loss={DISTILL!r} reads no advantages. Leave credit "
                 "out, or choose another loss"
+            )
+        roles = [
+            {agent for name in self.trained for agent in self.policies.agents_by_policy({env_id: agents}).get(name, ())}
+            for env_id, agents in self.sampler.agents.items()
+        ]
+        if self.config.credit_rule.balance_roles and max(map(len, roles), default=0) < 2:
+            raise ValueError(
+                "credit.balance_roles=True has no effect: trained policies play one agent of each environment at most "
+                f"({', '.join(sorted(set().union(*roles))) or 'none'}). Leave it out, or train the policies of several "
+                "agents"
             )
 
     def _teachers(self) -> dict[str, dict[str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from forge_agents.errors import DivergedError
-from forge_agents.types import EpisodeBatch, EpisodeGroup, Trajectory
+from forge_agents.types import EpisodeBatch, EpisodeGroup, Trajectory, total_tokens
 from forge_trainers.rl.counterfactual import check_collected, scored_alternatives
 from forge_trainers.rl.credit import Baselines, Credit, Scored
 
@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 _Row: TypeAlias = tuple[int, str, int, tuple[int, ...]]
 """Group, agent and episode of a trajectory, and the turns that share a reward: all, or those of a session."""
 
+_MAX_BALANCE = 10.0
+"""Largest factor of ``Credit(balance_roles=True)``. Its inverse is the smallest."""
 MAX_BAD_LOGPROBS = 0.01
 """Maximum fraction of a policy's sampled tokens in a step with a NaN, infinite or positive log-probability."""
 
@@ -68,6 +70,8 @@ def compute_advantages(
                 total = totals.setdefault((number, agent, index), np.zeros(len(all_turns), np.float32))
                 # GDPO (arXiv 2601.05242): each reward is compared separately, and the advantages are added.
                 total[list(turns)] += weight * advantages
+    if credit.balance_roles:
+        _balance_roles(groups, totals)
     return [
         replace(
             group,
@@ -78,6 +82,24 @@ def compute_advantages(
         )
         for number, group in enumerate(groups)
     ]
+
+
+def _balance_roles(groups: Sequence[EpisodeGroup], totals: Mapping[tuple[int, str, int], np.ndarray]) -> None:
+    """Scale advantages in place, so that all roles of an environment have the same mass. See `Credit.balance_roles`.
+
+    `totals` has the advantages by group, agent and episode.
+    """
+    masses: dict[str, dict[str, float]] = {}  # by environment and agent
+    for (number, agent, index), row in totals.items():
+        turns = groups[number].episodes[index].trajectories[agent].turns
+        if mass := float(np.abs(row) @ np.array([total_tokens([turn]) for turn in turns], np.float64)):
+            of_env = masses.setdefault(groups[number].env_id, {})
+            of_env[agent] = of_env.get(agent, 0.0) + mass
+    for (number, agent, _), row in totals.items():
+        of_env = masses.get(groups[number].env_id, {})
+        if agent in of_env:
+            mean = sum(of_env.values()) / len(of_env)
+            row[:] *= np.clip(mean / of_env[agent], 1 / _MAX_BALANCE, _MAX_BALANCE)
 
 
 def _scored_parts(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> list[tuple[float, dict[_Row, Scored]]]:
