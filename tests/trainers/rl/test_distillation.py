@@ -117,6 +117,21 @@ class Two(Draws):
     possible_agents = ("a", "b")
 
 
+def test_distillation_has_no_measures_of_roles(tmp_path, tiny_llama):
+    """Their gradient is that of advantages, which the loss does not read."""
+    with trainer(tmp_path, learner=distill(str(tiny_llama)), max_resamples=None) as run:
+        rows = run.fit(Two, steps=2).metrics
+    assert [name for row in rows for name in row if name.startswith("roles/")] == []
+
+
+def test_balanced_roles_count_only_policies_that_learn_from_advantages():
+    learner = {"loss": "distill", "reference": "m", "kl_coef": 1.0}
+    policies = {"a": TEAM, "b": replace(TEAM, name="other", learner=learner)}
+    config = fa.GRPOConfig(credit=fa.Credit(balance_roles=True), max_resamples=0, loss_normalization="used")
+    with pytest.raises(ValueError, match=re.escape("play one agent of each environment at most (a)")):
+        RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward)
+
+
 def test_agent_without_a_teacher_is_refused():
     config = fa.GRPOConfig(learner=distill({"a": "m"}))
     with pytest.raises(ValueError, match="policy 'team' plays b, and learner.reference has teachers of a only"):

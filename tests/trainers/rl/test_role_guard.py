@@ -185,6 +185,25 @@ def test_resumed_guard_continues_with_earlier_steps():
         assert len(new) == 1 and new[0].startswith("role b stops learning in about")
 
 
+def test_resumed_guard_knows_the_range_of_earlier_rewards():
+    """The reward falls to a constant, which is not near the maximum that the role has earned before."""
+    curves = [(0.1 + step / 20, max(0.1, 0.9 - step / 10), 0.8**step) for step in range(16)]
+    metrics = ("reward/a", "reward/team/b", "roles/team/b/gradient")
+    same = dict.fromkeys(("roles/a/gradient", "roles/a/entropy", "roles/team/b/entropy"), 1.0)
+    rows = [dict(zip(metrics, each, strict=True)) | same | {"roles/team/b/advantage_mass": 1.0} for each in curves]
+
+    def warned(first):
+        guard, steps = RoleGuard(rows[:first]), []
+        for step, row in enumerate(rows[first:], first):
+            rewards = {agent: np.array([row[f"reward/{agent}"]]) for agent in ("a", "team/b")}
+            group = EpisodeGroup(env_id="t", seed=0, episodes=(), rewards=rewards)
+            steps += [(step, text.split()[1]) for text in guard.after(row, [group], {})]
+        return steps
+
+    assert warned(0) == [(9, "team/b")]
+    assert warned(13) == [(13, "team/b")]
+
+
 class Two(Draws):
     """As `Draws`, with two agents in turn."""
 

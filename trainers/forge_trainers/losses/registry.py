@@ -398,7 +398,8 @@ def reinforce_pp(inputs: TokenInputs) -> TokenLoss:
 def distill(inputs: TokenInputs) -> TokenLoss:
     """0, so that only the divergence from the reference is left (on-policy distillation, arXiv 2306.13649, eq. 7).
 
-    Rewards are measured and have no effect. All trajectories count.
+    Rewards are measured and have no effect. All trajectories with a reward count, unless the run has a `credit`, for
+    another policy, that leaves zero-variance groups out.
     """
     zeros_S = inputs.logprobs_S.new_zeros(inputs.logprobs_S.shape)
     return TokenLoss(zeros_S, zeros_S)

@@ -73,6 +73,12 @@ class RunPlan:
         return fork_rule(self.credit, self.trained, players=self.players, not_forkable=not_forkable, reward=self.reward)
 
     @cached_property
+    def rewarded(self) -> list[str]:
+        """Names of the policies that learn from advantages."""
+        losses = {name: find_loss(self.config.learner_of(self.models[name]).loss).name for name in self.trained}
+        return [name for name, loss in losses.items() if loss != DISTILL]
+
+    @cached_property
     def agents_by_policy(self) -> dict[str, list[str]]:
         """The agents that each policy may play."""
         return self.policies.agents_by_policy(self.sampler.agents)
@@ -144,14 +150,17 @@ class RunPlan:
 
         A credit that no loss reads would only drop samples, or play alternatives.
         """
-        losses = {find_loss(self.config.learner_of(self.models[name]).loss).name for name in self.trained}
-        if self.config.credit is not None and losses == {DISTILL}:
+        if self.config.credit is not None and self.trained and not self.rewarded:
             raise ValueError(
                 f"credit={self.config.credit!r:.200} has no effect: loss={DISTILL!r} reads no advantages. Leave credit "
                 "out, or choose another loss"
             )
         roles = [
-            {agent for name in self.trained for agent in self.policies.agents_by_policy({env_id: agents}).get(name, ())}
+            {
+                agent
+                for name in self.rewarded
+                for agent in self.policies.agents_by_policy({env_id: agents}).get(name, ())
+            }
             for env_id, agents in self.sampler.agents.items()
         ]
         if self.config.credit_rule.balance_roles and max(map(len, roles), default=0) < 2:

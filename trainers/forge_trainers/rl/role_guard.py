@@ -140,6 +140,9 @@ class RoleGuard:
         self._warned = set[tuple[str, str]]()
         for row in rows:
             self._record(row)
+            for name, value in row.items():  # the rewards of single episodes are not recorded
+                if name.startswith("reward/") and value is not None and math.isfinite(value):
+                    self._extend_range(name.removeprefix("reward/"), [value])
 
     def after(
         self,
@@ -153,10 +156,10 @@ class RoleGuard:
                 maximum = max_rewards.get(group.env_id)
                 valid = [float(reward) for reward in rewards if not np.isnan(reward)]
                 if valid:
-                    low, high = self._ranges.get(agent, (math.inf, -math.inf))
-                    self._ranges[agent] = min(low, *valid), max(high, *valid, *(() if maximum is None else (maximum,)))
+                    self._extend_range(agent, valid if maximum is None else [*valid, maximum])
         self._record(metrics)
-        roles = [name.split("/")[1] for name in metrics if name.startswith("roles/") and name.endswith("/gradient")]
+        gradients = [name for name in metrics if name.startswith("roles/") and name.endswith("/gradient")]
+        roles = [name.removeprefix("roles/").removesuffix("/gradient") for name in gradients]
         roles = [role for role in roles if f"reward/{role}" in self._curves and role in self._ranges]
         found = {("stops", role): self._stops(role, roles) for role in roles}
         found |= {("captures", role): self._captures(role, roles) for role in roles}
@@ -168,6 +171,10 @@ class RoleGuard:
         for name, value in row.items():
             if name.startswith(("roles/", "reward/")) and value is not None and math.isfinite(value):
                 self._curves.setdefault(name, _Curve()).append(value)
+
+    def _extend_range(self, agent: str, rewards: Sequence[float]) -> None:
+        low, high = self._ranges.get(agent, (math.inf, -math.inf))
+        self._ranges[agent] = min(low, *rewards), max(high, *rewards)
 
     def _trend(self, name: str) -> _Trend | None:
         return self._curves[name].trend if name in self._curves else None

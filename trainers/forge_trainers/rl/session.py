@@ -171,7 +171,8 @@ class Session:
             last = step + 1 == steps.stop
             reason = self._state.stopping.after(step, groups, samples, plan.trained, plan.max_rewards, last=last)
             last = last or reason is not None
-            metrics |= plan.sampler.record(groups, plan.trained, plan.max_rewards) | role_metrics(groups, plan.trained)
+            metrics |= plan.sampler.record(groups, plan.trained, plan.max_rewards)
+            metrics |= role_metrics(groups, plan.rewarded)  # distillation has no gradient from advantages
             for warning in guard.after(metrics, groups, plan.max_rewards):
                 display.say(f"warning: {warning}")
                 self._run.warn(step + 1, warning)
