@@ -119,7 +119,7 @@ def test_python_saves_the_same_report_as_the_command(short, tmp_path):
         (lambda: fa.make("core-v2"), "no environment is registered as 'core-v2'. Did you mean 'core-v1'"),
         (lambda: fa.make("my/Own-v0"), "use 'my_module:my/Own-v0'"),
         (lambda: play("x", ["duel-v0", "cor-v1"]), "there is no suite 'cor-v1'. Did you mean 'core-v1'"),
-        (lambda: play("x", "duel-v0", {"r": "randm"}), "player 'r': model 'randm' .*Did you mean 'random'"),
+        (lambda: play("x", "duel-v0", {"r": "randm"}), "player 'randm' is neither .*Did you mean 'random'"),
     ],
 )
 def test_errors_suggest_suites_environments_and_players(options, message, monkeypatch, tmp_path):
