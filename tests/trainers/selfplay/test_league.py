@@ -192,6 +192,8 @@ def declared(league, agents=None):
         (lambda: fa.League(HERO, snapshot_every=0), "snapshot_every=0"),
         (lambda: fa.League(HERO, opponents_per_step=0), "opponents_per_step=0"),
         (lambda: fa.League(HERO, self_play=1.1), "a probability, in"),
+        (lambda: fa.League(HERO, self_play=1, opponents="regret"), "opponents='regret' has no effect with self_play=1"),
+        (lambda: fa.League(HERO, self_play=1, opponents_per_step=1), "opponents_per_step=1 has no effect"),
         (lambda: fa.League(HERO, opponents="pfps"), "Did you mean 'pfsp'"),
         (lambda: fa.League(HERO, anchors=(fa.Policy("m", name="x"),)), "'x' of anchors is trainable"),
         (lambda: declared(fa.League(HERO, anchors=(RANDOM, RANDOM))), "different names"),

@@ -52,6 +52,12 @@ class LeagueConfig:
             raise ValueError(f"opponents={self.opponents!r}. Choose one of {', '.join(choices)}.{hint}")
         if not 0 <= self.self_play <= 1:
             raise ValueError(f"self_play={self.self_play} of the league is a probability, in [0, 1]")
+        for name, default in (("opponents", "pfsp"), ("opponents_per_step", 2)):
+            if self.self_play == 1 and (value := getattr(self, name)) != default:
+                raise ValueError(
+                    f"{name}={value!r} has no effect with self_play=1, which draws no opponents. Leave it out, or "
+                    "lower self_play"
+                )
 
 
 @settings_class
