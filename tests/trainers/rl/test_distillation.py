@@ -186,6 +186,10 @@ def test_changed_teacher_is_refused_when_a_run_is_resumed(tmp_path, tiny_llama, 
     with trainer(tmp_path / "run", learner=distill({"a": str(moved)})) as training:
         plan = RunPlan(TaskSampler(Draws), training._policies, training.config, env_reward)
         plan.check_resumable(tmp_path / "run", training._checkpoints)
+        alone = replace(training.config, learner=fa.LearnerConfig())
+        plan = RunPlan(TaskSampler(Draws), training._policies, alone, env_reward)
+        with pytest.raises(RunFolderError, match=r"the teacher of a in .* team is a model .* and absent in this call"):
+            plan.check_resumable(tmp_path / "run", training._checkpoints)
     with pytest.raises(RunFolderError, match="the teacher of a in learner.reference of policy team is a model"):
         run(tiny_qwen3, 2)
 

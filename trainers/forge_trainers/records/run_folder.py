@@ -147,7 +147,7 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
             elif key.startswith("teachers."):
                 agent, policy = changed.removeprefix(f"{key}."), key.removeprefix("teachers.")
                 setting = f"the teacher of {agent} in learner.reference of policy {policy}"
-                values = [f"a model with hash {value}" for value in values]
+                values = ["absent" if value == "None" else f"a model with hash {value}" for value in values]
             raise RunFolderError(
                 visible(
                     f"{setting} is {values[0]} in the run in {folder} and {values[1]} in this call. It "

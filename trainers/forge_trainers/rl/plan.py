@@ -186,7 +186,7 @@ class RunPlan:
             "method": "grpo",
             "policies": {name: dataclasses.asdict(policy) for name, policy in trained.items()},
             "weights": hashes_of_models(trained),
-            "teachers": self._teachers(),
+            "teachers": {name: {} for name in trained} | self._teachers(),
         }
         fixed = ["method", *(key for name in trained for key in (f"policies.{name}.lora", f"weights.{name}"))]
         fixed += [f"teachers.{name}" for name in trained]
