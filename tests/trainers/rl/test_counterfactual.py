@@ -15,7 +15,7 @@ from plain_env import PlainAEC
 
 import forge_agents as fa
 import forge_verifiers as fv
-from forge_agents.errors import ArgumentError, PreflightError
+from forge_agents.errors import ArgumentError, EmptyBatchError, PreflightError
 from forge_agents.rollout.alternatives import ForkRule
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.tools import mcp
@@ -317,6 +317,21 @@ def plan_of(folder, env=fake_run.Draws, policies=fake_run.TEAM, reward=None, **s
     """Return the trainer of a run with counterfactual credit."""
     credit = Credit(baseline="counterfactual", samples=2)
     return fake_run.trainer(folder, policies=policies, reward=reward, credit=credit, group_size=1, **settings)
+
+
+class Uncopyable(fake_run.Draws):
+    """Each copy fails."""
+
+    def fork(self):
+        raise OSError("the state is in a file")
+
+
+def test_the_first_failed_alternative_is_reported(tmp_path, capsys):
+    with plan_of(tmp_path, Uncopyable) as run, pytest.raises(EmptyBatchError):
+        run.fit(Uncopyable, steps=9)
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.count("failed: fork: OSError: the state is in a file") == 1
+    assert "Its turn counts as not chosen" in output
 
 
 @pytest.mark.parametrize(

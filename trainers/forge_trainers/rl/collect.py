@@ -87,7 +87,7 @@ class Collector:
         if step is not None and self._plan.forks is not None:
             rollout = replace(rollout, forks=self._plan.forks)
         group = await rollout.group(task.seed, size, limit=self._limit, rng_key=f"{key}/{task.number}")
-        if group.failed:
+        if group.failed or (group.alternatives is not None and group.alternatives.group.failed):
             self._messages.report_failure(group)
         if put is not None:
             put(task.number, group)

@@ -30,20 +30,27 @@ class Messages:
 
     def __init__(self) -> None:
         self.reset()
-        self._reported_failure = False
+        self._reported_failure = self._reported_alternative = False
 
     def reset(self) -> None:
         """Show messages as log warnings."""
         self.say: Callable[[str], None] = _log.warning
 
     def report_failure(self, group: EpisodeGroup) -> None:
-        """Report the first failed episode of a run at once."""
+        """Report the first failed episode and the first failed alternative of a run at once."""
         if group.failed and not self._reported_failure and group.failed[0].error is not None:
             self._reported_failure = True
             player = f" by a failure of {name}" if (name := group.failed[0].failed_policy) else ""
             self.say(
                 f"an episode of {group.env_id} failed{player}: {describe_error(group.failed[0].error)}. The traceback "
                 "is in episodes.jsonl. Further failures are only counted"
+            )
+        failed = group.alternatives.group.failed if group.alternatives is not None else ()
+        if failed and not self._reported_alternative and failed[0].error is not None:
+            self._reported_alternative = True
+            self.say(
+                f"an alternative of {group.env_id} failed: {describe_error(failed[0].error)}. Its turn counts as not "
+                "chosen. Further failures are only counted, in credit/failed"
             )
 
     def announce(self, plan: RunPlan, learners: Mapping[str, object], steps: int) -> None:
