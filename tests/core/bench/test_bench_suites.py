@@ -125,7 +125,7 @@ def test_python_saves_the_same_report_as_the_command(short, tmp_path):
 def test_errors_suggest_suites_environments_and_players(options, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    raises(ForgeError, message, options)
+    raises((ForgeError, ValueError), message, options)
 
 
 def test_the_suites_that_come_with_the_package():
