@@ -122,8 +122,9 @@ class Credit:
     """Number of alternatives per chosen turn with ``baseline="counterfactual"``. At least 1."""
     decisions: Literal["every", "longest"] | int = "every"
     """Turns of each episode with alternatives: "every" turn of a trained policy, the "longest" (the most sampled
-    tokens), or a number of random ones. Other turns subtract the mean of the other compared rewards. With "longest"
-    their advantage is 0, because the choice depends on the answer."""
+    tokens), or a number of random ones. Other turns subtract the mean of the other compared rewards, so a number is
+    biased where answers change the number of turns. With "longest" their advantage is 0, because the choice depends on
+    the answer."""
     overlong: Overlong | None = None
     """Penalty for long responses, added to the reward of each turn, or its mean over turns to the total reward. With a
     `MultiReward`, the penalty is added to each part."""
