@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -136,3 +137,15 @@ def test_balanced_roles_without_several_trained_roles_are_refused():
     apart = {"a": TEAM, "b": replace(TEAM, name="other")}
     for policies in (TEAM, apart, lambda agent, seed: frozen["b" if (agent == "a") == (seed % 2) else "a"]):
         assert RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward).credit.balance_roles
+
+
+@pytest.mark.parametrize(("loss", "refused"), [("grpo", True), ("gspo", True), ("dr_grpo", False), ("rloo", False)])
+def test_balanced_roles_are_refused_with_losses_that_average_over_sequences(loss, refused):
+    """Roles of 300 and 10 tokens have equal gradients there, and 1 to 19 after balancing."""
+    config = fa.GRPOConfig(learner=fa.LearnerConfig(loss=loss), credit=BALANCED)
+    made = partial(RunPlan, TaskSampler(Two), FixedPolicies(TEAM), config, env_reward)
+    if refused:
+        with pytest.raises(ValueError, match=f"loss='{loss}' of policy 'team' averages over each sequence first"):
+            made()
+    else:
+        assert made().credit.balance_roles

@@ -155,20 +155,29 @@ class RunPlan:
                 f"credit={self.config.credit!r:.200} has no effect: loss={DISTILL!r} reads no advantages. Leave credit "
                 "out, or choose another loss"
             )
+        if self.config.credit_rule.balance_roles:
+            self._check_balance()
+
+    def _check_balance(self) -> None:
+        """Raise ValueError if there are no several roles to balance, or a loss does not sum over tokens."""
         roles = [
-            {
-                agent
-                for name in self.rewarded
-                for agent in self.policies.agents_by_policy({env_id: agents}).get(name, ())
-            }
-            for env_id, agents in self.sampler.agents.items()
+            {agent for name in self.rewarded for agent in self.policies.agents_by_policy({env: agents}).get(name, ())}
+            for env, agents in self.sampler.agents.items()
         ]
-        if self.config.credit_rule.balance_roles and max(map(len, roles), default=0) < 2:
+        if max(map(len, roles), default=0) < 2:
             raise ValueError(
                 "credit.balance_roles=True has no effect: trained policies play one agent of each environment at most "
                 f"({', '.join(sorted(set().union(*roles))) or 'none'}). Leave it out, or train the policies of several "
                 "agents"
             )
+        for name in self.rewarded:
+            loss = find_loss(self.config.learner_of(self.models[name]).loss)
+            if loss.reduction == "sequence_mean":
+                raise ValueError(
+                    "credit.balance_roles=True balances sums over tokens, and "
+                    f"loss={loss.name!r} of policy {name!r} averages over each sequence first, so a role with short "
+                    "responses would get most of the gradient. Leave it out, or choose a loss such as 'dapo'"
+                )
 
     def _teachers(self) -> dict[str, dict[str, str]]:
         """Return hashes of teachers by policy and agent, for policies that have any."""
