@@ -27,7 +27,7 @@ SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def by_rule(seen, agent):
-    """Scripted player with a rule for each of a dozen tasks. It reads one observation, and passes in other tasks."""
+    """Scripted player with a rule for each of a dozen tasks. Passes in other tasks, and reads one observation only."""
     rules = (_number_task, _word_task, _card_task, _board_task)
     return next(filter(None, (rule(seen, agent) for rule in rules)), "pass")
 

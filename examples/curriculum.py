@@ -2,7 +2,7 @@
 
 A team of one 135M model plays forge/Relay-v0 without the tool, so it must add: level 1 has sums of numbers up to 9,
 level 2 up to 20, level 3 up to 99. All arms train for the same number of steps and episodes, which cost the same at
-every level. They are evaluated on held-out seeds of all levels. The control has learning rate 0.
+every level. Arms are evaluated on held-out seeds of all levels. The control has learning rate 0.
 
     python examples/curriculum.py [--levels 1 2 3] [--seeds 0 1 2] [--steps 40] [--out runs/curriculum]
 

@@ -1,7 +1,7 @@
 """A custom environment: define it, check it, play it with random policies, train on it.
 
 Two agents must meet. Each names a place without seeing what the other names at the same time, and both are rewarded if
-the places are equal. They only see the places of the previous round, so they have to find a convention.
+the places are equal. Agents only see the places of the previous round, so they have to find a convention.
 
     python examples/custom_env.py [--steps 20] [--model smollm2-135m-instruct] [--out runs/meeting]
 """

@@ -2,8 +2,8 @@
 
 Three agents have a task each and are rewarded for their own answer. First each agent trains a policy of its own with
 GRPO. Then one policy plays all agents and learns from the three policies, its teachers: the loss is the divergence from
-the teacher of the agent, on the samples of the student. It is compared with one policy that learns with GRPO from as
-many episodes as team and student together, and with a control of learning rate 0.
+the teacher of the agent, on the samples of the student. The student is compared with one policy that learns with GRPO
+from as many episodes as team and student together, and with a control of learning rate 0.
 
     python examples/distill_team.py [--seeds 0 1 2] [--steps 10] [--out runs/distill_team]
     python examples/distill_team.py --tiny --steps 8 --groups 4 --lr 0.003    # a random model with 0.3 million weights

@@ -8,8 +8,8 @@ A sample is one episode in which the model plays one agent. ``partner`` plays th
 ``random`` and ``oracle`` are players of this project. The score is the agent's reward, with mean and standard error by
 environment. The log has the model's conversation. Install Inspect next to this project: ``pip install inspect-ai``.
 
-The second task measures how much the best opponent wins from the model. It asks for 20 answers in every situation of
-the game: 12 situations in Kuhn poker, and 288 in Leduc poker, ``-T env=forge/LeducPoker-v0``.
+The second task measures how much the best opponent wins from the model. The task asks for 20 answers in every situation
+of the game: 12 situations in Kuhn poker, and 288 in Leduc poker, ``-T env=forge/LeducPoker-v0``.
 """
 
 import functools

@@ -33,7 +33,8 @@ class Schema:
 
     The time limit of a check is for all patterns together and for the thread's computation. A small schema may take
     long, because nested references can multiply. A check that exceeds the limit is repeated once, because a garbage
-    collection counts as computation of the thread in which it happens. It takes 0.4 s with two million objects.
+    collection counts as computation of the thread in which it happens. A collection takes 0.4 s with two million
+    objects.
 
     Raises:
         SchemaError: The schema has both ``unevaluatedProperties`` and ``patternProperties``, for which there is no time

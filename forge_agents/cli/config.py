@@ -132,7 +132,7 @@ def add_fields(parser: Parser, kind: type) -> None:
     parser.add_argument("--config", action="config", help="YAML file with the same keys. Flags override it.")
     for flag, text in (
         (keys.FLAG, "VARIABLE@HOST for each API key that the YAML file may send to a host other than its provider's."),
-        (keys.HOST_FLAG, "Each host that the YAML file may name for processes of the run. They can run code here."),
+        (keys.HOST_FLAG, "Each host that the YAML file may name for processes of the run. Hosts can run code here."),
         (keys.MODULE_FLAG, "Each installed module whose functions and classes the YAML file may name."),
     ):
         parser.add_argument(flag, nargs="+", type=str, default=[], help=text)

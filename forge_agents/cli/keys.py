@@ -108,7 +108,7 @@ def check_paths(values: Mapping[str, Any], folder: Path) -> None:
 
     What an environment reads, it may show to an endpoint. A file may name files in its own folder, and files and
     folders of tasks also in the current folder. Libraries look for other paths in folders of their own, so that "..",
-    from there, may lead anywhere. They also append to paths, and files in a folder may name others.
+    from there, may lead anywhere. Libraries also append to paths, and files in a folder may name others.
 
     Args:
         values: Content of the file.

@@ -315,7 +315,7 @@ class InvalidAction(_Mirror, EnvWrapper):
             self._end(truncated=False)
 
     def _ends_by(self, agent: str, action: str | None) -> bool:
-        """Let the game end by an illegal action if it does. That may cost more than the penalty, as in poker."""
+        """Let the game end by an illegal action if it does. The end may cost more than the penalty, as in poker."""
         game = self.env if hook(self.env, "refusal") else copy.deepcopy(self.env)
         game.step(action)
         if not all(game.terminations.get(other, True) for other in self.env.agents):

@@ -145,7 +145,7 @@ def openenv_app(
     """Return an application that serves an environment to clients of OpenEnv.
 
     An action is ``{"text": ...}``. An observation has ``text``, ``agent``, its ``instructions``, and ``error`` if the
-    episode failed. The last one has ``done`` and the agent's total reward. Those before have the reward 0. If there
+    episode failed. The last one has ``done`` and the agent's total reward, earlier ones the reward 0. If there
     are several clients, each resets with the same ``episode_id`` and with ``agent``, the name of its agent.
 
     The token is the first part of the path, because clients of OpenEnv take an address: ``http://HOST:PORT/TOKEN``.

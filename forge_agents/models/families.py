@@ -457,7 +457,7 @@ def module_name(tensor: str) -> str:
 def is_exact(tensor: str) -> bool:
     """Return whether a tensor of a checkpoint is float32, whatever the dtype of the others.
 
-    These are the correction biases of routers. They are not trained, and the choice of experts depends on small
+    Only the correction biases of routers are float32: no run trains them, and the choice of experts depends on small
     differences between them.
     """
     return tensor.endswith(".e_score_correction_bias")

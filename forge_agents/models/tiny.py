@@ -278,7 +278,7 @@ def _write_weights(folder: Path, family: Family, seed: int, dtype: Dtype, config
 
 
 def _drawn(name: str) -> tuple[int, int, str]:
-    """Sort key of weights: the order in which they are drawn. It must not change, because results depend on it."""
+    """Sort key of weights: the order in which they are drawn. Results depend on the order."""
     layer = int(name.split(".")[2]) if ".layers." in name else LAYERS if name.startswith("lm_head") else -1
     return layer, next((place for place, part in enumerate(_FIRST) if part in name), len(_FIRST)), name
 

@@ -164,7 +164,7 @@ class _Agent:
             self.drafts[-1] |= {"terminated": result.terminated, "truncated": result.truncated, "info": self.info}
 
     def copy(self) -> _Agent:
-        """Return a copy of the turns so far. It shares the player."""
+        """Return a copy of the turns so far. The copy shares the player."""
         return replace(self, drafts=[dict(draft) for draft in self.drafts], branches=copy.deepcopy(self.branches))
 
     def resume(self, other: _Agent, state: Any) -> None:

@@ -23,9 +23,9 @@ _QUICK = frozenset((
         rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}",
     )),
 ))  # fmt: skip
-"""Expressions of Qwen 2 and 3, Llama 3 and gpt-oss. They take linear time, so their texts need no thread."""
+"""Expressions of Qwen 2 and 3, Llama 3 and gpt-oss that take linear time, so their texts need no thread."""
 _late: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Tokenizers with a call that did not end in time. It goes on in its thread, so no other call is made."""
+"""Tokenizers with a call that did not end in time. The call goes on in its thread, so no other call is made."""
 
 
 class TokenizerLimitError(ForgeError, RuntimeError):

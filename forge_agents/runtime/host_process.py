@@ -1,7 +1,7 @@
 """The process of one host of a run: ``python -m forge_agents.runtime.host_process --port 26600``.
 
-It starts processes for one controller and ends with it. A host agent, a small process that the host process starts,
-keeps a connection to the controller and sends a heartbeat every second.
+The host process starts others for one controller and ends with it. A host agent, a small process that the host process
+starts, keeps a connection to the controller and sends a heartbeat every second.
 """
 
 from __future__ import annotations

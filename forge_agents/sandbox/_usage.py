@@ -157,7 +157,7 @@ class Usage:
     def grant(self, tree: Callable[[], list[str]], thread: int, num_bytes: int, max_bytes: int) -> bool:
         """Return whether a thread may map `num_bytes` more of shared anonymous memory, and count them if so.
 
-        They count in whole pages. Another page stands for the kernel's own data of each mapping.
+        Mappings count in whole pages, plus a page for the kernel's own data of each mapping.
         """
         num_bytes = (-(-num_bytes // _PAGE_BYTES) + 1) * _PAGE_BYTES
         self._granted.pop(thread, None)  # its previous call has returned

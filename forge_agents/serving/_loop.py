@@ -92,7 +92,7 @@ class EngineThread:
         self._jobs.put(lambda: self._add(requests))
 
     def abort(self, request_ids: list[int]) -> None:
-        """Drop requests. They are not answered."""
+        """Drop requests without an answer."""
         self._jobs.put(lambda: self._abort(request_ids))
 
     def call(self, job: Callable[[], T]) -> Future[T]:

@@ -81,8 +81,8 @@ _STACKS = {"gate_up_proj": "w13_weight", "gate_up_proj_bias": "w13_bias", "down_
 def reload_experts_and_sinks() -> None:
     """Make vLLM's reload see the experts and the sinks of gpt-oss.
 
-    It waits for calls of the weights' loaders, and vLLM copies sinks and stacks of experts without them: the update
-    would be lost.
+    The reload waits for calls of the weights' loaders, and vLLM copies sinks and stacks of experts without them: the
+    update would be lost.
     """
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.model_loader.weight_utils import default_weight_loader
@@ -116,7 +116,7 @@ def reload_experts_and_sinks() -> None:
 def rotate_all_heads() -> None:
     """Make RoPE on CPU rotate every head of queries with three axes, as in latent attention.
 
-    vLLM 0.32's kernel counts heads along the last axis. It would rotate a single head of each query, and by the
+    vLLM 0.32's kernel counts heads along the last axis. The kernel would rotate a single head of each query, and by the
     position of another query.
     """
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding

@@ -157,7 +157,7 @@ def _engine_args(config: EnginePlan) -> Any:
 def _overrides(model: str) -> Any:
     """Change of config.json: vLLM has an architecture of its own for the text part of a model with images.
 
-    That of Gemma 3 expects the config of the text part alone. That of Qwen3.5 finds it in the other.
+    Gemma 3's class expects the config of the text part alone, Qwen3.5's class finds it in the other.
     """
     config = models.read_json(Path(model, "config.json"))
     decoder = families.decoder_config(config)

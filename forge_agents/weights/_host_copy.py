@@ -159,9 +159,10 @@ class HostCopy(Records):
 
 
 def _lock(name: str) -> IO[bytes] | None:
-    """Return a lock that all processes of the host share by name, or None if it is taken. It ends with its process.
+    """Return a lock that all processes of the host share by name, or None if it is taken.
 
-    It is a file in the private folder of the host's run. Another user could take the name of an abstract socket.
+    The lock ends with its process. The lock file is in the private folder of the host's run. Another user could take
+    the name of an abstract socket.
     """
     lock = (private_folder() / f"{name}.lock").open("ab")
     try:

@@ -2,8 +2,8 @@
 
 TorchStore 0.1.2 moves tensors through messages (0.1 GB/s), and its controller mixes sync and async endpoints, which
 Monarch >= 0.2 refuses. There is one volume, so the controller, which finds the volume of each key, is left out. The
-volume and its buffers are subclasses in this module. They are pickled by reference, so every process that receives one
-imports this module.
+volume and its buffers are subclasses in this module. Subclasses are pickled by reference, so every process that
+receives one imports this module.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class SharedExpert(FeedForward):
 
 
 class Model(titan.Qwen3Model):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's decoder with both kinds of layers. It takes `Masks` in place of attention masks."""
+    """TorchTitan's decoder with both kinds of layers. The decoder takes `Masks` in place of attention masks."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.Qwen3Model.Config):  # type: ignore[misc]  # torchtitan is untyped

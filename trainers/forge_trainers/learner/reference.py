@@ -114,7 +114,7 @@ class Reference:
             self._earlier.copy_from(self._adapter)
 
     def state(self) -> dict[str, Any]:
-        """Tensors of a reference that moves, by TorchTitan name, for a checkpoint. Those of an adapter are copies."""
+        """Tensors of a reference that moves, by TorchTitan name, for a checkpoint. Tensors of an adapter are copies."""
         with self.computing() as built:
             state: dict[str, Any] = built.model.state_dict()
             if self._adapter is None:

@@ -80,8 +80,8 @@ _choose_installed_flash_attention()
 def _compile_at_first_call() -> Iterator[None]:
     """Make `torch.compile` wait for the first call of the function.
 
-    TorchTitan compiles its FlexAttention when it is imported. That imports Inductor, for a sixth of a learner's start,
-    and learners here use other kernels.
+    TorchTitan compiles its FlexAttention when it is imported. The compilation imports Inductor, for a sixth of a
+    learner's start, and learners here use other kernels.
     """
     compile_now: Any = torch.compile
 

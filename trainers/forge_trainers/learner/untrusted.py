@@ -1,4 +1,4 @@
-"""Pickles and archives of strangers: they are checked before PyTorch reads them.
+"""Checks pickles and archives of strangers before PyTorch reads them.
 
 A pickle can repeat its parts, so that a few bytes stand for texts and keys that take forever to print or hash. An
 archive can be compressed.
@@ -34,7 +34,7 @@ _VALUE_CLASSES = frozenset(
     {("torch._utils", f"_rebuild_{name}") for name in ("tensor", "tensor_v2", "tensor_v3", "parameter")}
     | {("_codecs", "encode"), ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout")}
 )
-"""Classes and functions of values. They are not called to check a pickle."""
+"""Classes and functions of values. Checking a pickle does not call them."""
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _MAX_DEPTH = 32
 _MAX_GROWTH = 64
@@ -45,7 +45,7 @@ def read_metadata(data: bytes) -> Metadata:
     """Unpickle a checkpoint's ``.metadata``.
 
     Raises:
-        UnpicklingError: It asks for a call, is too large for its size, or describes no checkpoint.
+        UnpicklingError: The pickle asks for a call, is too large for its size, or describes no checkpoint.
     """
     metadata = _MetadataUnpickler(io.BytesIO(data)).load()
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
@@ -58,8 +58,8 @@ def check_archive(file: IO[bytes], num_bytes: int) -> None:
     """Check a file of ``torch.save`` of `num_bytes`, which ``torch.load`` may then read with ``weights_only``.
 
     Raises:
-        UnpicklingError: It is compressed, or its pickle could take far more time or memory than its size.
-        RuntimeError: It is no such file.
+        UnpicklingError: The file is compressed, or its pickle could take far more time or memory than its size.
+        RuntimeError: The file is no archive of PyTorch.
     """
     reader = torch._C.PyTorchFileReader(file)
     if sum(map(reader.get_record_size, reader.get_all_records())) > num_bytes:

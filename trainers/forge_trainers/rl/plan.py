@@ -106,7 +106,7 @@ class RunPlan:
     def checkpoint_score(self, metrics: Mapping[str, float]) -> float | None:
         """Return the number whose highest value marks the best checkpoint, or None if it was not measured.
 
-        It is minus the exploitability, mean over policies, or else the held-out reward.
+        The value is minus the exploitability, mean over policies, or else the held-out reward.
         """
         names = ("eval/exploitability", *(f"eval/exploitability/{name}" for name in self.trained))
         if values := [metrics[name] for name in names if name in metrics]:

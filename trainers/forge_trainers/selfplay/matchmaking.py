@@ -124,7 +124,7 @@ class Standings:
 
         Args:
             results: Results by opponent.
-            margins: The policy's mean reward minus the opponent's, by opponent. They update the regrets.
+            margins: The policy's mean reward minus the opponent's, by opponent, to update the regrets.
         """
         for name, scores in results.items():
             invalid = [score for score in scores if score not in (0, 0.5, 1)]
