@@ -138,6 +138,10 @@ def test_agent_without_a_teacher_is_refused():
         RunPlan(TaskSampler(Two), FixedPolicies(TEAM), config, env_reward)
     apart = {"a": TEAM, "b": replace(TEAM, name="other", trainable=False)}
     RunPlan(TaskSampler(Two), FixedPolicies(apart), config, env_reward)
+    both = fa.GRPOConfig(learner=distill({"a": "m", "b": "m"}))
+    with pytest.raises(ValueError, match="names a teacher of 'b', which no policy that learns plays"):
+        RunPlan(TaskSampler(Two), FixedPolicies(apart), both, env_reward)
+    RunPlan(TaskSampler(Two), FixedPolicies({"a": TEAM, "b": replace(TEAM, name="other")}), both, env_reward)
 
 
 def test_samples_carry_their_agent_to_the_learner(tmp_path, tiny_llama):

@@ -130,6 +130,7 @@ class RunPlan:
     def _check_teachers(self) -> None:
         """Raise ValueError unless teachers of agents are those of all agents that a policy plays."""
         agents = {agent for names in self.sampler.agents.values() for agent in names}
+        learning = {agent for name in self.trained for agent in self.agents_by_policy.get(name, ())}
         for name in self.trained:
             teachers = self.config.learner_of(self.models[name]).teachers
             if not teachers or "" in teachers:
@@ -138,6 +139,11 @@ class RunPlan:
                 raise ValueError(
                     f"policy {name!r}: learner.reference names {unknown[0]!r}. The agents are "
                     f"{', '.join(sorted(agents))}.{did_you_mean(unknown[0], agents)}"
+                )
+            if unused := [agent for agent in teachers if agent not in learning]:
+                raise ValueError(
+                    f"policy {name!r}: learner.reference names a teacher of {unused[0]!r}, which no policy that learns "
+                    "plays. Leave it out"
                 )
             if missing := [agent for agent in self.agents_by_policy.get(name, ()) if agent not in teachers]:
                 raise ValueError(
