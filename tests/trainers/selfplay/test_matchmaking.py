@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused():
         standings.add("p-x", 2)
     with pytest.raises(ValueError, match="has the anchors"):
         Standings(anchors=("other",), start="p-0").load_state_dict(standings.state_dict())
-    for name in ("own", "numbers"):
+    for name in ("own", "numbers", "regrets"):
         odd = standings.state_dict()
         odd[name] = np.full_like(odd[name], np.nan)
         with pytest.raises(ValueError, match="not finite"):

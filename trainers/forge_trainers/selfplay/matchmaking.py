@@ -186,10 +186,11 @@ class Standings:
                 f"the checkpoint's league has the anchors {sorted(saved)}, this one {sorted(fixed)}. Choose another "
                 "out_dir"
             )
-        if not all(np.isfinite(state[name]).all() for name in ("own", "numbers")) or (state["counts"][:, 1] < 0).any():
+        regrets = state.get("regrets", np.zeros((len(rows), 2)))  # checkpoints of earlier versions have none
+        numbers = (state["own"], state["numbers"], regrets)
+        if not all(np.isfinite(each).all() for each in numbers) or (state["counts"][:, 1] < 0).any():
             raise ValueError("the checkpoint's league holds ratings or results that are not finite. Choose another one")
         self.mu, self.sigma = (float(value) for value in state["own"])
-        regrets = state.get("regrets", np.zeros((len(rows), 2)))  # checkpoints of earlier versions have none
         self._opponents = {
             name: Opponent(
                 name=name,
