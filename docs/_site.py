@@ -21,7 +21,7 @@ REFERENCE = {
     "forge_agents": "`import forge_agents as fa`: the names that most programs need.",
     "forge_agents/testing": "For tests of environments.",
     "forge_agents/bench": "Suites, ratings, reports, exact opponents.",
-    "forge_agents/rollout": "Who plays groups of episodes: the parts of a loop of your own.",
+    "forge_agents/rollout": "Parts of a loop of your own that play groups of episodes.",
     "forge_agents/serving": "Engines, below the trainer.",
     "forge_agents/weights": "Weights by version, from learners to engines.",
     "forge_agents/sandbox": "Where code that a model wrote runs.",
@@ -29,7 +29,7 @@ REFERENCE = {
     "forge_agents/tools": "Tools, and how calls are written.",
     "verifiers/forge_verifiers": "Verifiers and what makes one reward of them.",
     "trainers/forge_trainers": "The parts of a loop of your own, after play: rewards, credit, batches, learners.",
-    "trainers/forge_trainers/losses": "What a loss of your own is given and gives back.",
+    "trainers/forge_trainers/losses": "Inputs and outputs of a loss of your own.",
 }
 """Packages with public names, and what is said of them."""
 ENVIRONMENTS = "api/forge_envs.md"

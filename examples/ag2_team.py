@@ -1,4 +1,4 @@
-"""Two agents of AG2 are trained unchanged: a planner and a solver with a calculator, each with a policy.
+"""Two agents of AG2 are trained unchanged: a planner and a solver with a calculator, with a policy each.
 
 Only the address of the models differs from any other team: the program receives it. Needs ``pip install ag2``.
 

@@ -152,7 +152,7 @@ def run(team, arm, setting, seed, args):
 
 
 def area(result):
-    """Return the mean of a curve, which is high if the team learns early and stays good."""
+    """Return the mean of a curve. A high mean needs a team that learns early and stays good."""
     return float(np.mean([value for _, value in result["curve"]]))
 
 

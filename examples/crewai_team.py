@@ -1,4 +1,4 @@
-"""A crew of CrewAI is trained unchanged: a planner and a solver with a calculator, each with a policy.
+"""A crew of CrewAI is trained unchanged: a planner and a solver with a calculator, with a policy each.
 
 Only the address of the models differs from any other crew: the program receives it. Needs ``pip install crewai``.
 

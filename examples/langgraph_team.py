@@ -1,4 +1,4 @@
-"""A LangGraph graph is trained unchanged: a planner and an agent with a calculator, each with a policy.
+"""A LangGraph graph is trained unchanged: a planner and an agent with a calculator, with a policy each.
 
 Only the address of the models is different from any other graph: the program receives it. Needs
 ``pip install 'forge-agents-rl[langgraph]'``.

@@ -2,7 +2,7 @@
 
 In forge/ServiceDesk-v0@1 a customer describes a request to an agent. Customer and agent are 135M models that have
 imitated games of the oracle. In the first arm only the agent trains, and the customer is a fixed user simulator. In the
-second arm both train, each with its own weights. Then each agent serves three customers on held-out seeds: the fixed
+second arm both train, with separate weights. Then each agent serves three customers on held-out seeds: the fixed
 one, the customer that trained with the other arm's agent, and the oracle.
 
     python examples/other_customer.py [--seeds 0] [--steps 8] [--out runs/other_customer]

@@ -25,7 +25,7 @@ ARMS = {"league": "league", "control": "learning rate 0"}
 
 
 def answers():
-    """Return a conversation for every legal action at every information set, which ends in this action."""
+    """Return, for every legal action at every information set, a conversation that ends in this action."""
     tree = GameTree(GAME)
     rows = []
     for place in tree.info_sets:

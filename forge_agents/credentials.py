@@ -1,4 +1,4 @@
-"""Finds keys, tokens and passwords, which must not reach records, reports or the programs that models control."""
+"""Finds keys, tokens and passwords that must not reach records, reports or the programs that models control."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _PLUGINS = ("forge_agents.envs", "forge_agents.verifiers")
 """Entry points of packages for this project."""
 MODULE_FLAG = "--trust_module"
 _file_texts: list[str] = []
-"""Texts of the settings files of this call, which may be a stranger's."""
+"""Texts of the settings files of this call, perhaps of a stranger."""
 _trusted: list[str] = []
 
 
@@ -194,7 +194,7 @@ def plugin_object(place: str) -> Any:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection inside the block, which imports thousands of long-lived modules."""
+    """Disable garbage collection inside the block, for imports of thousands of long-lived modules."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

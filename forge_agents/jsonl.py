@@ -62,7 +62,7 @@ def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _opened(path: str | os.PathLike[str]) -> IO[str]:
-    """Open the file as text. Invalid bytes become lone surrogates, which `_checked` refuses."""
+    """Open the file as text. Invalid bytes become lone surrogates for `_checked` to refuse."""
     with user_path(path).open("rb") as file:
         encoding = json.detect_encoding(file.read(4))
     if encoding.startswith("utf-8"):

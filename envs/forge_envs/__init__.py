@@ -32,7 +32,7 @@ def _register(name: str, target: str, tags: str, *, oracle: str | None = "", **s
 
 
 def _levels(names: str, *rows: tuple[Any, ...]) -> list[dict[str, Any]]:
-    """Return levels from rows of values of the arguments `names`, which are separated by spaces."""
+    """Return levels from rows of values of the arguments `names`, separated by spaces."""
     return [dict(zip(names.split(), row, strict=True)) for row in rows]
 
 

@@ -47,7 +47,7 @@ class _Description:
 
     def __init__(self, package: str) -> None:
         self._package = package
-        """Top-level package of the described value, which is no library."""
+        """Top-level package of the described value. The package is no library."""
         self._numbers: dict[int, int] = {}
         self._described_files: set[str] = set()
         self._alive: list[Any] = []  # keeps ids unique
@@ -246,7 +246,7 @@ def _modules(names: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _file_of(name: str, *, root: Path, top: str) -> Path | None:
-    """Return the source file of a module in the package `top`, which is not imported, or None for any other module."""
+    """Return the source file of a module in the package `top` without an import, or None for any other module."""
     if not name or (top and name.partition(".")[0] != top):
         return None
     path = root.joinpath(*name.split("."))

@@ -26,7 +26,7 @@ class Team:
     """Policies by agent. Agents with equal policies share one, and so its engine."""
     name: str = field(default="team", kw_only=True)
     from_run: bool = field(default=False, kw_only=True)
-    """Whether a run recorded the mapping, which may also name agents of other environments."""
+    """Whether a run recorded the mapping. Such a mapping may also name agents of other environments."""
 
 
 Player: TypeAlias = AnyPolicy | Team

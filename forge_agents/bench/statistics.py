@@ -35,7 +35,7 @@ PERMUTATIONS = 10_000
 _MAX_ARRAY = 2_000_000
 """Maximum number of values in an array of resamples."""
 _MAX_JACKKNIFE = 10_000
-"""Maximum number of values whose interval is corrected for skewness, which takes quadratic time and changes little."""
+"""Maximum number of values for the correction for skewness. For more, quadratic time would change little."""
 _SEED = 0
 """Seed of resamples and sign flips."""
 _NOISE = 1e-12
@@ -206,7 +206,7 @@ def ratio(first: Mapping[K, float], second: Mapping[K, float]) -> Interval:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted by Holm (1979), which bounds the probability of any false positive. NaN stays NaN."""
+    """Return p-values adjusted by Holm (1979) to bound the probability of any false positive. NaN stays NaN."""
     p = np.asarray(p_values, float)
     valid = np.flatnonzero(~np.isnan(p))
     order = valid[np.argsort(p[valid], kind="stable")]

@@ -1,4 +1,4 @@
-"""Parsers of settings classes: flags override a YAML file, which overrides the defaults."""
+"""Parsers of settings classes: flags override a YAML file, and the file overrides the defaults."""
 
 from __future__ import annotations
 

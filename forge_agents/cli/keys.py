@@ -47,7 +47,7 @@ _HOSTS: Mapping[str, tuple[str, ...]] = {
 }
 """Hosts of the providers that issue the key of a variable."""
 _SERVE_TOKEN = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
-"""Variable with the token of ``forge-agents serve``, which listens on loopback."""
+"""Variable with the token of ``forge-agents serve`` on loopback."""
 
 
 def check(

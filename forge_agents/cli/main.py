@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Visible(logging.Formatter):
-    """Formatter of log messages, which may quote files and models."""
+    """Formatter of log messages that may quote files and models."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))

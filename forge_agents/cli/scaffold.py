@@ -78,7 +78,7 @@ def create(folder: Path | str, template: str = "team", env: str | None = None) -
 
 
 def _project_names(name: str) -> dict[str, str]:
-    """Return the names that replace those of the template, which is a working project called word-duel."""
+    """Return the names that replace those of the template, a working project called word-duel."""
     if not _NAME.fullmatch(name):
         raise ForgeError(f"{name!r} cannot name a project. Use letters, digits and single hyphens, such as word-duel")
     package = name.replace("-", "_").lower()

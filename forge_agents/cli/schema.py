@@ -149,7 +149,7 @@ def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind
 
 
 def name_entries(values: Any, kind: type) -> None:
-    """Give entries such as ``policies.NAME`` with an empty ``name`` their key as name, which errors then show."""
+    """Give entries such as ``policies.NAME`` with an empty ``name`` their key as name, for errors."""
     for field in _entry_kinds(kind):
         entries = values.get(field)
         for name, entry in entries.items() if isinstance(entries, Mapping) else ():

@@ -84,7 +84,7 @@ class EnvSpec:
         return self._load("entry point", self.entry_point)
 
     def load_oracle(self) -> Callable[..., Any]:
-        """Return the factory of the oracle, which must exist, importing it if necessary."""
+        """Return the factory of the oracle, importing it if necessary. The oracle must exist."""
         assert self.oracle is not None
         return self._load("oracle", self.oracle)
 

@@ -27,7 +27,7 @@ import jinja2.sandbox
 
 
 class Generation(jinja2.ext.Extension):
-    """The block ``{% generation %}``, which marks answers for training and writes its content."""
+    """The block ``{% generation %}`` that marks answers for training and writes its content."""
 
     tags = {"generation"}  # as the base class
 

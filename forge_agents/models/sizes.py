@@ -60,7 +60,7 @@ class Recurrence:
     mixed: int
     """Queries, keys and values of a position."""
     values: int
-    """Values of a position, which are as many as gates."""
+    """Values of a position, as many as gates."""
     state: int
     """State of one sequence in a layer, with the inputs that the convolution still needs."""
     weights: int

@@ -309,7 +309,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _byte_vocab() -> dict[str, int]:
-    """Map GPT-2's printable character for each byte to the byte, which is also the token id."""
+    """Map GPT-2's printable character for each byte to the byte and token id."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

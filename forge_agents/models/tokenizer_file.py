@@ -139,7 +139,7 @@ def _refusal(file: Path, problem: str) -> ModelNotFoundError:
 
 
 def parts(settings: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a sequence, which may contain sequences."""
+    """Yield the steps of a sequence and of sequences in it."""
     pending = [settings]
     while pending:
         part = pending.pop()

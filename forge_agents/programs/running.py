@@ -103,7 +103,7 @@ def start_program(
 
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""")
 _FIND = re.compile(r"\s-(?:exec|ok)(?:dir)?\s[^;&|<>]*\s;(?=\s|$)")
-"""A command of `find`, which ends with a semicolon."""
+"""A command of `find` that ends with a semicolon."""
 _SHELL = re.compile(r"\d*<.*|.*>.*|.*[&;]|\|\|?")
 
 

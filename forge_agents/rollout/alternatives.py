@@ -42,7 +42,7 @@ class Fork:
     views: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Observations and infos of the round of a parallel environment."""
     decisions: Mapping[str, Decision] = field(default_factory=dict)
-    """Decisions of the other agents in that round, which stay the same."""
+    """Unchanged decisions of the other agents in that round."""
     env: Any = None
     """Copy of the environment. None if the copy failed."""
     error: EpisodeError | None = None
@@ -75,7 +75,7 @@ class Forks:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether copies share a process, which answers one call after another."""
+        """Whether copies share a process that answers one call after another."""
         return any(hasattr(fork.env, "off_loop") for fork in self._forks)
 
     def place(self, decision: Decision) -> int | None:

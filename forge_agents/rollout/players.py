@@ -180,7 +180,7 @@ class ModelPlayer:
         self._conversations: list[Conversation] = []
         """State of the conversation after each decision."""
         self._last_main: int | None = None
-        """Last decision of the main conversation, which an environment need not name."""
+        """Last decision of the main conversation. No environment has to name the decision."""
         self._num_calls = 0
 
     async def decide(

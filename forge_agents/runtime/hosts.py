@@ -84,7 +84,7 @@ class Hosts:
     time_limit: str = ""
     """Slurm time limit, HH:MM:SS."""
     slurm_args: tuple[str, ...] = ()
-    """Additional options of sbatch, each as "--constraint=h100"."""
+    """Additional options of sbatch, such as "--constraint=h100"."""
     namespace: str = ""
     """Kubernetes namespace of the pods. Each pod there with a role's labels becomes a host, and hosts can run code in
     the controller, so use a namespace for each run."""

@@ -213,7 +213,7 @@ class Interrupt:
     """
 
     _in_threads: ClassVar[list[Interrupt]] = []
-    """Instances outside the main thread, which receive no signals themselves."""
+    """Instances outside the main thread, where no signals arrive."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._signal: signal.Signals | None = None

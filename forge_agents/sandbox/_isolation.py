@@ -102,7 +102,7 @@ def adopt_orphans() -> None:
 
 
 def default_signals() -> None:
-    """Restore the default handlers of SIGINT and SIGPIPE, which the interpreter has changed."""
+    """Restore the default handlers of SIGINT and SIGPIPE that the interpreter has changed."""
     for number in (2, 13):
         _libc.signal(number, None)
 

@@ -214,7 +214,7 @@ class EngineClient:
         return timing
 
     async def use_store(self, store: WeightStoreRef) -> None:
-        """Look for new weights in `store` from now on, which replaces one that died."""
+        """Look for new weights in `store` from now on, in place of one that died."""
         self._store = store
         for engine in self._live():
             with contextlib.suppress(ActorDiedError, StallError):  # its successor starts with the new store

@@ -160,7 +160,7 @@ class Fleet:
     """Engines for all policies: one per model, or with a store one per policy whose weights may change."""
 
     engines: Mapping[str, EngineClient]
-    """By engine name, which is the name of its first policy."""
+    """By engine name, the name of its first policy."""
     policy_engines: Mapping[str, PolicyEngine]
     """By policy name, the engine that samples for it, or the adapter in one."""
     planned: Sequence[tuple[str, str, int]] = ()

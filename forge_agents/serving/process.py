@@ -258,7 +258,7 @@ class EngineProcess:
         return timings
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 30.0) -> None:
-        """Look for new weights in `store` from now on, which replaces one that died."""
+        """Look for new weights in `store` from now on, in place of one that died."""
         await self._guarded_call("use_store", store, timeout_s=timeout_s, what="change of the store")
 
     async def sleep(self) -> None:

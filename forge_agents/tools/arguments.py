@@ -1,4 +1,4 @@
-"""Checks of a call's arguments against the tool's JSON schema, which may be untrusted."""
+"""Checks of a call's arguments against the tool's JSON schema, perhaps an untrusted one."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ToolEnv(TurnEnv):
     # ---- methods that a game defines
 
     def tools(self, agent: str) -> Sequence[Tool]:
-        """Return the tools of an agent, which must stay the same in an episode."""
+        """Return the tools of an agent. In an episode the tools must stay the same."""
         raise NotImplementedError(f"{type(self).__name__} must define tools(self, agent)")
 
     def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:

@@ -321,7 +321,7 @@ def _is_board(file: Path) -> bool:
 
 
 def _warnings(file: Path) -> list[str]:
-    """Return the newest warnings of a run, each with its step."""
+    """Return the newest warnings of a run, with their steps."""
     with file.open("rb") as stream:
         rows = (row for _, row, _ in whole_lines(stream) if isinstance(row, dict) and _is_step(row.get("step")))
         newest = deque((f"step {row['step']}: {row.get('warning')}"[:_MAX_TEXT] for row in rows), maxlen=_MAX_PROBLEMS)

@@ -36,7 +36,7 @@ _PAGE_POLICY = (
 )
 """Only files of this server, no inline scripts, and no text as markup."""
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
-"""Policy of reports, which are separate pages without scripts."""
+"""Policy of reports: separate pages without scripts."""
 _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": _PAGE_POLICY,

@@ -60,7 +60,7 @@ class WeightStoreRef:
         return Subscriber(self, weights_name)
 
     def client(self) -> Any:
-        """The store's client of this process, which is created once."""
+        """The store's client of this process, created once."""
         from forge_agents.weights import _torchstore
 
         return _torchstore.client(self.store_name, self.volume, self.place)

@@ -39,7 +39,7 @@ class DemoConfig:
     steps: int = 15
     """Number of optimizer steps of the training run."""
     control_steps: int = 4
-    """Number of steps of the control run, which has learning rate 0. 0 leaves it out."""
+    """Number of steps of the control run with learning rate 0. 0 leaves it out."""
     episodes: int = 128
     """Number of held-out episodes, before and after training."""
     seed: int = 0

@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """Number of processes, which is the number of GPUs unless they are shared."""
+        """Number of processes: the number of GPUs unless they are shared."""
         return self.learner_procs + self.replicas * self.tp
 
 

@@ -1,4 +1,4 @@
-"""Adapters of environments of other libraries, which run the libraries' code unchanged.
+"""Adapters that run environments of other libraries unchanged.
 
 Each library is an optional extra and has a module here with its environments and a function `list_ids`, which
 registers its ids without importing the library. To add a library, write such a module and add a line below.

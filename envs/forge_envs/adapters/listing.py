@@ -1,4 +1,4 @@
-"""Helpers for the `list_ids` functions of adapters, which register ids without importing a library."""
+"""Helpers for the `list_ids` functions of adapters. Ids are registered without importing a library."""
 
 from __future__ import annotations
 

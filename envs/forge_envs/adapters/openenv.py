@@ -157,5 +157,5 @@ def _connect_directly() -> None:
 
 
 def list_ids(name: str | None) -> str | None:
-    """Register ``openenv/Server-v0``, which needs a running server. See `forge_agents.envs.registry.ListIds`."""
+    """Register ``openenv/Server-v0``. Playing needs a running server. See `forge_agents.envs.registry.ListIds`."""
     return register_ids("openenv", name, {"Server-v0": entry("openenv:OpenEnv", "openenv", "1p")}, ("Server-v0",))

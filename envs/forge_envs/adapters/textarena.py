@@ -229,7 +229,7 @@ def game_name(game: str) -> str:
 
 
 def _kind(rest: list[Any]) -> str:
-    """Return the kind of a message, which a few games omit."""
+    """Return the kind of a message. A few games omit the kind."""
     return str(getattr(rest[0], "name", "")) if rest else ""
 
 

@@ -54,7 +54,7 @@ PHRASES = {
     "makes": "What does {} make?",
     "river": "On which river does {} lie?",
 }
-"""Words of each step of a question, which nest."""
+"""Nested words of each step of a question."""
 
 
 class Library(ToolEnv):

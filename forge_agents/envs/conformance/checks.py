@@ -71,7 +71,7 @@ STEP_S = 5.0
 """Maximum seconds for an environment to process a megabyte of text."""
 
 MAX_QUOTED = 500
-"""Maximum number of characters of a message of PettingZoo, which may quote whole actions."""
+"""Maximum number of characters of a message of PettingZoo that may quote whole actions."""
 
 _HARMLESS = re.compile(
     r"not a NumPy array|should be gymnasium.spaces.box|recommend agents to be named|different observation space|"
@@ -149,7 +149,7 @@ def _steps(case: Case, reason: Callable[[str], str] | None = None) -> Iterator[t
 
 
 def plays(case: Case) -> str:
-    """Episodes with seeded random texts, each in a fresh environment, raise no exception."""
+    """Episodes with seeded random texts, in fresh environments, raise no exception."""
     cut = 0
     for seed in case.seeds:
         env = case.create()

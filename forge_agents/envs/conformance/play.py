@@ -36,7 +36,7 @@ ODD_ACTIONS = (
 """Unusual texts that an environment must handle."""
 
 HUGE_ACTIONS = ("a" * 1_000_000, " 1" * 500_000, "[" * 1_000_000)
-"""Texts of a megabyte, which expose regular expressions with nested repetition."""
+"""Texts of a megabyte to expose regular expressions with nested repetition."""
 
 MAX_STEPS = 1000
 """Maximum number of steps per episode."""
@@ -59,7 +59,7 @@ _BASES = (
     "gymnasium.utils",
     "pettingzoo.utils",
 )
-"""Modules of base classes, which are not at fault."""
+"""Modules of base classes that are not at fault."""
 
 _ALIASES = {"observe_text": "observe", "act": "step", "setup": "reset"}
 """PettingZoo's methods that correspond to those of a `TurnEnv`."""

@@ -10,7 +10,7 @@ from forge_agents.programs.protocols import common
 from forge_agents.programs.protocols.common import Events, Json, Protocol
 
 _MIN_LOGPROB = -9999.0
-"""OpenAI's value for minus infinity, which JSON cannot express."""
+"""OpenAI's value for minus infinity, because JSON has none."""
 _MESSAGE_FIELDS = frozenset((
     "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "audio", "annotations",
     "parsed", "reasoning", "reasoning_content", "reasoning_details", "thinking", "cache_control", "id", "index",

@@ -89,7 +89,7 @@ class LearnerActor(Actor):
 
     @concurrent_endpoint
     async def finish_save(self, learner: str) -> dict[str, list[int]]:
-        """`LearnerCore.finish_save`, which may run at the same time as other calls."""
+        """`LearnerCore.finish_save`, perhaps at the same time as other calls."""
         return await asyncio.to_thread(self._core(learner).finish_save)
 
     @concurrent_endpoint

@@ -28,7 +28,7 @@ from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
 _BIASED = ("Qwen2ForCausalLM", "GptOssForCausalLM")
-"""Architectures with biases of queries, keys and values, which their config.json does not mention."""
+"""Architectures with biases of queries, keys and values that their config.json does not mention."""
 _NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", *families.RECURRENT)
 """Architectures that normalize queries and keys per head."""
 _EPSILON = dict.fromkeys(("GptOssForCausalLM", "Glm4MoeLiteForCausalLM", "Phi3ForCausalLM"), 1e-5)
@@ -295,7 +295,7 @@ class Rope(titan.CosSinRoPE):  # type: ignore[misc]  # torchtitan is untyped
 
 
 class LlamaRope(titan.ComplexRoPE):  # type: ignore[misc]  # torchtitan is untyped
-    """As `Rope`, but rotates neighboring channels, which is how TorchTitan orders the rows of Llama's weights."""
+    """As `Rope`, but rotates neighboring channels, as TorchTitan orders the rows of Llama's weights."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.ComplexRoPE.Config):  # type: ignore[misc]  # torchtitan is untyped

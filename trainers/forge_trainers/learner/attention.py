@@ -22,7 +22,7 @@ _FREE_SCORES = 1 << 15
 """A span joins a bucket while the number of padded scores is at most `MAX_PADDING` times the exact number plus this
 many per head, which cost less than the calls of another bucket."""
 _LONG_SPAN = 512
-"""Length from which a span is computed by PyTorch's fused kernel, which does not store the [m, s] scores."""
+"""Length from which a span is computed by PyTorch's fused kernel without storing the [m, s] scores."""
 _MAX_SCORES = 1 << 18
 """Maximum number of scores per head of a bucket with several spans."""
 
@@ -44,7 +44,7 @@ class Bucket:
     """int64 [b, 1], length of each span's prefix. The prefix is the first part of the keys."""
 
     def within(self, window: int) -> Bucket:
-        """The same bucket with a sliding window of `window` positions, which ends at the query's position."""
+        """The same bucket with a sliding window of `window` positions that ends at the query's position."""
         _, m, s = self.bias_bms.shape
         outside_bms = (self.prefix_b1 + torch.arange(m))[..., None] - torch.arange(s) >= window
         if self.valid_bm1 is not None:

@@ -185,7 +185,7 @@ class Learner:
         return await self._heartbeat.lost()
 
     async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
-        """Set the run's number of training steps, which a decaying learning rate needs. See `LearnerCore`."""
+        """Set the run's number of training steps, for a decaying learning rate. See `LearnerCore`."""
         await self._call_ranks("set_total_steps", total, timeout_s=timeout_s)
 
     @property

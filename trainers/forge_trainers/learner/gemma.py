@@ -12,7 +12,7 @@ from forge_trainers.learner import lean, titan
 
 
 class RMSNorm(titan.RMSNorm):  # type: ignore[misc]  # torchtitan is untyped
-    """RMSNorm with the factor ``1 + weight``, which is not rounded to the weights' dtype."""
+    """RMSNorm with the factor ``1 + weight``, not rounded to the weights' dtype."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.RMSNorm.Config):  # type: ignore[misc]  # torchtitan is untyped

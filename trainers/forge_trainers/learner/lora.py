@@ -120,7 +120,7 @@ class Adapter:
         return True
 
     def copy_from(self, other: Adapter) -> None:
-        """Copy the values of `other`, an adapter of the same model, which is in the model afterwards."""
+        """Copy the values of `other`, an adapter of the same model, into the model."""
         other.enter()
         self._save()
 
@@ -195,7 +195,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like(whole: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """`whole`, which every rank has, with the sharding of `tensor`."""
+    """`whole`, the same on every rank, with the sharding of `tensor`."""
     if not isinstance(tensor, DTensor):
         return whole
     return distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)

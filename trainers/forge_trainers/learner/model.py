@@ -396,7 +396,7 @@ def dither_weights(model: torch.nn.Module, seed: int) -> None:
 
 
 def unused_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a model folder that the learner does not compute, which an export keeps."""
+    """Tensors of a model folder that an export keeps and the learner does not compute."""
     config = read_config(folder)
     for file in models.weight_files(folder):
         with safe_open(file, framework="pt") as tensors:

@@ -64,7 +64,7 @@ class Reference:
 
     @property
     def models(self) -> list[Any]:
-        """Models that were built for the reference, each once."""
+        """Models that were built for the reference, without duplicates."""
         return list(dict.fromkeys(built.model for built in self._models if built is not self._learner))
 
     def split(self, batch: EpisodeBatch, samples: Sequence[int] | None) -> list[Sequence[int] | None]:

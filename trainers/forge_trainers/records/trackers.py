@@ -50,7 +50,7 @@ class Tracker(ABC):
     settings: ClassVar[str] = "its own settings"
     """Settings that opening the tracker depends on, for an error message."""
     extra: ClassVar[str] = ""
-    """Extra of this project that installs the tracker's package, which has the same name. Empty if it needs none."""
+    """Extra of this project that installs the tracker's package of the same name. Empty if it needs none."""
     names: TrackerNames | None = None
     """Names of metrics in the tracker. None: any name is allowed. A resumed run passes those of earlier rows first."""
 
@@ -183,7 +183,7 @@ def _read_mark(mark: Path) -> str | None:
 
 
 def _content_of(mark: Path) -> tuple[str, str]:
-    """Return the id in a mark and the run's folder, which is empty in marks of earlier versions."""
+    """Return the id in a mark and the run's folder. Marks of earlier versions have an empty folder."""
     with mark.open("rb") as file:
         text = os.fsdecode(file.read(8192))
     if not (match := re.fullmatch(r"([A-Za-z0-9_-]{1,128})(?:\n(/[^\0]*))?", text)):

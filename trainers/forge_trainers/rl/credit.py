@@ -314,7 +314,7 @@ class Credit:
         return trajectory.reward + float(self.overlong.penalties(np.array(trajectory.response_tokens)).mean())
 
     def _values(self, trajectory: Scored) -> np.ndarray:
-        """Return the rewards to compare: one per turn, NaN where there is none, or one for the trajectory."""
+        """Return the rewards to compare: one per turn, NaN if missing, or a single reward for the trajectory."""
         penalties = np.zeros(len(trajectory.response_tokens))
         if self.overlong is not None:
             penalties = self.overlong.penalties(np.array(trajectory.response_tokens))

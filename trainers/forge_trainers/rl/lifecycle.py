@@ -47,7 +47,7 @@ class Lifecycle:
         self.weights.reset()
         self.episode_limit = asyncio.Semaphore(self._config.max_concurrent_episodes)
         self.reward_lock = asyncio.Lock()
-        """Held during a call of the reward, which may have a state."""
+        """Held during a call of the reward, because rewards may have a state."""
 
     @property
     def running(self) -> Processes:

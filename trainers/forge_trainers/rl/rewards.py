@@ -187,12 +187,12 @@ def max_reward_of(reward: Any, env_max: float | None) -> float | None:
 
 
 def engines_of(reward: Any) -> list[OwnEngine]:
-    """Return the engines that the judges of a reward start themselves, each once. A run places them."""
+    """Return the engines that the judges of a reward start themselves, without duplicates. A run places them."""
     return _attributes(reward, "own_engine")
 
 
 def models_of(reward: Any) -> list[OwnModel]:
-    """Return the models that verifiers of a reward load into this process, each once."""
+    """Return the models that verifiers of a reward load into this process, without duplicates."""
     return _attributes(reward, "own_model")
 
 

@@ -576,7 +576,7 @@ def export_checkpoint(
 
 
 def _score_of(mark: _Mark, settings: Mapping[str, Any]) -> str:
-    """Describe the score of a checkpoint, which is minus the exploitability in runs that measure it."""
+    """Describe the score of a checkpoint: minus the exploitability in runs that measure it."""
     trainer = settings.get("trainer")
     exploited = isinstance(trainer, Mapping) and trainer.get("exploitability_samples")
     name = "exploitability" if exploited else "held-out reward"

@@ -44,7 +44,7 @@ _SHOWN_IF_ANY = (
 
 
 class _Bar(Progress):
-    """Leaves space at the right for the ^C that a terminal writes, which would otherwise break the bar."""
+    """Leaves space at the right for the ^C that a terminal writes and that would break the bar."""
 
     def get_renderable(self) -> RenderableType:
         return _Narrow(super().get_renderable())

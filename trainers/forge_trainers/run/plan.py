@@ -186,7 +186,7 @@ def _located(settings: LearnerConfig) -> LearnerConfig:
 
 
 def teachers_of(policies: Iterable[Policy], config: ProcessConfig) -> list[str]:
-    """Return the names or folders of the teachers of trainable policies, each once."""
+    """Return the names or folders of the teachers of trainable policies, without duplicates."""
     trained = [policy for policy in policies if policy.trainable]
     return list(dict.fromkeys(name for policy in trained for name in config.learner_of(policy).teachers.values()))
 

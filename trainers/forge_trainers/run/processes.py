@@ -90,7 +90,7 @@ class Processes:
         judges: Sequence[OwnEngine] = (),
         held: Sequence[OwnModel] = (),
     ) -> Processes:
-        """Start hosts, weight store and engines. If a start fails, all that was started is stopped.
+        """Start hosts, weight store and engines. If a start fails, started processes are stopped.
 
         Args:
             policies: By name.
@@ -186,7 +186,7 @@ class Processes:
         )
 
     def busy_s(self) -> dict[str, float]:
-        """Return the seconds in which engines and learners computed, each as the mean over all of them."""
+        """Return the seconds in which engines and learners computed, as means over all of them."""
         engines = [busy_s for engine in self.engines.values() for busy_s in engine.busy_s.values()]
         learners = [learner.busy_s for learner in self.learners.values()]
         return {name: sum(each) / len(each) for name, each in (("engines", engines), ("learner", learners)) if each}

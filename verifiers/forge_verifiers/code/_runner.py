@@ -154,7 +154,7 @@ class Service:
         return self.objects[rest[0]]
 
     def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
-        """Call a function of the tests, which may send further requests before it returns."""
+        """Call a function of the tests. The call may send further requests before it returns."""
         self.pipe.send(["callback", number, encode(list(args), self.keep)])
         while (answer := self.pipe.receive())[0] != "answer":
             self.pipe.send(self.execute(answer))

@@ -150,7 +150,7 @@ class PerTurn(Nested):
 
 
 def _prefixes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """One trajectory for each turn, which ends with this turn."""
+    """For each turn, the trajectory up to this turn."""
     return [
         dataclasses.replace(whole, turns=whole.turns[: index + 1], env_id=f"{whole.env_id}#turn{index}")
         for whole in trajectories

@@ -51,7 +51,7 @@ class Signature:
     optional: tuple[str, ...]
     """Parameters with a default. A function of texts receives those that are available."""
     takes_kwargs: bool
-    """True if it has ``**kwargs``, which makes a function of texts receive everything."""
+    """True if it has ``**kwargs``. A function of texts then receives everything."""
 
     @property
     def plain(self) -> bool:

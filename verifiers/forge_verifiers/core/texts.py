@@ -1,4 +1,4 @@
-"""Verifiers for other trainers, which have prompts and completions in place of trajectories."""
+"""Verifiers for other trainers with prompts and completions in place of trajectories."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ class Nested(Composable):
         return self._parts
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
-        """The sum over the parts, which run one after the other."""
+        """The sum over the parts. Parts run one after the other."""
         return sum(max_duration_s(part, trajectories, default_s) for part in self._parts.values())
 
     def state_dict(self) -> State:

@@ -371,7 +371,7 @@ def _vectorizers() -> tuple[Any, ...]:
 
 
 def _encodable(text: str) -> str:
-    """The end of a text, with lone surrogates replaced, which cannot be encoded in UTF-8."""
+    """The end of a text, with lone surrogates replaced, because UTF-8 has no code for them."""
     return text[-_MAX_CHARS:].encode("utf-8", "replace").decode()
 
 

@@ -48,7 +48,7 @@ _TOP = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question to a model, which decodes greedily."""
+    """One question to a model, decoded greedily."""
 
     instructions: str
     """The system prompt."""

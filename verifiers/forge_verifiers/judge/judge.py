@@ -335,7 +335,7 @@ class Judge(Composable):
         return [replies[question] for question in questions], [grades.get(question) for question in questions]
 
     def _ordered(self, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> dict[int, list[Document]]:
-        """The distinct texts of each group, in the order of a keyed hash, which is independent of their content."""
+        """The distinct texts of each group, in the order of a keyed hash, independent of their content."""
         members: defaultdict[int, set[Document]] = defaultdict(set)
         for group, each in zip(groups.tolist(), views, strict=True):
             members[group].update(each)

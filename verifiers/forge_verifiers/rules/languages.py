@@ -143,7 +143,7 @@ def normalized(text: str) -> str:
 
 @cache
 def _long_marks() -> Any:
-    """More than 30 combining marks in a row, which no language has: NFC sorts them in quadratic time."""
+    """More than 30 combining marks in a row. No language has so many, and NFC sorts them in quadratic time."""
     return importlib.import_module("regex").compile(r"(\p{M}{30})\p{M}+")
 
 

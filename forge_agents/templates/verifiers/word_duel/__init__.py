@@ -15,14 +15,14 @@ PLAYERS = {"player_1": fa.Random()}  # or fa.Oracle(), fa.Scripted(function), fa
 
 
 class Roles(vf.EnvConfig):
-    """Agents that models play, each with its own reward. An agent that moves here leaves `PLAYERS`."""
+    """Agents that models play, with a reward each. An agent that moves here leaves `PLAYERS`."""
 
     player_0: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
 
 
 class Seeds(vf.TasksetConfig):
     tasks: int = 1000
-    """Number of tasks, each with a seed of the environment."""
+    """Number of tasks, with a seed of the environment each."""
 
 
 class SeedData(vf.TaskData):
