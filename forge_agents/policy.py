@@ -380,7 +380,7 @@ class Endpoint:
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class Human:
-    """A person at the terminal. The person sees the agent's observations and types its actions. Ctrl-D ends the episode."""
+    """A person at the terminal. The person sees observations and types actions. Ctrl-D ends the episode."""
 
     name: str = "human"
 
