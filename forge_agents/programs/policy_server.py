@@ -163,7 +163,5 @@ def _requested_sampling(default: Sampling, request: ChatRequest) -> Sampling:
         raise RefusedError(f"{', '.join(unknown)} is not supported here. Leave it out")
     try:
         return replace(default, **known)
-    except OverflowError:
-        raise RefusedError(f"a number of {abbreviate(known)} is too large. Leave it out") from None
     except (TypeError, ValueError) as cause:
         raise RefusedError(str(cause)) from None

@@ -145,8 +145,8 @@ def test_sampling_settings_apply_and_limits_only_shrink(renderer, serve):
     for wrong, says in (
         ({"temperature": 9}, "temperature=9 is outside"),
         ({"temperature": "hot"}, "temperature='hot'. Send a number"),
-        ({"temperature": 10**400}, "is too large. Leave it out"),
-        ({"top_k": 10**400}, "is too large. Leave it out"),
+        ({"temperature": 10**400}, "must be at most 9223372036854775807"),
+        ({"top_k": 10**400}, "must be at most 9223372036854775807"),
         ({"temperature": [1]}, "temperature=[1]. Send a number"),
         ({"logit_bias": {"5": 1}}, "logit_bias is not supported here"),
         ({"top_k": 2.5}, "top_k=2.5. Send a whole number"),

@@ -61,7 +61,7 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"is_causal": False}, "is_causal=False"),
         ({"logit_scale": 0.5}, "logit_scale=0.5"),
         ({"sliding_window": 9}, "sliding_window=9"),
-        ({"layer_types": ["sliding_attention"] * 2}, "Its layers are .'full_attention', 'full_attention'"),
+        ({"layer_types": ["sliding_attention"] * 2}, "Its 2 layers begin with .'full_attention', 'full_attention'"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
             "layer_types=.'full_attention'. is",
