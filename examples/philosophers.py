@@ -27,9 +27,9 @@ _SEEN = re.compile(r"Round (\d+) of \d+\. left fork: (\S+), right fork: (\S+)\. 
 
 def state(agent, observation):
     """The row of the table for an observation."""
-    number, left, right, eaten, wanted = _SEEN.search(observation).groups()
+    number, left, right, eaten, goal = _SEEN.search(observation).groups()
     forks = tuple(fork if fork in ("free", "yours") else "taken" for fork in (left, right))
-    return agent, int(number), *forks, int(eaten) >= int(wanted)
+    return agent, int(number), *forks, int(eaten) >= int(goal)
 
 
 def play(env, table, seed, rng):

@@ -32,7 +32,7 @@ EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context
 """End of an episode: game over, truncated by the environment, turn limit, context full, or failure."""
 
 MAX_REWARD = 1e30
-"""Largest absolute value of a reward. Sums, squares and float32 copies of such rewards stay finite or are noticed."""
+"""Largest absolute value of a reward. Copies in float32 and sums of such rewards are finite."""
 
 EpisodeBatch: TypeAlias = "TensorDict"
 """Training batch of packed token streams. A TensorDict with two entries.

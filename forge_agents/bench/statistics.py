@@ -35,7 +35,7 @@ PERMUTATIONS = 10_000
 _MAX_ARRAY = 2_000_000
 """Maximum number of values in an array of resamples."""
 _MAX_JACKKNIFE = 10_000
-"""Maximum number of values for the correction for skewness. For more, quadratic time would change little."""
+"""Maximum number of values of an interval with a correction for skewness. The correction takes quadratic time."""
 _SEED = 0
 """Seed of resamples and sign flips."""
 _NOISE = 1e-12

@@ -95,7 +95,7 @@ class TextSpace(Text):
 
 
 def writable(text: str) -> str:
-    """Replace lone surrogates that UTF-8 cannot encode with U+FFFD."""
+    """Replace lone surrogates with U+FFFD, because UTF-8 cannot encode them."""
     try:
         text.encode()
     except UnicodeEncodeError:

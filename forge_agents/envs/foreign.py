@@ -56,13 +56,13 @@ def find_lost_reward(env: Any, acted: str, sums_before: Mapping[str, float]) -> 
 def by_agent(method: str, result: Any) -> Sequence[Mapping[str, Any]]:
     """Return what ``reset`` or ``step`` of a parallel environment returned. Raises TypeError unless it fits."""
     names = _RETURNED[method]
-    wanted = f"A ParallelEnv returns {len(names)} dictionaries by agent: {', '.join(names)}"
+    expected = f"A ParallelEnv returns {len(names)} dictionaries by agent: {', '.join(names)}"
     if not isinstance(result, tuple | list) or len(result) != len(names):
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        raise TypeError(f"{method}() returned {got}. {wanted}")
+        raise TypeError(f"{method}() returned {got}. {expected}")
     for name, value in zip(names, result, strict=True):
         if not isinstance(value, Mapping):
-            raise TypeError(f"{method}() returned {type(value).__name__} as {name}. {wanted}")
+            raise TypeError(f"{method}() returned {type(value).__name__} as {name}. {expected}")
     return result
 
 

@@ -144,7 +144,7 @@ REASONING_SWITCHES = ("enable_thinking", "thinking")
 REASONING_EFFORT = "reasoning_effort"
 """Template variable of the effort of reasoning, in gpt-oss and Qwen3.8."""
 _TEMPLATE_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"|\.\w+")
-"""Matches texts and attributes in the code of a template that are no variables."""
+"""Matches texts and attributes in the code of a template. Neither are variables."""
 _REASONING_MARKS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
 TRAINABLE = tuple(name for family in FAMILIES if not family.untrainable_reason for name in family.architectures)
 """Architectures that the learner trains."""

@@ -15,6 +15,8 @@ _MAX_GROWTH = 64
 """Maximum number of letters that may replace one letter. Unicode's compatibility forms have up to 18."""
 _MAX_ADDED_TOKENS = 10_000
 """Tokens that a tokenizer's settings may add to those of its vocabulary in one list or by one number."""
+_NUMBERS_OF_TOKENS = ("extra_ids", "num_madeup_words", "offset")
+"""Settings of T5, XGLM, Pegasus and their relatives for which transformers makes tokens."""
 _MAX_TOKEN_CHARS = 1024
 """Maximum length of a token. Long tokens make long texts of short answers."""
 _MAX_VOCABULARY_CHARS = 5_000_000
@@ -84,16 +86,14 @@ def check_tokens(file: Path, values: object) -> None:
 def check_token_numbers(file: Path, settings: Mapping[str, Any]) -> None:
     """Check that a tokenizer's settings ask for no more tokens than a list of additional tokens may have.
 
-    Some classes of the library make as many tokens as a number says (`extra_ids`, `offset`), and add listed tokens in
-    quadratic time.
+    Some classes of the library make as many tokens as a number says, and add listed tokens in quadratic time.
 
     Raises:
         ModelNotFoundError: A number or a list is too large.
     """
     for name, value in settings.items():
-        is_length = "length" in name  # of texts: many files have 1e30
-        if isinstance(value, int | float) and not is_length and not abs(value) <= _MAX_ADDED_TOKENS:
-            raise _refusal(file, f"{name!s:.60} is {value:g}. Expected at most {_MAX_ADDED_TOKENS}")
+        if name in _NUMBERS_OF_TOKENS and isinstance(value, int | float) and not abs(value) <= _MAX_ADDED_TOKENS:
+            raise _refusal(file, f"{name} is {value:g}. Expected at most {_MAX_ADDED_TOKENS}")
         if "special_tokens" in name and isinstance(value, list | Mapping) and len(value) > _MAX_ADDED_TOKENS:
             raise _refusal(file, f"{name!s:.60} has {len(value)} entries. Expected at most {_MAX_ADDED_TOKENS}")
 

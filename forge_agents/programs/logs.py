@@ -271,6 +271,6 @@ def _reject_constant(name: str) -> Any:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list that may be given as JSON text."""
+    """Return a list that is given as such or as JSON text."""
     parsed = json.loads(value) if isinstance(value, str) else value
     return [] if parsed is None else parsed if isinstance(parsed, list) else [parsed]

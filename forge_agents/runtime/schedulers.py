@@ -1,4 +1,4 @@
-"""Timeouts for Slurm's commands and a check of Kubernetes' pods that Monarch's jobs lack."""
+"""Timeouts for Slurm's commands and a check of Kubernetes' pods. Monarch's jobs have neither."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def test_idling_is_the_minimum_and_serving_all_the_maximum():
     assert rewards["lw", "rw", "wl", "wr"] == 1.0
 
 
-def test_meals_wanted_differ_between_seeds_and_more_do_not_count():
+def test_goals_differ_between_seeds_and_further_meals_do_not_count():
     envs = [begin(DiningPhilosophers(meals=3), seed=seed) for seed in range(20)]
-    assert {n for env in envs for n in env.wanted.values()} == {1, 2, 3}
+    assert {n for env in envs for n in env.goals.values()} == {1, 2, 3}
     env = begin(DiningPhilosophers(num_players=2, meals=1, rounds=6))
     assert play(env, *["lw", "rw"] * 3)["philosopher_1"] == 0.5 and env.eaten["philosopher_0"] == 3
 

@@ -20,17 +20,17 @@ class DiningPhilosophers(ParallelTurnEnv):
     them back. The others read the texts after the round. If every agent takes its left fork, nobody eats until one
     releases it.
 
-    Each agent wants 1 to `meals` meals. All agents get the same reward at the end: the mean over agents of the fraction
-    of its meals that an agent has eaten. More meals than wanted do not count. An attempt costs nothing, so waiting
+    The goal of each agent is 1 to `meals` meals. All agents get the same reward at the end: the mean over agents of the
+    fraction of its meals that an agent has eaten. Further meals do not count. An attempt costs nothing, so waiting
     earns 0, the minimum, and serving everyone earns 1. The game ends when all have eaten, or after `rounds` rounds.
 
     A text without exactly one move waits and sets ``illegal`` in infos. At the end infos contain ``eaten`` and
-    ``wanted`` (meals by agent), ``rounds`` (number played), ``deadlock`` (each agent holds one fork) and ``success``
+    ``goals`` (meals by agent), ``rounds`` (number played), ``deadlock`` (each agent holds one fork) and ``success``
     (all have eaten).
 
     Args:
         num_players: 2 to 8.
-        meals: Maximum number of meals that an agent wants, 1 to 5.
+        meals: Largest goal of an agent, 1 to 5.
         rounds: Maximum number of rounds, 2 to 60. One meal takes at least two.
         max_message_chars: Maximum length of a text as the others read it. Longer ones are cut.
     """
@@ -45,8 +45,8 @@ class DiningPhilosophers(ParallelTurnEnv):
         self._meals, self._rounds, self._max_message_chars = meals, rounds, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:
-        wanted = rng.integers(1, self._meals + 1, len(self.possible_agents)).tolist()
-        self.wanted = dict(zip(self.possible_agents, wanted, strict=True))
+        goals = rng.integers(1, self._meals + 1, len(self.possible_agents)).tolist()
+        self.goals = dict(zip(self.possible_agents, goals, strict=True))
         self.eaten = dict.fromkeys(self.possible_agents, 0)
         self.holders: list[str] = [""] * len(self.possible_agents)
         """Holder of each fork. Fork n is to the left of philosopher n. Empty: on the table."""
@@ -71,7 +71,7 @@ class DiningPhilosophers(ParallelTurnEnv):
             f"{side} fork: {'yours' if self.holders[fork] == agent else self.holders[fork] or 'free'}"
             for side, fork in self.forks(agent).items()
         )
-        meals = f"You have eaten {self.eaten[agent]} of {self.wanted[agent]}."
+        meals = f"You have eaten {self.eaten[agent]} of {self.goals[agent]}."
         now = f"Round {self.round + 1} of {self._rounds}. {', '.join(forks)}. {meals}"
         return "\n".join((*self.last_round, now))
 
@@ -93,12 +93,12 @@ class DiningPhilosophers(ParallelTurnEnv):
             if self.holders.count(agent) == 2:
                 self.eaten[agent] += 1
                 self.holders = ["" if holder == agent else holder for holder in self.holders]
-        fractions = [min(1.0, self.eaten[agent] / wanted) for agent, wanted in self.wanted.items()]
+        fractions = [min(1.0, self.eaten[agent] / goal) for agent, goal in self.goals.items()]
         illegal = {agent: {"illegal": "not exactly one move"} for agent, move in moves.items() if not move}
         if min(fractions) < 1 and self.round < self._rounds:
             return Outcome(info=illegal)
         facts = {
-            "eaten": dict(self.eaten), "wanted": dict(self.wanted), "rounds": self.round,
+            "eaten": dict(self.eaten), "goals": dict(self.goals), "rounds": self.round,
             "deadlock": sorted(self.holders) == sorted(actions), "success": min(fractions) == 1,
         }  # fmt: skip
         info = {agent: {**illegal.get(agent, {}), **facts} for agent in actions}

@@ -320,7 +320,7 @@ X = {"SpecialToken": {"id": "x", "type_id": 0}}
             lambda file: file.update(extra_ids=10**6),
             "extra_ids is 1e.06. Expected at most 10000",
         ),
-        ("tokenizer_config.json", lambda file: file.update(model_max_length=10**30), ""),
+        ("tokenizer_config.json", lambda file: file.update(model_max_length=10**30, pad_token_id=151_643), ""),
         (
             "special_tokens_map.json",
             lambda file: file.update(additional_special_tokens=["a"] * 10001),

@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_env import Plain
 from rich.console import Console
 
 import forge_agents as fa
@@ -54,18 +55,7 @@ def run(env_id, seats, **options):
 
 
 def test_person_reads_why_an_action_was_illegal(terminal):
-    class Door(fa.TurnEnv):
-        possible_agents = ["a"]
-
-        def setup(self, rng):
-            pass
-
-        def instructions(self, agent):
-            return ""
-
-        def observe_text(self, agent):
-            return "A door."
-
+    class Door(Plain):
         def act(self, agent, action):
             return fa.Outcome(done=True) if action == "open" else fa.Outcome(info={agent: {"illegal": "only open"}})
 

@@ -217,7 +217,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(DefaultLoadPlanner):
-    """PyTorch's planner that also reads values other than tensors with ``weights_only`` as well."""
+    """PyTorch's planner. Values other than tensors are read with ``weights_only``, too."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         packed = io.BytesIO()

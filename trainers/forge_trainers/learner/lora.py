@@ -120,7 +120,7 @@ class Adapter:
         return True
 
     def copy_from(self, other: Adapter) -> None:
-        """Copy the values of `other`, an adapter of the same model, into the model."""
+        """Take over the values of `other`, an adapter of the same model. Afterwards `other` is in the model."""
         other.enter()
         self._save()
 

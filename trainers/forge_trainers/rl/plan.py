@@ -85,7 +85,7 @@ class RunPlan:
 
     @cached_property
     def learner_settings(self) -> dict[str, LearnerPlan]:
-        """Settings of each learner, with its learning rate. Empty if a model is missing, as the start reports."""
+        """Settings of each learner, with its learning rate. Empty if a model is missing. The start reports this."""
         try:
             return resolved_settings(self.models, self.config)
         except ModelNotFoundError:

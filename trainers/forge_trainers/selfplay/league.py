@@ -196,7 +196,7 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
 def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[float]]:
     """Return the reward of `policy` minus the opponent's in each game, by opponent. Games as in `results_of`.
 
-    If the opponent failed, it is 0.
+    The margin is 0 if the opponent's failure ended the game.
     """
     margins: dict[str, list[float]] = {}
     for group in groups:
