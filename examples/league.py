@@ -28,10 +28,10 @@ from forge_agents.models.tiny import tiny_model
 from forge_agents.rollout.rollout import Rollout
 
 GAME = "forge/TicTacToe-v0"
-SIGNS = (  # only the nine signs of an observation reach the model, and no rules
+SIGNS = (  # only the nine signs of a board reach the model, without the rules before the first board
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}"
-    "{{ message['content'].split('\nFree')[0].replace(' ', '').replace('\n', '') + '<|im_start|>' }}"
+    "{{ message['content'].split('\nFree')[0][-17:].replace(' ', '').replace('\n', '') + '<|im_start|>' }}"
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
     "{% endfor %}"
 )

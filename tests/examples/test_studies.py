@@ -12,6 +12,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.models.families import inspect_model
 from forge_agents.rollout import Rollout
+from forge_agents.rollout.rendering import Renderer
 
 
 def read_json(file):
@@ -220,13 +221,17 @@ def test_board_reaches_the_model_as_nine_signs(load_example, tmp_path):
     module = load_example("league")
     folder = module.untaught(tmp_path / "start")
     assert 500_000 < AutoModelForCausalLM.from_pretrained(folder).num_parameters() < 2_000_000
-    env = fa.make(module.GAME)
-    env.reset(seed=0)
-    env.step("4")
-    messages = [{"role": "system", "content": "rules"}, {"role": "user", "content": env.observe(env.agent_selection)}]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == "0361O7258<|im_start|>"
+    renderer, env = Renderer(tokenizer), fa.make(module.GAME)
+    env.reset(seed=0)
+    prompt = renderer.start(env.instructions("player_1"), env.observe("player_1"))
+    assert tokenizer.decode(prompt) == "036147258<|im_start|>", "rules do not reach the model"
+    for own, other in ("40", "17", "62", "53"):
+        env.step(own)
+        env.step(other)
+        prompt = renderer.extend(prompt, (*tokenizer.encode(own), renderer.eos_id), env.observe("player_1"))
+    assert tokenizer.decode(prompt)[-21:] == "OOXXXOOX8<|im_start|>"
+    assert len(prompt) == 5 * 10 + 4 * 2, "the longest game fits into the context of 128 tokens"
 
 
 # ---- tables

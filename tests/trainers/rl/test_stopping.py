@@ -81,6 +81,21 @@ def test_best_checkpoint_is_ranked_by_the_trained_policy(tmp_path):
     assert digest(rows[0]).reward == rows[0]["rewards"]["player_0"] == 1.0 and rows[0]["trained"] == ["team"]
 
 
+@pytest.mark.parametrize(("full", "warned"), [(1, False), (2, True)], ids=["a tenth", "a fifth"])
+def test_run_warns_once_of_many_full_contexts(tmp_path, capsys, full, warned):
+    def played(step):
+        made = group(1.0, 0.0, *[1.0, 0.0] * 4, seed=step)
+        endings = ["context"] * full + ["terminated"] * (10 - full)
+        return [replace(made, episodes=tuple(map(lambda e, end: replace(e, end_reason=end), made.episodes, endings)))]
+
+    with trainer(tmp_path, played, groups_per_step=1) as run:
+        run.fit(Duel, steps=3)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "were out of context" in line]
+    assert len(shown) == warned and all("2 of 10 episodes" in line for line in shown)
+    rows = (tmp_path / "warnings.jsonl").read_text().splitlines() if warned else []
+    assert [json.loads(row)["step"] for row in rows] == [1] * warned
+
+
 def plan_of(run, sampler):
     return RunPlan(sampler, run._policies, run.config, run.reward)
 

@@ -1,4 +1,4 @@
-"""Explains failed episodes: which code raised, and who ended episodes before a trained policy had a turn."""
+"""Explains failed and unfinished episodes: the code that raised, full contexts, and games without a trained turn."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _OUR_FOLDERS = tuple(
     if (spec := find_spec(package)) is not None
     for folder in spec.submodule_search_locations or ()
 )
+MANY_FULL_CONTEXTS = 0.1
+"""Fraction of a step's episodes out of context above which training warns."""
 _LIBRARIES = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
 
 
@@ -75,6 +77,19 @@ def explain_idle(episodes: Collection[Episode], policies: Collection[str] = ()) 
     action = "" if example is None else f". The first ended after {example.agent} wrote {example.action[:80]!r}"
     subject = f"policy {', '.join(policies)} had no turn" if policies else "no trained policy had a turn"
     return f"{subject} in {len(episodes)} episodes, which were ended {ended}{action}"
+
+
+def explain_full_contexts(groups: Sequence[EpisodeGroup]) -> str:
+    """Explain how often episodes ended, or answers were empty, because a context was full, and the remedy."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    full = [episode for episode in episodes if episode.out_of_context]
+    filled = {turn.policy for each in full for turn in each.turns if turn.finish_reason == "context"}
+    policies = f" (policies {', '.join(sorted(filled))})" if filled else ""
+    return (
+        f"{len(full)} of {len(episodes)} episodes were out of context{policies}. Their rewards are those of "
+        "unfinished episodes, and a player of a game loses. Raise engine.max_model_len, shorten "
+        'instructions and observations, or set Policy(context="window")'
+    )
 
 
 def nothing_to_train_on(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> str | None:

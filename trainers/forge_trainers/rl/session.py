@@ -15,6 +15,7 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.rl.curriculum import Progress
 from forge_trainers.rl.evaluation import Evaluator
+from forge_trainers.rl.failures import MANY_FULL_CONTEXTS, explain_full_contexts
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.metrics import step_metrics
 from forge_trainers.rl.plan import RunPlan
@@ -165,6 +166,7 @@ class Session:
         """Do the steps, each with evaluation, records and checkpoint when due. Returns why the run ended early."""
         plan, learners, watch = self.plan, self.processes.learners, Stopwatch(self.processes.busy_s)
         keep_episodes, guard = self._config.keep_episodes, RoleGuard(self._run.metrics())
+        warned_of_contexts = False
         for step in steps:
             groups, samples, metrics = await self.step(step, watch)
             watch = Stopwatch(self.processes.busy_s)  # the next step begins here
@@ -173,7 +175,11 @@ class Session:
             last = last or reason is not None
             metrics |= plan.sampler.record(groups, plan.trained, plan.max_rewards)
             metrics |= role_metrics(groups, plan.rewarded)  # distillation has no gradient from advantages
-            for warning in guard.after(metrics, groups, plan.max_rewards):
+            warnings = guard.after(metrics, groups, plan.max_rewards)
+            if metrics["out_of_context"] > MANY_FULL_CONTEXTS and not warned_of_contexts:
+                warned_of_contexts = True
+                warnings.append(explain_full_contexts(groups))
+            for warning in warnings:
                 display.say(f"warning: {warning}")
                 self._run.warn(step + 1, warning)
             if (reason is None or reason.is_success) and self.evaluator.is_due(step, last=last):
