@@ -305,7 +305,7 @@ class EpisodeError(_Stored):
 
 FORMAT = 2
 """Version of the format of stored episodes. The number increases whenever the name or meaning of a field changes."""
-_RUN_FIELDS = ("format", "step", "trained", "rewards", "advantages", "alternatives")
+_RUN_FIELDS = ("format", "step", "trained", "rewards", "advantages", "alternatives", "session_rewards")
 """Fields next to the episode in a line of a run's ``episodes.jsonl``."""
 _CUT = {"length": "by max_tokens", "context": "by the end of the context"}
 
@@ -498,6 +498,14 @@ class EpisodeGroup:
     def episode_rewards(self, index: int) -> dict[str, float]:
         """Return the rewards of one episode, by agent."""
         return {agent: float(rewards[index]) for agent, rewards in self.rewards.items()}
+
+    def episode_session_rewards(self, index: int) -> dict[str, list[float]]:
+        """Return the rewards of the sessions of one episode, of agents whose sessions have rewards of their own."""
+        return {
+            agent: self.session_rewards[agent][index].tolist()
+            for agent, trajectory in self.episodes[index].trajectories.items()
+            if trajectory.session_rewards is not None and agent in self.session_rewards
+        }
 
     def rewards_of(self, policies: Collection[str]) -> dict[str, np.ndarray]:
         """Return `rewards` of the agents that one of `policies` played in any episode."""

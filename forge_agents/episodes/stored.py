@@ -299,8 +299,9 @@ def load_episodes(
     - ``trained_reward``: the same mean of the rewards that were trained on
     - ``tokens``: number of tokens sampled by models
     - ``error``: place of the failure and name of the exception, or empty
-    - ``agents``, ``policies``, ``rewards`` (of the environment) and ``trained_rewards`` (NaN if a reward abstained,
-      None if nothing was trained): lists with one entry per agent
+    - ``agents``, ``policies``, ``rewards`` (of the environment), ``trained_rewards`` (NaN if a reward abstained,
+      None if nothing was trained) and ``trained_session_rewards`` (a list, None for agents whose sessions have no
+      rewards of their own): lists with one entry per agent
 
     Args:
         run: Folder of the run, or the ``episodes.jsonl`` in it.
@@ -360,6 +361,13 @@ def load_episodes(
     return EpisodeTable(file, stream, records)
 
 
+def _numbers(values: Any) -> list[float] | None:
+    """Return the numbers of a list, NaN for other values, or None if there is no list."""
+    if not isinstance(values, list):
+        return None
+    return [math.nan if (finite := number(value)) is None else finite for value in values]
+
+
 def _bare(env_id: str) -> str:
     """An environment's id without the module that registers it."""
     return env_id.rpartition(":")[2]
@@ -372,6 +380,7 @@ def _record(number: int, row: Any, problem: str) -> dict[str, Any]:
     summary = digest(row)
     agents, training_rewards = json.loads(summary.agents), row.get("rewards")
     training_rewards = training_rewards if isinstance(training_rewards, dict) else {}
+    by_session = each if isinstance(each := row.get("session_rewards"), dict) else {}
     return {
         "episode": number,
         "step": summary.step,
@@ -388,4 +397,5 @@ def _record(number: int, row: Any, problem: str) -> dict[str, Any]:
         "policies": [policy for _, policy, _ in agents],
         "rewards": [reward for _, _, reward in agents],
         "trained_rewards": [training_rewards.get(agent) for agent, _, _ in agents],
+        "trained_session_rewards": [_numbers(by_session.get(agent)) for agent, _, _ in agents],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import math
 import os
 import sys
 from collections import Counter
@@ -38,7 +39,8 @@ A row is a mapping with ``messages``, a list of ``{"role", "content"}`` whose as
 reasoning before its answer under ``reasoning_content``, ``reasoning`` or ``thinking``. A row may have a ``system``
 prompt. An answer with ``weight``, ``loss``, ``train`` or ``loss_mask`` of 0 is context only. Other keys that may change
 the training data are refused, and metadata are ignored. From an episode, the trajectories of the trained policy are
-used, or all if oracles alone played it. A `Trajectory` is always used.
+used, or all if oracles alone played it. A `Trajectory` is always used. Each of its sessions with rewards of their own
+(`Trajectory.sessions`) counts as a trajectory.
 """
 
 T = TypeVar("T", bound="Demonstration | Pair")
@@ -175,7 +177,8 @@ def read_pairs(
     """Read pairs from `data`.
 
     A row has ``chosen`` and ``rejected``, each a text or a list of messages, and ``prompt``, unless both begin with it.
-    Each agent's best and worst trajectory of one environment and seed make a pair. Pairs of equal answers are left out.
+    Each agent's best and worst trajectory of one environment and seed make a pair. Sessions with rewards of their own
+    are compared if they also begin with the same messages. Pairs of equal answers are left out.
 
     Arguments and errors are those of `read_demonstrations`. `reward` compares episodes.
     """
@@ -208,6 +211,8 @@ class _Played:
     trajectory: Trajectory
     reward: float
     """NaN if it is unknown."""
+    begin: object = None
+    """First messages, if this is one session of a trajectory with rewards by session."""
 
 
 class _Reader:
@@ -253,14 +258,16 @@ class _Reader:
     def _trajectories(self, source: str, thing: Any) -> list[_Played]:
         """Return the trajectories of an episode, a group of episodes, or a trajectory that may be trained on."""
         if isinstance(thing, Trajectory):
-            return [_Played(source=source, trajectory=thing, reward=thing.reward)]
+            return _sessions(source, thing, thing.reward, thing.session_rewards)
         if isinstance(thing, EpisodeGroup):
             return [
                 item
                 for number, episode in enumerate(thing.episodes)
                 for item in self._trajectories(f"{source}, episode {number}", episode)
             ]
-        episode, rewards = (thing, thing.rewards) if isinstance(thing, Episode) else thing
+        if isinstance(thing, Episode):
+            thing = thing, thing.rewards, {agent: t.session_rewards for agent, t in thing.trajectories.items()}
+        episode, rewards, session_rewards = thing
         if episode.error is not None:
             self.counts["failed"] += 1
             return []
@@ -269,12 +276,14 @@ class _Reader:
         if not members:
             self.counts["other policies"] += 1
         return [
-            _Played(
-                source=f"{source}, agent {trajectory.agent!r}",
-                trajectory=trajectory,
-                reward=float(rewards.get(trajectory.agent, float("nan"))),
-            )
+            item
             for trajectory in members
+            for item in _sessions(
+                f"{source}, agent {trajectory.agent!r}",
+                trajectory,
+                float(rewards.get(trajectory.agent, math.nan)),
+                session_rewards.get(trajectory.agent),
+            )
         ]
 
     def report_rows(self) -> None:
@@ -381,7 +390,8 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
         for row, episode in zip(table, table.episodes(), strict=True):
             trained = zip(row["agents"], row["trained_rewards"], strict=True)
             rewards = {agent: reward for agent, reward in trained if reward is not None}
-            yield f"episode {row['episode']} of {path / EPISODES}", (episode, rewards)
+            session_rewards = dict(zip(row["agents"], row["trained_session_rewards"], strict=True))
+            yield f"episode {row['episode']} of {path / EPISODES}", (episode, rewards, session_rewards)
         return
     if not path.is_file():
         raise ValueError(
@@ -389,6 +399,26 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
             "of an environment's oracle, use fa.demonstrations(id, games), or set `games` next to `data: id` in a file"
         )
     yield from json_objects(path)
+
+
+def _sessions(
+    source: str, trajectory: Trajectory, reward: float, session_rewards: Sequence[float] | None
+) -> list[_Played]:
+    """Return a trajectory, or each of its sessions if these have rewards of their own, NaN if these are unknown."""
+    if trajectory.session_rewards is None:
+        return [_Played(source=source, trajectory=trajectory, reward=reward)]
+    parts = trajectory.sessions
+    rewards = session_rewards if session_rewards and len(session_rewards) == len(parts) else [math.nan] * len(parts)
+    return [
+        _Played(
+            source=f"{source}, session {number}",
+            trajectory=part,
+            reward=reward,
+            begin=(part.instructions, part.turns[0].observation, part.turns[0].new_messages),
+        )
+        for number, (part, reward) in enumerate(zip(parts, rewards, strict=True))
+        if part.turns
+    ]
 
 
 def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None = None) -> tuple[Demonstration, ...]:
@@ -414,7 +444,8 @@ def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) ->
     if config.best_per_group is None:
         return good
     # sorted is stable, so the earlier of equal rewards is kept
-    best = [sorted(members, key=lambda n: -good[n].reward)[: config.best_per_group] for members in _siblings(good)]
+    siblings = _siblings([(_group(item),) for item in good])
+    best = [sorted(members, key=lambda n: -good[n].reward)[: config.best_per_group] for members in siblings]
     chosen = sorted(number for members in best for number in members)
     counts["not among the best"] += len(good) - len(chosen)
     return [good[number] for number in chosen]
@@ -425,7 +456,7 @@ def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]
     scored = [item for item in played if not np.isnan(item.reward)]
     counts["without reward"] += len(played) - len(scored)
     pairs = []
-    for members in _siblings(scored):
+    for members in _siblings([(_group(item), item.begin) for item in scored]):
         best, worst = (scored[end(members, key=lambda n: scored[n].reward)] for end in (max, min))
         if best.reward - worst.reward > config.min_difference:
             pairs.append((best, worst))
@@ -434,11 +465,15 @@ def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]
     return pairs
 
 
-def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
-    """Return the indices of each agent's trajectories with one environment and seed."""
-    groups: dict[tuple[str, int, str], list[int]] = {}
-    for number, item in enumerate(played):
-        key = (item.trajectory.env_id, item.trajectory.seed, item.trajectory.agent)
+def _group(item: _Played) -> tuple[str, int, str]:
+    """Return environment, seed and agent, which are equal for trajectories that are compared."""
+    return item.trajectory.env_id, item.trajectory.seed, item.trajectory.agent
+
+
+def _siblings(keys: Iterable[object]) -> Iterable[list[int]]:
+    """Return the indices of equal keys."""
+    groups: dict[object, list[int]] = {}
+    for number, key in enumerate(keys):
         groups.setdefault(key, []).append(number)
     return groups.values()
 

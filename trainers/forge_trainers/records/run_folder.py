@@ -298,20 +298,26 @@ class RunFolder:
         advantages: Sequence[Mapping[str, Sequence[float]]] | None = None,
         alternatives: Sequence[Sequence[Mapping[str, Any]]] | None = None,
         *,
+        session_rewards: Sequence[Mapping[str, Sequence[float]]] | None = None,
         trained: Iterable[str] = (),
     ) -> None:
         """Append whole episodes with their tokens and the rewards that their agents were trained on.
 
         `advantages` has those of each turn by agent, per episode, or None if nothing was learned. `alternatives` has
-        the turn and the rewards of each alternative, per episode, or None if there are none.
+        the turn and the rewards of each alternative, per episode, or None if there are none. `session_rewards` has the
+        rewards of each agent's sessions, per episode, or None if there are none.
         """
         facts = {"step": step, "trained": sorted(trained)}
         learned = advantages or [{}] * len(episodes)
         again = alternatives or [()] * len(episodes)
+        by_session = session_rewards or [{}] * len(episodes)
         rows = [
             {**facts, "rewards": dict(reward), "advantages": dict(advantage), **episode.as_json()}
             | ({"alternatives": list(others)} if others else {})
-            for episode, reward, advantage, others in zip(episodes, rewards, learned, again, strict=True)
+            | ({"session_rewards": dict(sessions)} if sessions else {})
+            for episode, reward, advantage, others, sessions in zip(
+                episodes, rewards, learned, again, by_session, strict=True
+            )
         ]
         self._append(EPISODES, rows)
 

@@ -119,11 +119,17 @@ def log_step(
     """Write the metrics of a step and the first `keep_episodes` of its episodes, failed ones first."""
     run.log(step + 1, metrics)
     rows = [
-        (episode, group.episode_rewards(index), samples.advantages.get((number, index), {}), recorded(group, index))
+        (
+            episode,
+            group.episode_rewards(index),
+            samples.advantages.get((number, index), {}),
+            recorded(group, index),
+            group.episode_session_rewards(index),
+        )
         for number, group in enumerate(groups)
         for index, episode in enumerate(group.episodes)
     ]
     rows.sort(key=lambda row: row[0].error is None)
     rows = rows[:keep_episodes]
-    episodes, rewards, advantages, alternatives = zip(*rows, strict=True) if rows else ((), (), (), ())
-    run.keep_episodes(step + 1, episodes, rewards, advantages, alternatives, trained=learners)
+    episodes, rewards, advantages, alternatives, sessions = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    run.keep_episodes(step + 1, episodes, rewards, advantages, alternatives, session_rewards=sessions, trained=learners)
