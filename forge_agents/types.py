@@ -9,7 +9,7 @@ import html
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -528,6 +528,11 @@ class Alternatives:
 def total_tokens(turns: Sequence[Turn]) -> int:
     """Return the number of response tokens in `turns`, notes included."""
     return sum(len(part.response_ids) for turn in turns for part in turn.parts)
+
+
+def reward_scale(rewards: Iterable[float]) -> float:
+    """Return the largest absolute value of `rewards`, or 1 if it is larger, as the unit of rounding errors."""
+    return min(1.0, max(map(abs, rewards), default=0.0))
 
 
 Reward: TypeAlias = "Callable[[Sequence[Trajectory]], np.ndarray]"

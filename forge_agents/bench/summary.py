@@ -13,7 +13,7 @@ from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
-from forge_agents.bench.verdicts import failing_players, is_spoiled, is_won_or_lost, is_zero_sum, judged
+from forge_agents.bench.verdicts import failing_players, is_spoiled, is_won_or_lost, is_zero_sum, judged, tolerance_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,13 +378,14 @@ def _adjusted(compared: Sequence[tuple[str, str, str, Difference]]) -> list[Pair
     ]
 
 
-def _games(records: Iterable[Record]) -> Iterator[Game]:
+def _games(records: Sequence[Record]) -> Iterator[Game]:
     """Yield one game per deal that two players met in. The player with the higher reward over all its line-ups wins.
 
     The line-ups of a deal count together, because with swapped agents both players had the better hand once. A deal is
     left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a forfeit or a full
     context.
     """
+    tolerance = tolerance_of(records)
     deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
     for record in records:
         names = frozenset(record.lineup.values())
@@ -400,7 +401,7 @@ def _games(records: Iterable[Record]) -> Iterator[Game]:
         rewards = [[result.reward for record in played for result in _results(record, name)] for name in both]
         if not spoiled and len(played) == complete[names] and agents[0] == agents[1] and all(rewards):
             mine, other = map(_mean, rewards)
-            score = 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other)
+            score = 0.5 if abs(mine - other) <= tolerance else float(mine > other)
             yield Game((played[0].env, seed), first, second, score)
 
 

@@ -9,11 +9,18 @@ from dataclasses import replace
 
 from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import Record
+from forge_agents.types import reward_scale
 
 _TOLERANCE = 1e-6
-"""Rewards that differ by less are equal."""
+"""Rewards that differ by less are equal, in units of `reward_scale`."""
 _FULL_REWARD = 1.0
 """Maximum reward of a task or a team if its environment does not define it."""
+
+
+def tolerance_of(records: Iterable[Record]) -> float:
+    """Return the difference up to which rewards of an environment are equal. A game may pay 1e-9 for a win."""
+    played = (agent for record in records if not is_spoiled(record) for agent in record.seats.values())
+    return _TOLERANCE * reward_scale(agent.reward for agent in played)
 
 
 def judged(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
@@ -31,13 +38,15 @@ def judged(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
         return list(records)
     if environment.kind in ("single", "cooperative"):
         full = _FULL_REWARD if environment.max_reward is None else environment.max_reward
-        if environment.max_reward is None and any(agent.reward > full + _TOLERANCE for agent in agents):
+        tolerance = _TOLERANCE * reward_scale([full, *(agent.reward for agent in agents)])
+        if environment.max_reward is None and any(agent.reward > full + tolerance for agent in agents):
             return list(records)
-        return [_completed(record, dict.fromkeys(record.seats, full)) for record in records]
+        return [_completed(record, dict.fromkeys(record.seats, full - tolerance)) for record in records]
     if not is_won_or_lost(records, environment):
         return list(records)
+    tolerance = tolerance_of(records)
     return [
-        _completed(record, {agent: _winning_reward(record, agent, environment) for agent in record.seats})
+        _completed(record, {agent: _winning_reward(record, agent, environment, tolerance) for agent in record.seats})
         for record in records
     ]
 
@@ -57,7 +66,7 @@ def failing_players(records: Iterable[Record]) -> dict[str, str]:
     return {name: f"{failed[name]} of {count}" for name, count in games.items() if failed[name] > _MAX_FAILED * count}
 
 
-def is_zero_sum(records: Iterable[Record], environment: SuiteEnv) -> bool:
+def is_zero_sum(records: Sequence[Record], environment: SuiteEnv) -> bool:
     """Return whether one side wins what the others lose: by the environment's tag, or by the rewards of all episodes.
 
     By rewards, a game is zero-sum if they differ within an episode and add up to the same in each. Episodes that failed
@@ -68,9 +77,9 @@ def is_zero_sum(records: Iterable[Record], environment: SuiteEnv) -> bool:
     if environment.zero_sum:
         return True
     rewards = [[agent.reward for agent in record.seats.values()] for record in records if not is_spoiled(record)]
-    totals = [math.fsum(values) for values in rewards]
-    differ = any(max(values) - min(values) > _TOLERANCE for values in rewards)
-    return differ and max(totals) - min(totals) <= _TOLERANCE * max(1.0, *map(abs, totals))
+    totals, tolerance = [math.fsum(values) for values in rewards], tolerance_of(records)
+    differ = any(max(values) - min(values) > tolerance for values in rewards)
+    return differ and max(totals) - min(totals) <= max(tolerance, *(_TOLERANCE * abs(total) for total in totals))
 
 
 def is_won_or_lost(records: Sequence[Record], environment: SuiteEnv) -> bool:
@@ -79,11 +88,14 @@ def is_won_or_lost(records: Sequence[Record], environment: SuiteEnv) -> bool:
         return True
     if environment.kind in ("single", "cooperative"):
         return False
-    rewards: dict[str, set[float]] = {"win": set(), "loss": set(), "draw": set()}
+    tolerance = tolerance_of(records) or 1.0  # rewards that are all 0 have no unit
+    rewards: dict[str, set[int]] = {"win": set(), "loss": set(), "draw": set()}
     for record in records:
         if is_spoiled(record):
             continue
-        sides = [{round(record.seats[a].reward, 6) for a in side if a in record.seats} for side in environment.sides]
+        sides = [
+            {round(record.seats[a].reward / tolerance) for a in side if a in record.seats} for side in environment.sides
+        ]
         paid = [next(iter(values)) for values in sides if len(values) == 1]
         if len(paid) < sum(map(bool, sides)) or not paid:
             return False
@@ -104,19 +116,20 @@ def is_spoiled(record: Record) -> bool:
     return bool(record.error) or record.end == "context" or any(agent.forfeit for agent in record.seats.values())
 
 
-def _winning_reward(record: Record, agent: str, environment: SuiteEnv) -> float:
+def _winning_reward(record: Record, agent: str, environment: SuiteEnv, tolerance: float) -> float:
     """Return the smallest reward that is more than every opponent of an agent earned."""
     side = next((side for side in environment.sides if agent in side), (agent,))
     player = record.lineup[agent]
     others = [name for name, by in record.lineup.items() if by != player and name in record.seats]
     opponents = others or [name for name in record.seats if name not in side]
-    return max((record.seats[name].reward for name in opponents), default=-math.inf) + 2 * _TOLERANCE
+    highest = max((record.seats[name].reward for name in opponents), default=-math.inf)
+    return math.nextafter(highest + tolerance, math.inf)
 
 
 def _completed(record: Record, required: dict[str, float]) -> Record:
     """Set the success of agents without a reported one, given the reward that each needs."""
     agents = {
-        name: replace(agent, success=agent.reward >= required[name] - _TOLERANCE) if agent.success is None else agent
+        name: replace(agent, success=agent.reward >= required[name]) if agent.success is None else agent
         for name, agent in record.seats.items()
     }
     return replace(record, seats=agents)

@@ -8,7 +8,7 @@ import forge_agents as fa
 from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record, reported_success
 from forge_agents.bench.sections import incomplete
-from forge_agents.bench.summary import summarize
+from forge_agents.bench.summary import _games, summarize
 from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
 
@@ -201,10 +201,11 @@ CHICKEN = (0.0, 0.0), (-1.0, 1.0), (1.0, -1.0), (-10.0, -10.0)
 PIE = (0.7, 0.3), (0.4, 0.6), (0.0, 0.0), (0.5, 0.5)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-9, 1e9])
 @pytest.mark.parametrize("rewards", [DILEMMA, HUNT, CHICKEN, PIE, ((1.0, 1.0), (0.5, 0.5), (0.0, 0.0))])
 @pytest.mark.parametrize("kind", ["competitive", "mixed"])
-def test_general_sum_game_has_no_success_or_ratings(rewards, kind):
-    records, environment = paid(*rewards * 4, kind=kind)
+def test_general_sum_game_has_no_success_or_ratings(rewards, kind, unit):
+    records, environment = paid(*[(unit * x, unit * y) for x, y in rewards] * 4, kind=kind)
     summary = summarize(records, [environment], ("one", "two"))
     assert not is_zero_sum(records, environment) and not is_won_or_lost(records, environment)
     assert summary.undefined == (environment.id,) and not summary.ratings and not summary.bounds
@@ -230,6 +231,33 @@ def test_won_or_lost_games_have_success_and_ratings(rewards, zero_sum):
     assert won == {(seed, seat): pair[at] > pair[1 - at] for seed, pair in pairs for at, seat in enumerate("xy")}
     summary = summarize(records, [environment], ("one", "two"))
     assert summary.undefined == () and bool(summary.bounds) == zero_sum
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_unit_of_rewards_changes_no_verdict(unit):
+    """The sum of 0.1 and 0.2 is not 0.3, and a difference of 1e-9 is a win where no reward is larger."""
+    rewards = (1.0, -1.0), (-1.0, 1.0), (0.0, 0.0), (0.1 + 0.2 - 0.3, 0.0), (0.5, -0.5)
+    records, environment = paid(*[(unit * x, unit * y) for x, y in rewards for _ in range(2)])
+    assert is_zero_sum(records, environment)
+    won = [[seat.success for seat in row.seats.values()] for row in judged(records, environment)[::2]]
+    draw = [False, False]
+    assert won == [[True, False], [False, True], draw, draw, [True, False]]
+    deals = (3.0, 1.0), (1.0, 3.0), (0.1 + 0.2, 0.3)  # the rewards of one and two as x, with 0 as y
+    played = [
+        record(seed, lineup, {"x": unit * reward, "y": 0.0})
+        for seed, pair in enumerate(deals)
+        for lineup, reward in zip((HERE, THERE), pair, strict=True)
+    ]
+    assert [game.score for game in _games(played)] == [1.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("most", "rewards", "solved"), [(1e-9, (1e-9, 0.0), 0.5), (1e-9, (0.0, 5e-10), 0.0), (0.0, (0.0, -1e-9), 0.5)]
+)
+def test_small_maximum_is_reached_only_by_the_maximum(most, rewards, solved):
+    environment = SuiteEnv(id="bench/Two-v0", seats=("x",), kind="single", max_turns=None, max_reward=most)
+    rows = [record(n, {"x": "one"}, {"x": reward}, success=None) for n, reward in enumerate(rewards)]
+    assert summarize(rows, [environment], ("one",)).cells[0].success.value == solved
 
 
 def test_zero_sum_tag_and_reported_success_are_kept():

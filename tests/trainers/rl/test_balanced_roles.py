@@ -1,4 +1,4 @@
-"""Balanced roles: the roles of an environment have the same advantage mass in each step."""
+"""Balanced roles: the roles that a policy plays in an environment have the same advantage mass in each step."""
 
 import re
 from dataclasses import replace
@@ -128,14 +128,23 @@ class Two(Draws):
     possible_agents = ("a", "b")
 
 
+def test_roles_of_different_policies_are_not_balanced():
+    """Each policy has a gradient of its own: only `a` and `b` share one."""
+    tokens = {"a": 30, "b": 10, "c": 500}
+    step = [group_of({agent: [1, 0] for agent in tokens}, tokens, policies={"c": "other"})]
+    (done,) = compute_advantages(step, BALANCED, {"team", "other"})
+    got = {agent: [float(row[0]) for row in rows] for agent, rows in done.advantages.items()}
+    assert got == close_to(a=[SIZE * 2 / 3, -SIZE * 2 / 3], b=[SIZE * 2, -SIZE * 2], c=[SIZE, -SIZE])
+
+
 def test_balanced_roles_without_several_trained_roles_are_refused():
     config = fa.GRPOConfig(credit=BALANCED)
     frozen = {"a": TEAM, "b": replace(TEAM, name="other", trainable=False)}
-    for env, policies in ((Draws, TEAM), (Two, frozen)):
-        with pytest.raises(ValueError, match=re.escape("balance_roles=True has no effect: trained policies play one")):
-            RunPlan(TaskSampler(env), FixedPolicies(policies), config, env_reward)
     apart = {"a": TEAM, "b": replace(TEAM, name="other")}
-    for policies in (TEAM, apart, lambda agent, seed: frozen["b" if (agent == "a") == (seed % 2) else "a"]):
+    for env, policies in ((Draws, TEAM), (Two, frozen), (Two, apart)):
+        with pytest.raises(ValueError, match=re.escape("has no effect: each trained policy plays one agent")):
+            RunPlan(TaskSampler(env), FixedPolicies(policies), config, env_reward)
+    for policies in (TEAM, lambda agent, seed: frozen["b" if (agent == "a") == (seed % 2) else "a"]):
         assert RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward).credit.balance_roles
 
 

@@ -184,6 +184,16 @@ def test_the_scale_is_that_of_all_rewards_of_a_role():
     np.testing.assert_allclose(got[:2], np.array([[2, 2.5], [0, -2]]) / np.std([2, 2.5, 0, -2]), rtol=1e-6)
 
 
+def test_the_scale_over_a_step_counts_only_turns_with_an_advantage():
+    """Turns that were not chosen have none, and zeros in their place would halve the standard deviation."""
+    step = [trajectory(3.0, {1: [1.0, 0.0]}, turns=4), trajectory(1.0, {0: [2.0]}, turns=4)]
+    got = assigned(replace(COUNTERFACTUAL, scale="batch_std", decisions="longest"), step)
+    np.testing.assert_allclose(got, np.array([[0, 2.5, 0, 0], [-1, 0, 0, 0]]) / np.std([2.5, -1]), rtol=1e-6)
+    alone = trajectory(3.0, {1: [1.0], 2: [0.0]}, turns=4)
+    got = assigned(replace(COUNTERFACTUAL, scale="batch_std", decisions=2), [alone])
+    np.testing.assert_allclose(got, np.array([[0, 2, 3, 0]]) / np.std([2, 3]), rtol=1e-6)
+
+
 def test_equal_rewards_of_episodes_and_alternatives_are_not_informative():
     assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [1.0]}), trajectory(1.0)]) == [None, None]
     assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [0.0]}), trajectory(1.0)]) == [[1.0, 0.0], None]

@@ -128,7 +128,7 @@ def test_balanced_roles_count_only_policies_that_learn_from_advantages():
     learner = {"loss": "distill", "reference": "m", "kl_coef": 1.0}
     policies = {"a": TEAM, "b": replace(TEAM, name="other", learner=learner)}
     config = fa.GRPOConfig(credit=fa.Credit(balance_roles=True), max_resamples=0, loss_normalization="used")
-    with pytest.raises(ValueError, match=re.escape("play one agent of each environment at most (a)")):
+    with pytest.raises(ValueError, match=re.escape("plays one agent of each environment at most (a)")):
         RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward)
 
 

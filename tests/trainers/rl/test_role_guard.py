@@ -127,8 +127,10 @@ def test_role_that_stops_learning_is_announced_five_steps_before():
     (step,) = warnings
     dead = np.log(20) / 5 * 99  # the gradient is at 5 % of its start
     assert dead - 20 < step <= dead - 5
-    assert warnings[step][0].startswith("role b stops learning in about") and "balance_roles=True" in warnings[step][0]
-    assert "that of a still changes" in warnings[step][0]
+    assert warnings[step][0].startswith("role b stops learning in about")
+    assert warnings[step][0].endswith("that of a still changes. Set entropy_coef")
+    shared = run(100, {"a": learns, "b": dies}, share=shares(a=0.7, b=0.3))
+    assert shared[step][0].startswith("role b stops learning in about") and "balance_roles=True" in shared[step][0]
 
 
 def test_role_that_captures_its_policy_is_announced():

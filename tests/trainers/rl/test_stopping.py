@@ -377,6 +377,9 @@ MIXED = [group(*(1.0, 0.0) * 4)]
         ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a few failures
         ([[group(*(0.0,) * 8, seed=n) for n in range(8)]] * 9, {"t": 5e-5}, ("uninformative", 3)),  # small rewards
         ([[group(*(5e-5,) * 8, seed=n) for n in range(8)]] * 9, {"t": 5e-5}, ("solved", 3)),
+        ([[group(*(0.0,) * 8, seed=n) for n in range(8)]] * 9, {"t": 1e-9}, ("uninformative", 3)),
+        ([[group(*(1e-9,) * 8, seed=n) for n in range(8)]] * 9, {"t": 1e-9}, ("solved", 3)),
+        ([[group(*(0.0,) * 8, seed=n) for n in range(8)]] * 9, {"t": 0.0}, ("solved", 3)),
     ],
 )
 def test_run_is_solved_only_with_enough_evidence(steps, tops, expected):

@@ -131,6 +131,14 @@ def test_equal_rewards_of_sides_of_different_size_are_a_draw():
     assert results_of([played], "hero") == {"a": [0.5]}
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-10, 1e6])
+def test_unit_of_rewards_changes_no_result(unit):
+    games = [
+        episode(("hero", "a"), (unit * mine, unit * other)) for mine, other in ((0.1 + 0.2 - 0.3, 0), (2, 1), (0, 1))
+    ]
+    assert results_of([group(game) for game in games], "hero") == {"a": [0.5, 1.0, 0.0]}
+
+
 def test_league_reward_counts_games_against_opponents():
     judged = [
         dataclasses.replace(

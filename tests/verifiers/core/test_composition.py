@@ -110,6 +110,15 @@ def test_env_rewards_outside_the_range_stop_the_scoring_and_say_the_scale(reward
         reward.score([paid(value) for value in rewards])
 
 
+def test_a_small_range_of_env_rewards_is_as_strict():
+    reward = EnvReward(high=1e-10)
+    assert reward.score([paid(0.5e-10), paid(1e-10)]).tolist() == [0.5, 1.0]
+    with pytest.raises(ScoreError, match=r"at least EnvReward\(low=0, high=3e-10\)"):
+        reward.score([paid(3e-10)])
+    with pytest.raises(ArgumentError, match=r"my/Big-v0: .* pays 3e-10"):
+        check_env_rewards(reward, {"my/Big-v0": 3e-10})
+
+
 @pytest.mark.parametrize("unbounded", [lambda trajectory: 3.0, lambda trajectories: [-1.0] * len(trajectories)])
 def test_an_unbounded_function_in_an_ensemble_stops_the_scoring(unbounded):
     with pytest.raises(ScoreError, match=r"Scale scores to \[0, 1\]"):

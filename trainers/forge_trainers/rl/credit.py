@@ -135,9 +135,9 @@ class Credit:
     that the reward reports. At least 0. 0 (default) uses only `min_spread`."""
     balance_roles: bool = False
     """Whether to scale the advantages of each role by one factor per step, so that the sums of their absolute values
-    over the sampled tokens are equal for all roles of an environment. Their total stays the same, except that factors
-    are limited to 0.1 to 10. With a `MultiReward`, the sums over its parts are scaled. Prevents a role with long
-    responses from capturing a shared policy (arXiv 2605.24202)."""
+    over the sampled tokens are equal for all roles that a policy plays in an environment. Their total stays the same,
+    except that factors are limited to 0.1 to 10. With a `MultiReward`, the sums over its parts are scaled. Prevents a
+    role with long responses from capturing a shared policy (arXiv 2605.24202)."""
 
     def __post_init__(self) -> None:
         compares = self.baseline in _OF_A_GROUP
@@ -286,6 +286,7 @@ class Credit:
             key = {"seed": str(trajectory.group), "role": trajectory.role}
             compared.setdefault(tuple(key[name] for name in self.by), []).append(i)
         result: list[np.ndarray | None] = [None] * len(scored)
+        values = [np.full(len(trajectory.response_tokens), np.nan) for trajectory in scored]  # NaN: no advantage
         for members in compared.values():
             baselines = {
                 (i, t): np.array([self._total(each) for each in alternatives])
@@ -297,14 +298,15 @@ class Credit:
                 continue
             mean, num = float(np.mean([totals[i] for i in members])), len(members)
             for i in members:
-                others = (totals[i] - mean) * num / (num - 1) if num > 1 and self.decisions != "longest" else 0.0
-                row = np.full(len(scored[i].response_tokens), others)
+                if num > 1 and self.decisions != "longest":
+                    values[i][:] = (totals[i] - mean) * num / (num - 1)
                 for t in scored[i].alternatives:
-                    row[t] = totals[i] - baselines[i, t].mean()
+                    values[i][t] = totals[i] - baselines[i, t].mean()
+                row = np.nan_to_num(values[i])
                 if row.any():
                     result[i] = row / rewards.std(ddof=1) if self.scale == "std" else row
         if self.scale == "batch_std":
-            result = self._scaled(scored, result, [np.zeros(len(each.response_tokens)) for each in scored])
+            result = self._scaled(scored, result, values)
         return [None if row is None else row.astype(np.float32) for row in result]
 
     def _total(self, trajectory: Scored) -> float:
@@ -329,7 +331,7 @@ class Credit:
     def _scaled(
         self, scored: Sequence[Scored], advantages: Sequence[np.ndarray | None], values: Sequence[np.ndarray]
     ) -> list[np.ndarray | None]:
-        """Divide by the standard deviation over the step, or over the role, of turns that have a reward."""
+        """Divide by the standard deviation over the step, or over the role, of turns whose value is not NaN."""
         # REINFORCE++ (arXiv 2501.03262): A / std over the batch, per role: roles may differ in their range of rewards.
         roles = [trajectory.role if "role" in self.by else "" for trajectory in scored]
         pools: dict[str, list[np.ndarray]] = {}

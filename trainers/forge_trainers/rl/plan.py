@@ -165,16 +165,17 @@ class RunPlan:
             self._check_balance()
 
     def _check_balance(self) -> None:
-        """Raise ValueError if there are no several roles to balance, or a loss does not sum over tokens."""
+        """Raise ValueError if no policy has several roles to balance, or a loss does not sum over tokens."""
         roles = [
-            {agent for name in self.rewarded for agent in self.policies.agents_by_policy({env: agents}).get(name, ())}
+            self.policies.agents_by_policy({env: agents}).get(name, [])
+            for name in self.rewarded
             for env, agents in self.sampler.agents.items()
         ]
         if max(map(len, roles), default=0) < 2:
             raise ValueError(
-                "credit.balance_roles=True has no effect: trained policies play one agent of each environment at most "
-                f"({', '.join(sorted(set().union(*roles))) or 'none'}). Leave it out, or train the policies of several "
-                "agents"
+                "credit.balance_roles=True has no effect: each trained policy plays one agent of each environment at "
+                f"most ({', '.join(sorted(set().union(*roles))) or 'none'}), and roles of different policies do not "
+                "compete for a gradient. Leave it out, or train a policy that several agents share"
             )
         for name in self.rewarded:
             loss = find_loss(self.config.learner_of(self.models[name]).loss)

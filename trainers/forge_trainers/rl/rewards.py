@@ -157,7 +157,7 @@ def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> N
     """
     for leaf, _ in leaf_rewards(reward):
         for env_id, high in max_rewards.items():
-            if isinstance(leaf, EnvReward) and not leaf.clip and high is not None and high > leaf.high + 1e-9:
+            if isinstance(leaf, EnvReward) and not leaf.clip and high is not None and high > leaf.high + leaf.rounding:
                 raise ArgumentError(f"{env_id}: {leaf.range_error(leaf.low, high)}")
 
 

@@ -21,7 +21,8 @@ _FALLEN, _DEAD, _HORIZON = 0.5, 0.05, 15
 _NEAR = 0.1
 """A reward is near its maximum if less than this part of its range is left."""
 _TINY = 1e-9
-_ADVICE = (
+_ADVICE = "Set entropy_coef"
+_ADVICE_IF_SHARED = (
     "Set credit=fa.Credit(balance_roles=True), which gives all roles the same advantage mass, set entropy_coef, or "
     "give the role its own policy"
 )
@@ -212,10 +213,11 @@ class RoleGuard:
             return ""
         names = ("gradient", "advantage_mass", "entropy")
         parts = ", ".join(f"{name} {self._from_highest(role, name)}" for name in names)
+        advice = _ADVICE_IF_SHARED if f"roles/{role}/gradient_share" in self._curves else _ADVICE
         when = f"in about {math.ceil(steps)} steps" if steps else "now"
         return (
             f"role {role} stops learning {when}: {parts}. Its reward does not rise ({self._from_highest(role)}), while "
-            f"that of {', '.join(changing)} still changes. {_ADVICE}"
+            f"that of {', '.join(changing)} still changes. {advice}"
         )
 
     def _captures(self, role: str, roles: Sequence[str]) -> str:
@@ -233,7 +235,7 @@ class RoleGuard:
         )
         return (
             f"role {role} captures its policy: it holds {share.now:.0%} of the gradient, while the reward of {falling} "
-            f"does not rise. {_ADVICE}"
+            f"does not rise. {_ADVICE_IF_SHARED}"
         )
 
     def _from_highest(self, role: str, name: str = "") -> str:

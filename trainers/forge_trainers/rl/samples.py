@@ -85,21 +85,23 @@ def compute_advantages(
 
 
 def _balance_roles(groups: Sequence[EpisodeGroup], totals: Mapping[tuple[int, str, int], np.ndarray]) -> None:
-    """Scale advantages in place, so that all roles of an environment have the same mass. See `Credit.balance_roles`.
+    """Scale advantages in place, so that all roles of a policy in an environment have the same mass.
 
-    `totals` has the advantages by group, agent and episode.
+    `totals` has the advantages by group, agent and episode. See `Credit.balance_roles`.
     """
-    masses: dict[str, dict[str, float]] = {}  # by environment and agent
+    masses: dict[tuple[str, str], dict[str, float]] = {}  # by environment and policy, then by agent
+    roles: dict[tuple[int, str, int], dict[str, float]] = {}  # the masses that a trajectory is balanced with
     for (number, agent, index), row in totals.items():
-        turns = groups[number].episodes[index].trajectories[agent].turns
-        if mass := float(np.abs(row) @ np.array([total_tokens([turn]) for turn in turns], np.float64)):
-            of_env = masses.setdefault(groups[number].env_id, {})
-            of_env[agent] = of_env.get(agent, 0.0) + mass
-    for (number, agent, _), row in totals.items():
-        of_env = masses.get(groups[number].env_id, {})
-        if agent in of_env:
-            mean = sum(of_env.values()) / len(of_env)
-            row[:] *= np.clip(mean / of_env[agent], 1 / _MAX_BALANCE, _MAX_BALANCE)
+        trajectory = groups[number].episodes[index].trajectories[agent]
+        of_policy = masses.setdefault((groups[number].env_id, trajectory.policy), {})
+        roles[number, agent, index] = of_policy
+        if mass := float(np.abs(row) @ np.array([total_tokens([turn]) for turn in trajectory.turns], np.float64)):
+            of_policy[agent] = of_policy.get(agent, 0.0) + mass
+    for key, row in totals.items():
+        of_policy, agent = roles[key], key[1]
+        if agent in of_policy:
+            mean = sum(of_policy.values()) / len(of_policy)
+            row[:] *= np.clip(mean / of_policy[agent], 1 / _MAX_BALANCE, _MAX_BALANCE)
 
 
 def _scored_parts(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> list[tuple[float, dict[_Row, Scored]]]:

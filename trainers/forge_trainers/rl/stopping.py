@@ -153,7 +153,7 @@ class StoppingCriteria:
                 low, high = self._range.get(key, (least, most))
                 self._range[key] = (min(low, least), max(high, most))
                 if not informative:
-                    self._best.setdefault(key, Counter())[round(most, 6)] += 1
+                    self._best.setdefault(key, Counter())[float(f"{most:.6g}")] += 1
 
     def _no_turns(self) -> StopReason:
         """Return the reason for a run, or for many steps, in which no trained policy sampled a token."""
@@ -253,7 +253,7 @@ def _named(policies: Sequence[str]) -> str:
 
 
 def _reaches(reward: float, top: float) -> bool:
-    return reward >= top - max(1e-6, 1e-4 * abs(top))  # in proportion: the maximum may be 5e-5
+    return reward >= top - (1e-4 * abs(top) or 1e-6)  # in proportion: the maximum may be 1e-9
 
 
 def _capitalized(text: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import AnyPolicy, Policy
 from forge_agents.settings import MAX_COUNT, settings_class, values_of
-from forge_agents.types import Episode, EpisodeGroup
+from forge_agents.types import Episode, EpisodeGroup, reward_scale
 from forge_trainers.selfplay.matchmaking import Matchmaking, Standings
 
 
@@ -199,6 +199,9 @@ def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     The margin is 0 if the opponent's failure ended the game.
     """
     margins: dict[str, list[float]] = {}
+    groups = [*groups]
+    rewards = [reward for group in groups for episode in group.episodes for reward in episode.rewards.values()]
+    tolerance = 1e-9 * reward_scale(rewards)  # the mean of three rewards of 0.1 is not 0.1
     for group in groups:
         for episode in group.episodes:
             sides = _sides(episode, policy)
@@ -209,7 +212,7 @@ def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
                 margins.setdefault(opponent, []).append(0.0)
                 continue
             mean, opponent_mean = (float(np.mean([episode.rewards[agent] for agent in side])) for side in agents)
-            is_draw = math.isclose(mean, opponent_mean, abs_tol=1e-9)  # the mean of three rewards of 0.1 is not 0.1
+            is_draw = math.isclose(mean, opponent_mean, abs_tol=tolerance)
             margins.setdefault(opponent, []).append(0.0 if is_draw else mean - opponent_mean)
     return margins
 

@@ -569,12 +569,14 @@ class EnvReward(Composable):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"EnvReward got low={low}, high={high}. Pass finite bounds with low < high")
         self.low, self.high, self.clip = low, high, clip
+        self.rounding = 1e-9 * min(1.0, high - low)
+        """Distance from the range up to which a reward counts as its bound."""
         self.name, self.family = name, family
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scaled rewards, float32 [n]. Raises ScoreError for a reward outside [low, high] unless `clip` is True."""
         rewards = np.array([t.reward for t in trajectories], np.float64)
-        outside = (rewards < self.low - 1e-9) | (rewards > self.high + 1e-9)
+        outside = (rewards < self.low - self.rounding) | (rewards > self.high + self.rounding)
         if outside.any() and not self.clip:
             raise ScoreError(self.range_error(float(rewards.min()), float(rewards.max())))
         return np.clip((rewards - self.low) / (self.high - self.low), 0.0, 1.0).astype(np.float32)
