@@ -269,7 +269,10 @@ def test_a_file_has_no_values_that_the_check_of_hosts_would_miss(engines, config
     assert "could not determine a constructor for the tag" in refused(capsys, str(file))
 
 
-@pytest.mark.parametrize(("name", "value"), [("program", ["sh", "-c", "id"]), ("sandbox", None), ("image", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("program", ["sh", "-c", "id"]), ("sandbox", None), ("image", "x"), ("command", ["sh", "-c", "id", "{port}"])],
+)
 def test_a_file_does_not_choose_what_an_environment_runs(name, value, config, capsys):
     error = " ".join(refused(capsys, config(env_args={name: value})).split())
     assert f"sets env_args.{name}, which chooses what runs on this machine" in error
