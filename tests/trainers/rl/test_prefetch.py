@@ -269,6 +269,26 @@ def test_caller_continues_when_the_background_task_releases_it():
     assert order == ["published", "caller", "loaded"]
 
 
+@pytest.mark.parametrize("step", [0, 2**50])
+def test_late_groups_of_another_step_are_not_collected(step, caplog):
+    """A stranger's checkpoint of step 5 may name any step, and collecting a late one has no end."""
+    taken = TakenGroups()
+    taken.load_state_dict({"owed": np.array([(step, 1)]), "early": np.array([(step + 1, 0)])})
+    started = []
+
+    async def collect(step, numbers, put):
+        started.append((step, [*numbers]))
+        for number in numbers:
+            put(number, (step, number))
+
+    async def train():
+        ahead = Prefetch(collect, as_they_are, staleness=0, steps=6, size=2, taken=taken)
+        return await asyncio.wait_for(ahead.batch(5).scored, 10)
+
+    assert asyncio.run(train()) == [(5, 0), (5, 1)] and started == [(5, [0, 1])]
+    assert "does not fit step 6 with 2 groups" in caplog.text
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
 def test_resumed_run_may_change_the_number_of_groups(size):
     """The checkpoint has 4 groups per step: one of step 4 is owed, one of step 5 was taken early."""

@@ -1,6 +1,7 @@
 """The role guard: measures of each role, warnings before a role stops learning, and silence in good runs."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,3 +224,14 @@ def test_run_records_roles_and_warnings(tmp_path, monkeypatch, capsys):
     warnings = [json.loads(line) for line in (tmp_path / "warnings.jsonl").read_text().splitlines()]
     assert warnings == [{"step": step, "warning": "role b stops"} for step in (1, 2)]
     assert capsys.readouterr().out.count("warning: role b stops") == 2
+
+
+@pytest.mark.parametrize("value", ["abc", [1], {"a": 1}, 10**400, None, math.nan])
+def test_values_of_a_strangers_run_that_are_no_numbers_are_left_out(value):
+    rows = [
+        {"step": 1, "reward/left": 0.25, "roles/left/gradient": 2.0},
+        {"reward/left": value, "roles/left/gradient": value},
+    ]
+    guard = RoleGuard(rows)
+    assert guard._ranges["left"] == (0.25, 0.25)
+    assert [*guard._curves["roles/left/gradient"]._last] == [2.0]

@@ -8,8 +8,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from forge_agents import states
 from forge_agents.imports import import_object
 from forge_agents.settings import settings_class
+from forge_agents.types import MAX_REWARD
 
 Key: TypeAlias = Literal["seed", "role", "turn"]
 _OF_A_GROUP = ("mean", "leave_one_out")
@@ -84,8 +86,10 @@ class Baselines:
         return {"names": np.array(list(self._means), dtype=np.str_), "means": np.array(list(self._means.values()))}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`."""
-        self._means = dict(zip(state["names"].tolist(), state["means"].tolist(), strict=True))
+        """Continue from `state_dict`. Raises ValueError for means that no rewards have."""
+        names = states.texts(state, "names", -1)
+        means = states.numbers(state, "means", len(names), low=-MAX_REWARD, high=MAX_REWARD)
+        self._means = dict(zip(names, means.tolist(), strict=True))
 
 
 @settings_class

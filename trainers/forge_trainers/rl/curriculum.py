@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forge_agents import states
 from forge_agents.envs import registry
+from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import ArgumentError
 from forge_agents.settings import settings_class
 from forge_agents.types import EpisodeGroup
@@ -235,14 +237,22 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`."""
-        sums = (tuple(row) for row in state["success"].tolist())
-        self._success = dict(zip(state["ids"].tolist(), sums, strict=True))
-        keys = zip(state["seed_ids"].tolist(), state["seeds"].tolist(), strict=True)
-        self._seeds = dict(zip(keys, state["seed_success"].tolist(), strict=True))
+        """Continue from `state_dict`. Raises ValueError for counts, rates or seeds that no training has."""
+        ids, seed_ids = states.texts(state, "ids", -1), states.texts(state, "seed_ids", -1)
+        sums = states.numbers(state, "success", len(ids), 2, low=0.0)
+        if (sums[:, 1] < 0.5).any() or (sums[:, 0] > sums[:, 1] + 1e-6).any():  # up to rounding, see `_decay`
+            raise ValueError("success holds more successes than episodes, or less than one episode")
+        seeds = states.whole(state, "seeds", len(seed_ids), high=HELD_OUT_FROM - 1)
+        rates = states.numbers(state, "seed_success", len(seed_ids), low=0.0, high=1.0)
+        if not all(map(_variance, rates.tolist())):
+            raise ValueError("seed_success holds 0 or 1. Expected rates of seeds whose episodes differed")
+        self._success = dict(zip(ids, map(tuple, sums.tolist()), strict=True))
+        self._seeds = dict(zip(zip(seed_ids, seeds.tolist(), strict=True), rates.tolist(), strict=True))
         self._collected, self.ahead = Counter(), {}
         if "collected" in state:  # earlier versions did not save it
-            self._collected.update(dict(zip(state["collected_ids"].tolist(), state["collected"].tolist(), strict=True)))
+            names = states.texts(state, "collected_ids", -1)
+            counts = states.whole(state, "collected", len(names))
+            self._collected.update(dict(zip(names, counts.tolist(), strict=True)))
 
 
 def _variance(success: float) -> float:

@@ -154,7 +154,7 @@ class LeaguePolicies(FixedPolicies):
         self.standings.load_state_dict(state)
         self._loaded = ""
         for opponent in self.standings.opponents:
-            if Path(opponent.name).name != opponent.name:
+            if opponent.version > 0 and opponent.name != self._league.snapshot_name(opponent.version):
                 raise ValueError(f"the league's {opponent.name[:80]!r} is not a valid snapshot name")
             if opponent.version > 0 and not (self._snapshots / opponent.name).is_dir():
                 raise ValueError(f"snapshot {self._snapshots / opponent.name} of the league is missing")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from forge_agents import states
 from forge_agents.types import EpisodeGroup
 
+_log = logging.getLogger(__name__)
 Put: TypeAlias = Callable[[int, EpisodeGroup], None]
 """Receives a finished group and its number within the step."""
 Collect: TypeAlias = Callable[[int, Sequence[int], Put], Coroutine[Any, Any, object]]
@@ -50,9 +53,16 @@ class TakenGroups:
         self._newest = self.early, self.owed
         self._by_step: dict[int, tuple[frozenset[Key], frozenset[Key]]] = {}
 
-    def fit(self, size: int) -> None:
-        """Set the number of groups per step. If steps had more groups before, the record is cleared."""
-        if any(number >= size for _, number in self.early | self.owed):
+    def fit(self, step: int, size: int) -> None:
+        """Begin a session at `step` with `size` groups per step. A record that no such run leaves is cleared."""
+        fits = all(at == step - 1 for at, _ in self.owed) and all(at >= step for at, _ in self.early)
+        if not fits or any(number >= size for _, number in self.early | self.owed):
+            _log.warning(
+                "the record of late groups does not fit step %d with %d groups per step. Late groups are dropped, and "
+                "groups that were used early are used again",
+                step + 1,
+                size,
+            )
             self.early = self.owed = frozenset()
             self.begin()
 
@@ -77,8 +87,21 @@ class TakenGroups:
         return {name: np.array(sorted(getattr(self, name)), np.int64).reshape(-1, 2) for name in ("early", "owed")}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`."""
-        self.early, self.owed = (frozenset((int(a), int(n)) for a, n in state[name]) for name in ("early", "owed"))
+        """Continue from `state_dict`. Raises ValueError for groups that no run leaves.
+
+        A group is late by one step at most, see `window`, and each one has another step's group in its place.
+        """
+        early, owed = (
+            frozenset((step, number) for step, number in states.whole(state, name, -1, 2).tolist())
+            for name in ("early", "owed")
+        )
+        late = {step for step, _ in owed}
+        if len(early) != len(owed) or len(late) > 1 or any(step <= max(late) for step, _ in early):
+            raise ValueError(
+                f"{len(owed)} late groups of steps {sorted(late)[:3]} and {len(early)} early ones. Expected as many "
+                "early groups as late ones, which are all of the step before"
+            )
+        self.early, self.owed = early, owed
         self.begin()
 
 
@@ -134,7 +157,7 @@ class Prefetch:
     def batch(self, step: int) -> PendingBatch:
         """Return the batch of `step`, and start all steps that may start now. The learner has finished all before."""
         if not self._next:
-            self._taken.fit(self._size)
+            self._taken.fit(step, self._size)
             for owed_step in sorted({owed_step for owed_step, _ in self._taken.owed}):
                 self._start(owed_step)
         for at in range(max(step, self._next), min(step + self._ahead + 1, self._steps)):

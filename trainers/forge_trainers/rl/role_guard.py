@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forge_agents.episodes.stored import number
 from forge_agents.types import EpisodeGroup, Trajectory, Turn
 
 _HALF = 5
@@ -142,8 +143,8 @@ class RoleGuard:
         for row in rows:
             self._record(row)
             for name, value in row.items():  # the rewards of single episodes are not recorded
-                if name.startswith("reward/") and value is not None and math.isfinite(value):
-                    self._extend_range(name.removeprefix("reward/"), [value])
+                if name.startswith("reward/") and (reward := number(value)) is not None:
+                    self._extend_range(name.removeprefix("reward/"), [reward])
 
     def after(
         self,
@@ -170,8 +171,8 @@ class RoleGuard:
 
     def _record(self, row: Mapping[str, float | None]) -> None:
         for name, value in row.items():
-            if name.startswith(("roles/", "reward/")) and value is not None and math.isfinite(value):
-                self._curves.setdefault(name, _Curve()).append(value)
+            if name.startswith(("roles/", "reward/")) and (finite := number(value)) is not None:
+                self._curves.setdefault(name, _Curve()).append(finite)
 
     def _extend_range(self, agent: str, rewards: Sequence[float]) -> None:
         low, high = self._ranges.get(agent, (math.inf, -math.inf))

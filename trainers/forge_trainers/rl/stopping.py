@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from forge_agents.types import Episode, EpisodeGroup, total_tokens
+from forge_agents import states
+from forge_agents.types import MAX_REWARD, Episode, EpisodeGroup, total_tokens
 from forge_trainers.rl.failures import acting_agents, explain_idle, nothing_to_train_on
 from forge_trainers.rl.samples import StepSamples
 
@@ -239,12 +240,14 @@ class StoppingCriteria:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`."""
-        keys, ranges = state["agents"].tolist(), state["ranges"].tolist()
+        """Continue from `state_dict`. Raises ValueError for ranges or counts that no run has."""
+        keys, policies = states.texts(state, "agents", -1, 2), states.texts(state, "policies", -1)
+        ranges = states.numbers(state, "ranges", len(keys), 2, low=-MAX_REWARD, high=MAX_REWARD).tolist()
+        tokens = states.whole(state, "tokens", len(policies)).tolist()
         self._range = {(e, a): (low, high) for (e, a), (low, high) in zip(keys, ranges, strict=True)}
         self._range_scoring = str(state.get("scoring", ""))  # earlier versions did not save it
-        self._tokens = Counter(dict(zip(state["policies"].tolist(), state["tokens"].tolist(), strict=True)))
-        self._informative_steps = int(state["informative_steps"])
+        self._tokens = Counter(dict(zip(policies, tokens, strict=True)))
+        self._informative_steps = int(states.whole(state, "informative_steps"))
         self._learned = set(state.get("learned", state["policies"]).tolist())  # earlier versions did not save it
 
 

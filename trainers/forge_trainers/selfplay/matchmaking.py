@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from forge_agents import states
+
 Matchmaking: TypeAlias = Literal["latest", "uniform", "pfsp", "pfsp_even", "near", "regret"]
 """Probabilities of the opponents. "latest": the newest snapshot; "uniform": all equal; "pfsp": in proportion to
 ``(1 - w)**2``, where w is the win rate, so the hardest most often; "pfsp_even": ``w * (1 - w)``, so those of equal
@@ -18,6 +20,8 @@ drawn (Anytime PSRO, arXiv 2201.07700, whose distribution of opponents is chosen
 
 MEMORY = 0.9
 """Decay of earlier results against an opponent per step with games against it: the policy changes."""
+_MAX_RATING, _MAX_REGRET = 1e6, 1e40
+"""Largest absolute values of ratings and decayed counts, and of sums of rewards, in a checkpoint."""
 _PRIOR_GAMES = 2.0
 """Number of draws in the prior of each win rate and margin."""
 _EXPLORATION = 0.1
@@ -177,30 +181,47 @@ class Standings:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`. Raises ValueError if the anchors are not those of this league."""
-        rows = {str(name): at for at, name in enumerate(state["names"])}
+        """Continue from `state_dict`. Raises ValueError for other anchors, or for numbers that no league has."""
+        names = states.texts(state, "names", -1)
+        rows, num = {name: at for at, name in enumerate(names)}, len(names)
+        pinned, counts = states.numbers(state, "pinned", num), states.whole(state, "counts", num, 2, low=-1)
         fixed = {opponent.name for opponent in self.opponents if opponent.pinned}
-        saved = {name for name, at in rows.items() if state["pinned"][at]}
+        saved = {name for name, at in rows.items() if pinned[at]}
         if fixed != saved:
             raise ValueError(
                 f"the checkpoint's league has the anchors {sorted(saved)}, this one {sorted(fixed)}. Choose another "
                 "out_dir"
             )
-        regrets = state.get("regrets", np.zeros((len(rows), 2)))  # checkpoints of earlier versions have none
-        numbers = (state["own"], state["numbers"], regrets)
-        if not all(np.isfinite(each).all() for each in numbers) or (state["counts"][:, 1] < 0).any():
-            raise ValueError("the checkpoint's league holds ratings or results that are not finite. Choose another one")
-        self.mu, self.sigma = (float(value) for value in state["own"])
+        state = {"regrets": np.zeros((num, 2)), **state}  # checkpoints of earlier versions have none
+        own = states.numbers(state, "own", 2, low=-_MAX_RATING, high=_MAX_RATING)
+        numbers = states.numbers(state, "numbers", num, 4, low=-_MAX_RATING, high=_MAX_RATING)
+        regrets = states.numbers(state, "regrets", num, 2, low=-_MAX_REGRET, high=_MAX_REGRET)
+        are_possible = (
+            len(rows) == num
+            and min(own[1], *numbers[:, 1]) > 0
+            and (numbers[:, 3] >= 0).all()
+            and (numbers[:, 3] <= numbers[:, 2]).all()
+            and (counts[:, 1] >= 0).all()
+            and (regrets[:, 1] >= 0).all()
+            and all(counts[at, 0] == self._opponents[name].version for name, at in rows.items() if pinned[at])
+            and len({*counts[pinned == 0, 0]} - {-1, 0}) == num - len(saved)
+        )
+        if not are_possible:
+            raise ValueError(
+                "the checkpoint's league holds a negative or too large count, score, deviation or regret, or an "
+                "opponent or version twice. Choose another checkpoint"
+            )
+        self.mu, self.sigma = (float(value) for value in own)
         self._opponents = {
             name: Opponent(
                 name=name,
-                version=int(state["counts"][at, 0]),
-                pinned=bool(state["pinned"][at]),
-                mu=float(state["numbers"][at, 0]),
-                sigma=float(state["numbers"][at, 1]),
-                games=int(state["counts"][at, 1]),
-                recent_games=float(state["numbers"][at, 2]),
-                recent_score=float(state["numbers"][at, 3]),
+                version=int(counts[at, 0]),
+                pinned=bool(pinned[at]),
+                mu=float(numbers[at, 0]),
+                sigma=float(numbers[at, 1]),
+                games=int(counts[at, 1]),
+                recent_games=float(numbers[at, 2]),
+                recent_score=float(numbers[at, 3]),
                 recent_margin=float(regrets[at, 0]),
                 regret=float(regrets[at, 1]),
             )

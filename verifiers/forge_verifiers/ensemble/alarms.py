@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_agents import states
 from forge_agents.errors import ForgeError
 from forge_verifiers.core.verifier import State
 
@@ -175,8 +176,11 @@ class AlarmMonitor:
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore `state_dict`."""
-        self._series, self._calls = np.array(state["series"], np.float64), int(state["calls"])
-        rows = zip(state["kinds"].tolist(), state["at"].tolist(), state["evidence"].tolist(), strict=True)
+        kinds = states.texts(state, "kinds", -1)
+        self._series = states.numbers(state, "series", -1, self._series.shape[1], nan=True)
+        self._calls = int(states.whole(state, "calls"))
+        at = states.whole(state, "at", len(kinds)).tolist()
+        rows = zip(kinds, at, states.texts(state, "evidence", len(kinds)), strict=True)
         self.alarms = [Alarm(kind=kind, call=call, evidence=evidence) for kind, call, evidence in rows]
 
     def _witness_tests(self, witnesses: Sequence[int]) -> Iterator[tuple[Kind, str]]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import forge_verifiers.combiners as combiners
+from forge_agents import states
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import Prior
 from forge_verifiers.core.verifier import (
@@ -96,7 +97,8 @@ class ScoreWindow:
     def _displace(self, old: NDArray[np.int64]) -> None:
         rng = np.random.default_rng(self.calls)
         leaving = np.concatenate([rng.permutation(old), rng.permutation(np.setdiff1d(self.groups, old))])
-        sizes = np.bincount(self.groups - self.groups[0])[leaving - self.groups[0]]
+        numbers, counts = np.unique(self.groups, return_counts=True)
+        sizes = counts[np.searchsorted(numbers, leaving)]
         excess = len(self.groups) - self.max_rows
         count = int(np.searchsorted(np.cumsum(sizes), excess)) + 1
         count = min(count, len(leaving) - 1)  # one group always remains, however large
@@ -110,10 +112,19 @@ class ScoreWindow:
         return {**rows, "calls": np.array(self.calls), "next_group": np.array(self._next_group)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore `state_dict`."""
+        """Restore `state_dict`. Raises ValueError for rows that no call adds."""
+        groups = states.whole(state, "groups", -1)
+        num, width = len(groups), self.scores.shape[1]
+        scores = states.numbers(state, "scores", num, width, low=0.0, high=1.0, nan=True)
+        labels = states.numbers(state, "labels", num, low=0.0, high=1.0, nan=True)
+        queried = states.numbers(state, "queried", num, width)
+        calls, next_group = int(states.whole(state, "calls")), int(states.whole(state, "next_group"))
+        if (np.diff(groups) < 0).any() or (num and groups[-1] >= next_group):
+            raise ValueError(f"groups must ascend and be below next_group={next_group}")
+        rows = {"scores": scores, "queried": queried, "groups": groups, "labels": labels}
         for name in _ROWS:
-            setattr(self, name, np.array(state[name], getattr(self, name).dtype))
-        self.calls, self._next_group = int(state["calls"]), int(state["next_group"])
+            setattr(self, name, rows[name].astype(getattr(self, name).dtype))
+        self.calls, self._next_group = calls, next_group
 
     def forget(self, columns: Sequence[int], *, labels: bool = False) -> None:
         """Forget the scores of verifiers by number, as if they had not been called, and all labels if `labels`."""

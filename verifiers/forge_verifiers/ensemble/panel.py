@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_agents import states
 from forge_agents.display import printable
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import CombinerReport
@@ -146,10 +147,12 @@ class ScoreCache:
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore `state_dict`, at most `max_rows` entries."""
-        rows = zip(state["verifiers"].tolist(), state["keys"], state["scores"].tolist(), strict=True)
+        scores = states.numbers(state, "scores", -1, low=0.0, high=1.0)
+        verifiers = states.whole(state, "verifiers", len(scores))
+        keys = states.whole(state, "keys", len(scores), _DIGEST_BYTES, high=255).astype(np.uint8)
         self._scores.clear()
-        for verifier, key, score in rows:
-            self.put(verifier, key.astype(np.uint8).tobytes(), score)
+        for verifier, key, score in zip(verifiers.tolist(), keys, scores.tolist(), strict=True):
+            self.put(verifier, key.tobytes(), score)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,9 +362,9 @@ class Panel:
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore `state_dict`."""
-        self.counts = np.array(state["counts"], np.int64)
-        self.last_errors = [str(text) for text in state["last_errors"].tolist()]
-        self._draws = int(state["draws"])
+        self.counts = states.whole(state, "counts", *self.counts.shape)
+        self.last_errors = states.texts(state, "last_errors", len(self.last_errors))
+        self._draws = int(states.whole(state, "draws"))
         self._cache.load_state_dict(state_under("cache/", state))
 
     def _fill(
