@@ -24,8 +24,8 @@ def tasks(rng):
 
 
 def right(task, result):
-    """Return whether the last number of the answer is right."""
-    return float(re.findall(r"\d+", result)[-1:] == [str(task["answer"])])
+    """Return whether the last number of the answer is right. The answer may be empty or None."""
+    return float(re.findall(r"\d+", result or "")[-1:] == [str(task["answer"])])
 
 
 def main(env, description, out):

@@ -57,7 +57,9 @@ def episode(partner):
         finally:
             env.close()
         state.messages = chats[facts["agent"]].messages
-        state.metadata |= {"reward": played.rewards.get(facts["agent"], 0.0), "error": str(played.error or "")}
+        if played.error is not None:  # an error of the sample: a model that fails before it loses has no score
+            raise RuntimeError(f"the episode failed in {played.error.where}: {played.error.message}")
+        state.metadata["reward"] = played.rewards.get(facts["agent"], 0.0)
         return state
 
     return solve
@@ -66,7 +68,7 @@ def episode(partner):
 @scorer(metrics=[grouped(mean(), "env"), grouped(stderr(), "env", name_template="stderr of {group_name}")])
 def reward():
     async def score(state, target):
-        return Score(value=state.metadata["reward"], explanation=state.metadata["error"])
+        return Score(value=state.metadata["reward"])
 
     return score
 

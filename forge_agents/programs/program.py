@@ -45,6 +45,8 @@ _RESERVED_INFOS = (
     "legal_actions", "result",
 )  # fmt: skip
 """Names of infos with a fixed meaning. Entries of a task with such a name appear only in ``"task"``."""
+_ERRORS_OF_RESULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that a model's answer, as the result of a program, may cause where the reward is computed."""
 
 
 class Program(TurnEnv):
@@ -61,8 +63,10 @@ class Program(TurnEnv):
     exited with a status other than 0 ``"program_error"``. The program gets a copy of its task, `reward` the task
     itself.
 
-    A program that raises, exceeds its time limit between two calls, or names other sessions than its reward, ends its
-    episode with `error_reward`: the reason may be what a model wrote. The failure is an error of the environment only
+    A program that raises, exceeds its time limit between two calls, returns a result that `reward` fails on, or names
+    other sessions than its reward, ends its episode with `error_reward`: the reason may be what a model wrote. A reward
+    that raises another error than ArithmeticError, AttributeError, LookupError, TypeError or ValueError is an error of
+    the environment. A program's failure is an error of the environment only
     if no model has answered before.
 
     Calls of one episode are answered one after the other, even if a program sends several at once. A fork of the
@@ -334,13 +338,11 @@ class Program(TurnEnv):
         facts: dict[str, Any] = {}
         if isinstance(end.value, Finished) and end.value.exit_status:
             facts["program_error"] = f"{end}{self._rejection()}"
-        if self._reward is not None:
-            reward = self._compute_reward(end.value)
-        else:
-            try:
-                reward = self._result_reward(end.value)
-            except (ArithmeticError, TypeError, ValueError) as error:  # a model's answer may be the result
-                return self._fail(error)
+        try:
+            compute = self._result_reward if self._reward is None else self._compute_reward
+            reward = compute(end.value)
+        except _ERRORS_OF_RESULTS as error:
+            return self._fail(error)
         if problem := self._compare_sessions(reward):
             return self._fail(ForgeError(problem))
         return self._end(reward, result=as_json(result_as_json(end.value)), **facts)
@@ -368,6 +370,9 @@ class Program(TurnEnv):
         assert self._reward is not None
         try:
             value = self._reward(self._task, result)
+        except _ERRORS_OF_RESULTS as error:
+            error.add_note("raised by reward=")
+            raise
         except Exception as error:
             raise ForgeError(f"reward= of {self} failed with {describe_error(error)}") from error
         reward = self._reward_of(value)
@@ -378,7 +383,8 @@ class Program(TurnEnv):
         return reward
 
     def _fail(self, error: BaseException) -> Outcome:
-        description = f"{describe_error(error)}{self._rejection()}"
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        description = f"{describe_error(error)}{notes}{self._rejection()}"
         return self._end(self._error_reward, error=description, program_error=description)
 
     def _cut(self, reason: str) -> Outcome:

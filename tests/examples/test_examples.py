@@ -398,6 +398,25 @@ def test_suite_runs_as_a_task_of_inspect(load_example, tmp_path):
     assert [message.role for message in relay[-1].messages] == ["system", "user", "assistant"]
 
 
+def test_game_that_a_failing_model_leaves_has_no_score_in_inspect(load_example, tmp_path):
+    inspect_ai = pytest.importorskip("inspect_ai")
+    from inspect_ai.model import get_model
+
+    def fail(messages, tools, tool_choice, config):
+        raise ValueError("content filter: refused")
+
+    task = load_example("inspect_suite").suite("core-v1", episodes=1, partner="random")
+    model = get_model("mockllm/model", custom_outputs=fail)
+    (log,) = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path), fail_on_error=False)
+    assert log.samples and not any(sample.scores for sample in log.samples if sample.error)
+    assert all("content filter" in sample.error.message for sample in log.samples)
+
+
+def test_empty_answer_of_a_team_earns_nothing(load_example):
+    right, task = load_example("_team").right, {"answer": 42}
+    assert [right(task, result) for result in (None, "", "no", "41", "6 * 7 = 42")] == [0, 0, 0, 0, 1]
+
+
 @pytest.mark.parametrize(("word", "lost", "illegal"), [("I call", 1 / 3, 0.5), ("hm", 11 / 24, 1.0)])
 def test_poker_of_inspect_measures_exploitability(load_example, tmp_path, word, lost, illegal):
     inspect_ai = pytest.importorskip("inspect_ai")

@@ -165,12 +165,36 @@ def test_program_gets_a_copy_of_its_task_without_reserved_infos():
     ("reward", "told"),
     [
         (lambda task, result: None, "returned None. Return a number"),
-        (lambda task, result: {}["anwser"], r"failed with KeyError: 'anwser' \(.*test_program.py:\d+\)"),
+        (lambda task, result: undefined, r"failed with NameError: .*'undefined'.* \(.*test_program.py:\d+\)"),
     ],
 )
 def test_failing_reward_function_is_named(reward, told):
     error = played(plain, reward=reward).error
     assert re.search(rf"reward= of .*{told}", error.message), error.message
+
+
+@pytest.mark.parametrize(
+    ("result", "reward", "told"),
+    [
+        (None, lambda task, result: float(len(result)), "TypeError: object of type 'NoneType' has no len()"),
+        (None, lambda task, result: float(result.strip() == "42"), "AttributeError: 'NoneType' object has no attribute"),
+        ("no number", lambda task, result: float(int(result) == 42), "ValueError: invalid literal for int()"),
+        ("{}", lambda task, result: float(json.loads(result)["answer"]), "KeyError: 'answer'"),
+        ("", lambda task, result: float(result.split()[-1] == "42"), "IndexError: list index out of range"),
+        ("0", lambda task, result: 1 / int(result), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_result_that_the_reward_fails_on_earns_the_reward_of_a_failure(result, reward, told):
+    """A model could make its episode disappear with an answer that no reward function expects."""
+
+    def program(task, client):
+        plain(task, client)
+        return result
+
+    episode = played(program, reward=reward, error_reward=-1.0)
+    assert episode.error is None and episode.rewards == {"agent": -1.0}
+    assert episode.program_error.startswith(told)
+    assert re.search(r"\(.*test_program.py:\d+\), raised by reward=", episode.program_error)
 
 
 def test_rejection_after_an_answer_is_no_error_of_the_environment():
