@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -229,7 +228,7 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         fuse_qkv=config.lora is None,
         lean=not use_fsdp,
     )
-    spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
+    titan.apply_parallelism(spec.model, ranks.parallelism)
     if config.lora is not None:
         spec.model = adapted(spec.model, config.lora)
     dtype = "float32" if trainable else config.compute_dtype

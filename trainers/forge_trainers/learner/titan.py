@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch._utils
@@ -140,6 +141,24 @@ with without_garbage_collection(), _compile_at_first_call():
     from torchtitan.protocols.module import Module
     from torchtitan.protocols.state_dict_adapter import StateDictAdapter
     from torchtitan.tools import utils as device_utils
+
+
+def apply_parallelism(model: Any, parallelism: ParallelismConfig) -> None:
+    """Adapt a model's settings to the ranks, without the import of TorchTitan's trainer.
+
+    TorchTitan imports its trainer only to ask whether it was given the trainer's settings. The import includes
+    `datasets` and pandas, for a quarter of a learner's start.
+    """
+    name = "torchtitan.trainer"
+    absent = name not in sys.modules
+    if absent:
+        sys.modules[name] = module = ModuleType(name)
+        vars(module)["Trainer"] = SimpleNamespace(Config=())  # nothing is an instance of ()
+    try:
+        model.update_from_config(config=SimpleNamespace(parallelism=parallelism))
+    finally:
+        if absent:
+            del sys.modules[name]
 
 
 def join_ranks(timeout_s: float) -> None:
