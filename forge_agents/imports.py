@@ -202,3 +202,19 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def without_packages(*names: str) -> Iterator[None]:
+    """Make packages appear as not installed inside the block, so that large libraries do not import them.
+
+    The names may be modules of packages as well. What was imported before the block stays imported.
+    """
+    hidden = [name for name in names if name not in sys.modules]
+    modules: dict[str, Any] = sys.modules
+    modules.update(dict.fromkeys(hidden))  # the import of a module that is None fails
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del modules[name]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forge_agents import imports
-from forge_agents.imports import without_garbage_collection
+from forge_agents.imports import without_garbage_collection, without_packages
 
 
 @pytest.fixture(params=[True, False])
@@ -37,6 +37,18 @@ def test_failed_import_restores_garbage_collection(collecting: bool):
     with pytest.raises(ModuleNotFoundError), without_garbage_collection():
         importlib.import_module("forge_agents.no_such_module")
     assert gc.isenabled() == collecting
+
+
+def test_hidden_packages_are_absent_only_inside_the_block(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    before = set(sys.modules)
+    with without_packages("colorsys", "json"):
+        assert importlib.util.find_spec("colorsys") is None
+        assert importlib.import_module("json") is json  # was imported before
+        with pytest.raises(ImportError):
+            importlib.import_module("colorsys")
+    assert set(sys.modules) == before
+    assert importlib.import_module("colorsys").rgb_to_hsv(1, 1, 1) == (0, 0, 1)
 
 
 def test_user_folders_join_the_path_last_when_a_module_of_the_user_is_named(tmp_path: Path):
