@@ -93,4 +93,5 @@ retry .venv/bin/forge-agents doctor --fix || die "the installation could not be 
 # Every engine and learner is a new process that imports torch or vLLM: compiled once, those starts take half the time,
 # also where PYTHONDONTWRITEBYTECODE is set. Some packages ship templates that do not compile; they are not imported.
 say "compiling"
-$venv_python -m compileall -q -j 0 .venv/lib/python3.*/site-packages >/dev/null 2>&1 || true
+ours="forge_agents envs verifiers trainers"
+$venv_python -m compileall -q -j 0 .venv/lib/python3.*/site-packages $ours >/dev/null 2>&1 || true

@@ -55,7 +55,7 @@ ENVIRONMENT = {
 """Environment of an engine's actor. Must exist before its Python starts."""
 
 _UNUSED_PACKAGES = ("opentelemetry.exporter", "scipy", "sklearn")
-"""Optional packages of vLLM and transformers that an engine never uses. Their import takes an eighth of its start."""
+"""Optional packages of vLLM and transformers that an engine never uses. Their import takes a tenth of its start."""
 _COLLECTIVE_TIMEOUT_S = 600.0
 """Timeout of collectives between an engine's ranks, in seconds; torch's default for NCCL."""
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"

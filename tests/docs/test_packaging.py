@@ -425,6 +425,13 @@ def test_what_is_installed_is_not_installed_again(bare_tree: Path):
         assert "installing" in install(bare_tree).stdout
 
 
+def test_installation_compiles_every_package_of_this_project():
+    script = (ROOT / "requirements" / "install.sh").read_text()
+    (folders,) = re.findall(r'^ours="(.+)"\n.* -m compileall .* \$ours ', script, re.MULTILINE)
+    sources = [ROOT / folder for folder in folders.split()]
+    assert [name for name, path in PACKAGES.items() if not any(path.is_relative_to(each) for each in sources)] == []
+
+
 def test_ci_runs_the_readme_test_command():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
