@@ -166,14 +166,14 @@ def test_league_reward_counts_games_of_a_group_whose_first_episode_failed_at_its
     assert summarize(own, {"hero"})["reward/mean"] == 1
 
 
-def test_opponent_that_fails_draws_and_other_failures_are_no_results():
+def test_opponent_that_fails_is_recorded_and_other_failures_are_no_results():
     def failed(agent):
         error = EpisodeError(where="policy", kind="EndpointError", message="gone", agent=agent)
         return dataclasses.replace(episode(("hero", "rival"), (0, 0)), error=error)
 
     games = [failed("player_1"), failed("player_0"), failed(""), episode(("hero", "rival"), (-1, 1))]
     assert games[0].failed_policy == "rival" and games[2].failed_policy == ""
-    assert results_of([group(game) for game in games], "hero") == {"rival": [0.5, 0.0]}
+    assert results_of([group(game) for game in games], "hero") == {"rival": [pytest.approx(np.nan, nan_ok=True), 0.0]}
 
 
 def test_opponents_tokens_never_enter_the_loss():
@@ -423,3 +423,14 @@ def test_snapshots_are_packed_in_another_thread(tmp_path, tiny_llama, monkeypatc
     processes = SimpleNamespace(engines={"hero-opponent": SimpleNamespace(load_weights=load_weights)})
     asyncio.run(league._load("hero-000001", 1, processes, SimpleNamespace(ref=Store())))
     assert loaded == [1] and threading.main_thread() not in packed_by and len(packed_by) == 1
+
+
+def test_opponent_that_fails_is_named_once(tmp_path, caplog):
+    error = EpisodeError(where="policy", kind="EndpointError", message="gone", agent="player_1")
+    failed = dataclasses.replace(episode(("hero", "random"), (0, 0)), error=error)
+    played = [group(failed, failed, failed, episode(("hero", "random"), (1, -1)))]
+    league = LeaguePolicies(fa.League(HERO, anchors=[fa.Random()], snapshot_every=100), fa.GRPOConfig(), tmp_path)
+    for step in range(2):
+        metrics = asyncio.run(league.record(step, played, None))
+    assert metrics["league/win_rate"] == metrics["league/win_rate/random"] == 1.0
+    assert caplog.text.count("opponent random failed in 3 of 4 games of step") == 1

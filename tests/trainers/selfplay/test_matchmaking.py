@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -195,10 +197,38 @@ def test_what_does_not_fit_is_refused():
     for name in ("own", "numbers", "regrets"):
         odd = standings.state_dict()
         odd[name] = np.full_like(odd[name], np.nan)
-        with pytest.raises(ValueError, match="not finite"):
+        with pytest.raises(ValueError, match="holds nan. Expected finite"):
             standings.load_state_dict(odd)
     before = standings.state_dict()
     standings.record({"gone": [1, 1]})
     assert {key: value.tolist() for key, value in standings.state_dict().items()} == {
         key: value.tolist() for key, value in before.items()
     }
+
+
+@pytest.mark.parametrize("matchmaking", ["pfsp", "pfsp_even", "near", "regret"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_opponent_is_not_drawn_more_often_for_its_failures(matchmaking, share):
+    """The policy wins 75 % of its games, and "bad" fails in `share` of its own, of which none is a result."""
+    drawn = []
+    for seed in range(4):
+        standings, rng = Standings(anchors=("first", "second", "bad"), start="p-0"), np.random.default_rng(seed)
+        for step in range(150):
+            probabilities = standings.probabilities(matchmaking)
+            results = {}
+            for pick in rng.choice(4, size=8, p=probabilities):
+                name = standings.opponents[pick].name
+                failed = (name == "bad") & (rng.random(4) < share)
+                results.setdefault(name, []).extend(np.where(failed, np.nan, rng.random(4) < 0.75))
+            margins = {name: 2 * float(np.nanmean(x)) - 1 for name, x in results.items() if not np.isnan(x).all()}
+            standings.record(results, margins)
+            drawn += [probabilities[3]] * (step > 75)
+        assert standings.opponents[3].games > 0
+    assert standings.opponents[3].name == "bad" and 0.05 < np.mean(drawn) < 0.34
+
+
+def test_only_opponent_that_fails_has_an_even_result():
+    standings = Standings(start="p-0")
+    standings.record({"p-0": [math.nan, math.nan]})
+    (start,) = standings.opponents
+    assert (start.games, start.recent_games, start.recent_score, start.recent_margin) == (2, 2.0, 1.0, 0.0)

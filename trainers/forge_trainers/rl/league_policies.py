@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import re
 import shutil
 import time
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.run.processes import Processes
 
+_log = logging.getLogger(__name__)
+
 
 def policies_of(policies: PolicyMapping | League, config: GRPOConfig, folder: Path) -> FixedPolicies:
     """Return the policies of a run, from the trainer's argument."""
@@ -70,6 +74,7 @@ class LeaguePolicies(FixedPolicies):
         """The weight store that the engine's snapshot came from. A replaced store does not hold it."""
         self._loaded, self._loads = league.start, 0  # the engine starts with the start model
         self._load_s = 0.0
+        self._warned = set[str]()
 
     def declared(self, agents: Mapping[str, tuple[str, ...]], *, partial: bool = False) -> dict[str, AnyPolicy]:
         """Return the policy, its fixed opponents, and the engine that snapshots share."""
@@ -128,8 +133,22 @@ class LeaguePolicies(FixedPolicies):
 
     async def record(self, step: int, groups: Sequence[EpisodeGroup], processes: Processes) -> dict[str, float]:
         """Count the games, take a snapshot when it is due, and write the table. Returns metrics."""
-        results, margins = (of(groups, self._league.policy.name) for of in (results_of, margins_of))
-        self.standings.record(results, {name: float(np.mean(each)) for name, each in margins.items()})
+        played, margins_by = (of(groups, self._league.policy.name) for of in (results_of, margins_of))
+        margins = {name: [margin for margin in each if not math.isnan(margin)] for name, each in margins_by.items()}
+        self.standings.record(played, {name: float(np.mean(each)) for name, each in margins.items() if each})
+        results = {name: valid for name, each in played.items() if (valid := [s for s in each if not math.isnan(s)])}
+        for name, each in played.items():
+            failed = len(each) - len(results.get(name, ()))
+            if 2 * failed > len(each) and name not in self._warned:
+                self._warned.add(name)
+                _log.warning(
+                    "opponent %s failed in %d of %d games of step %d, which teach nothing. See the errors in "
+                    "episodes.jsonl, and leave the opponent out if it goes on",
+                    name,
+                    failed,
+                    len(each),
+                    step + 1,
+                )
         if (step + 1) % self._league.snapshot_every == 0:
             await self._snapshot(processes)
         league_table = {"step": step + 1, **table(self.standings, self._league)}

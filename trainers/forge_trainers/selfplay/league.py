@@ -183,12 +183,12 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     """Return the results of `policy` by opponent: 1 for a win, 0.5 for a draw, 0 for a loss.
 
     The environment's reward decides: the mean over the policy's agents against the mean over the opponent's. Games
-    against itself and failed games are left out, except those that an opponent's failure ended, which are draws: the
-    policy may have caused it. A forfeit counts as it is paid. Otherwise an opponent that always fails or forfeits would
-    look unbeaten and be drawn most often.
+    against itself and failed games are left out, except those that an opponent's failure ended, which are NaN: see
+    `Standings.record`. A forfeit counts as it is paid. Otherwise an opponent that always fails or forfeits would look
+    unbeaten and be drawn most often.
     """
     return {
-        name: [0.5 if margin == 0 else float(margin > 0) for margin in margins]
+        name: [0.5 if margin == 0 else margin if math.isnan(margin) else float(margin > 0) for margin in margins]
         for name, margins in margins_of(groups, policy).items()
     }
 
@@ -196,7 +196,7 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
 def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[float]]:
     """Return the reward of `policy` minus the opponent's in each game, by opponent. Games as in `results_of`.
 
-    The margin is 0 if the opponent's failure ended the game.
+    The margin is NaN if the opponent's failure ended the game.
     """
     margins: dict[str, list[float]] = {}
     groups = [*groups]
@@ -209,7 +209,7 @@ def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
                 continue
             opponent, *agents = sides
             if episode.error is not None:
-                margins.setdefault(opponent, []).append(0.0)
+                margins.setdefault(opponent, []).append(math.nan)
                 continue
             mean, opponent_mean = (float(np.mean([episode.rewards[agent] for agent in side])) for side in agents)
             is_draw = math.isclose(mean, opponent_mean, abs_tol=tolerance)

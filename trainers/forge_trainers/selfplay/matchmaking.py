@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -124,31 +125,39 @@ class Standings:
     def record(self, results: Mapping[str, Sequence[float]], margins: Mapping[str, float] | None = None) -> None:
         """Record the games of a step: by opponent, the policy's results, 1 for a win, 0.5 for a draw, 0 for a loss.
 
-        Games against opponents that left are ignored. Raises ValueError for another result.
+        NaN is a game that the opponent's failure ended, which the policy may have caused. It counts like the mean of
+        the other opponents, so that an opponent is drawn neither more nor less often for its failures, and changes no
+        rating. Games against opponents that left are ignored. Raises ValueError for another result.
 
         Args:
             results: Results by opponent.
-            margins: The policy's mean reward minus the opponent's, by opponent, to update the regrets.
+            margins: The policy's mean reward minus the opponent's, by opponent, to update the regrets. Without failed
+                games.
         """
         for name, scores in results.items():
-            invalid = [score for score in scores if score not in (0, 0.5, 1)]
+            valid = [score for score in scores if not math.isnan(score)]
+            invalid = [score for score in valid if score not in (0, 0.5, 1)]
             if invalid:
                 raise ValueError(f"a game against {name} gave {invalid[0]}. Expected 1, 0.5 or 0")
             opponent = self._opponents.get(name)
             if opponent is None or not scores:
                 continue
-            mu, sigma = self._rate(opponent, scores)
+            mu, sigma = self._rate(opponent, valid)
+            failed = len(scores) - len(valid)
+            of_others = self._mean_of_others(opponent) if failed else (0.0, 0.0)
             self._opponents[name] = replace(
                 opponent,
                 mu=mu,
                 sigma=sigma,
                 games=opponent.games + len(scores),
                 recent_games=MEMORY * opponent.recent_games + len(scores),
-                recent_score=MEMORY * opponent.recent_score + float(sum(scores)),
-                recent_margin=MEMORY * opponent.recent_margin + len(scores) * (margins or {}).get(name, 0.0),
+                recent_score=MEMORY * opponent.recent_score + float(sum(valid)) + failed * of_others[0],
+                recent_margin=MEMORY * opponent.recent_margin
+                + len(valid) * (margins or {}).get(name, 0.0)
+                + failed * of_others[1],
             )
         if margins:
-            self._update_regrets()
+            self._update_regrets({n: 1 - float(np.isnan(scores).mean()) for n, scores in results.items() if scores})
 
     def add(self, name: str, version: int) -> list[Opponent]:
         """Add a snapshot of the policy, with its rating. Returns the opponents that left.
@@ -228,13 +237,26 @@ class Standings:
             for name, at in rows.items()
         }
 
-    def _update_regrets(self) -> None:
-        """Add the difference between each opponent's margin and that of the opponents that were drawn."""
+    def _update_regrets(self, valid: Mapping[str, float]) -> None:
+        """Add the difference between each opponent's margin and that of the opponents that were drawn.
+
+        `valid` has the fraction of this step's games that an opponent did not fail in. Its regret grows by no more.
+        """
         # regret matching+ (arXiv 1407.5042): R <- max(0, R + u(opponent) - sum over opponents of p u), u = -margin
         probabilities_n = self.probabilities("regret")
         margins_n = np.array([opponent.margin for opponent in self.opponents])
         for opponent, gain in zip(self.opponents, probabilities_n @ margins_n - margins_n, strict=True):
-            self._opponents[opponent.name] = replace(opponent, regret=max(0.0, opponent.regret + float(gain)))
+            change = min(float(gain), float(gain) * valid.get(opponent.name, 1.0))
+            self._opponents[opponent.name] = replace(opponent, regret=max(0.0, opponent.regret + change))
+
+    def _mean_of_others(self, opponent: Opponent) -> tuple[float, float]:
+        """Return win rate and margin of the policy against the other opponents, weighted as "regret" draws them."""
+        opponents = zip(self.opponents, self.probabilities("regret"), strict=True)
+        others = [(float(weight), other) for other, weight in opponents if other.name != opponent.name]
+        if not (total := sum(weight for weight, _ in others)):
+            return 0.5, 0.0
+        win_rate = sum(weight * other.win_rate for weight, other in others) / total
+        return win_rate, sum(weight * other.margin for weight, other in others) / total
 
     def _rate(self, opponent: Opponent, scores: Sequence[float]) -> tuple[float, float]:
         """Update the policy's rating. Returns the opponent's."""
