@@ -202,11 +202,17 @@ def _objects_of_earlier_files() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Objects of imported modules are excluded from garbage collection in all tests."""
+    """Objects of imported modules are excluded from garbage collection in all tests.
+
+    The next run reads compiled test files, also where PYTHONDONTWRITEBYTECODE is set. Their compilation takes a third
+    of the collection.
+    """
     gc.disable()
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     try:
         return (yield)
     finally:
+        sys.dont_write_bytecode = before
         gc.freeze()
         gc.enable()
 
