@@ -111,7 +111,7 @@ class EmptyBatchError(ForgeError, RuntimeError):
 
 
 class MismatchError(ForgeError, RuntimeError):
-    """Engine and learner compute different log-probabilities, so they do not hold the same model."""
+    """An engine does not hold the expected weights: those of the learner, or those of an opponent's snapshot."""
 
 
 class DivergedError(ForgeError, FloatingPointError):

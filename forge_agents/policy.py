@@ -260,6 +260,25 @@ class Policy:
         return bool(self.__dict__["_named"])
 
 
+@settings_class
+@dataclass(frozen=True)
+class SnapshotPolicy(Policy):
+    """A policy that does not learn and plays snapshots of a LoRA policy, as adapters on that policy's engine.
+
+    The model without an adapter is the start model. The owner of the snapshots loads them into the adapters.
+    """
+
+    snapshot_lora: LoRA = field(kw_only=True)
+    """Settings of the adapters, those of the LoRA policy."""
+    slots: int = field(kw_only=True)
+    """Number of adapters, so of snapshots that play at the same time."""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters."""
+        return tuple(f"{self.name}-{slot}" for slot in range(1, self.slots + 1))
+
+
 def _overrides(settings: object, name: str) -> dict[str, Any]:
     """Return learner settings as a mapping. Of a dataclass, fields at their defaults are left out."""
     if isinstance(settings, Mapping):

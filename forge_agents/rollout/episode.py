@@ -26,6 +26,7 @@ from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
     BudgetError,
+    MismatchError,
     MissingExtraError,
     StallError,
     UnknownIdError,
@@ -110,7 +111,7 @@ class _Agent:
     """Whether the environment judges an empty answer if the context is full. Otherwise the episode ends."""
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """Ask the player. Its failure is recorded, except for a dead engine or a spent budget.
+        """Ask the player. Its failure is recorded, except for a dead engine, wrong weights or a spent budget.
 
         A player whose context is full gives an empty answer if the environment judges it (`may_be_silent`). Otherwise
         it could end each game that it is about to lose.
@@ -124,7 +125,7 @@ class _Agent:
             if not self.may_be_silent:
                 raise
             return Decision(action="", finish_reason="context")
-        except (FailureError, ActorDiedError, BudgetError, MissingExtraError, StallError):
+        except (FailureError, ActorDiedError, BudgetError, MismatchError, MissingExtraError, StallError):
             raise
         except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
             raise FailureError("policy", cause, self.name) from cause

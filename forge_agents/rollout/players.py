@@ -20,7 +20,7 @@ import numpy as np
 from forge_agents.envs.env import CONVERSATION, writable
 from forge_agents.envs.oracles import AgentFactory, oracle_of
 from forge_agents.envs.reasoning import join_reasoning, split_response
-from forge_agents.errors import EndpointError, StallError
+from forge_agents.errors import EndpointError, MismatchError, StallError
 from forge_agents.models.control_tokens import defused
 from forge_agents.policy import (
     AnyPolicy,
@@ -113,6 +113,31 @@ class ContextFullError(Exception):
     """The conversation no longer fits the model's context. The episode ends, or goes on with an empty answer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSnapshot:
+    """Earlier weights of a policy that an engine, or one of its adapters, holds until others are loaded."""
+
+    name: str
+    version: int
+    """Weight version of the policy, which turns record."""
+    load: int
+    """Version that the engine reports for these weights. It is unique, because after the loss of a learner other
+    weights may get the name and the version of earlier ones."""
+
+    def recorded(self, completion: Completion) -> Completion:
+        """Return the completion with the snapshot's version.
+
+        Raises:
+            MismatchError: Other weights have sampled tokens.
+        """
+        if loads := sorted({span.version for span in completion.versions} - {self.load}):
+            raise MismatchError(
+                f"the engine sampled for {self.name} with weights of load {loads[0]}, and the snapshot was loaded as "
+                f"{self.load}. Resume the run, and report this error"
+            )
+        return replace(completion, versions=tuple(replace(span, version=self.version) for span in completion.versions))
+
+
 @dataclass(frozen=True, eq=False)
 class PolicyEngine:
     """The sampler of one policy: an engine, or one of its adapters, and the renderer of the policy's prompts."""
@@ -123,6 +148,8 @@ class PolicyEngine:
     renderer: Renderer
     adapter: str = ""
     """Name of the adapter in the engine. Empty for the model's own weights."""
+    snapshot: LoadedSnapshot | None = None
+    """Weights that must sample. None: the newest that were loaded."""
 
     @property
     def max_model_len(self) -> int:
@@ -134,7 +161,7 @@ class PolicyEngine:
         if self.adapter:
             options["adapter"] = self.adapter
         completion: Completion = await self.engine.generate(prompt_ids, sampling, **options)
-        return completion
+        return completion if self.snapshot is None else self.snapshot.recorded(completion)
 
     async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
         """Load published weights of this policy. See `EngineClient.load_weights`."""

@@ -72,15 +72,20 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tu
     Raises:
         ValueError: A tensor is missing, unknown, or of another shape.
     """
-    if expected is None:
-        return
-    missing = sorted(expected.keys() - tensors.keys())
-    unknown = sorted(tensors.keys() - expected.keys() - {"lm_head.weight"})
+    if expected is not None:
+        counted = {name: tensor for name, tensor in tensors.items() if name in expected or name != "lm_head.weight"}
+        check_shapes({name: tuple(tensor.shape) for name, tensor in counted.items()}, expected)
+
+
+def check_shapes(shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError if a tensor is missing, unknown, or of another shape."""
+    missing = sorted(expected.keys() - shapes.keys())
+    unknown = sorted(shapes.keys() - expected.keys())
     if missing or unknown:
         raise ValueError(
             f"the update does not fit the served model: {len(missing)} tensors are missing ({missing[:3]}), "
             f"{len(unknown)} are unknown ({unknown[:3]}). Publish under Hugging Face names"
         )
     for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"tensor {name!r} has shape {tuple(tensors[name].shape)}. The served model has {shape}")
+        if shapes[name] != shape:
+            raise ValueError(f"tensor {name!r} has shape {shapes[name]}. The served model has {shape}")

@@ -27,8 +27,9 @@ from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.policy import LoRA, Sampling
 from forge_agents.runtime.machine import available_bytes, visible_gpus
 from forge_agents.serving import _patches, memory
-from forge_agents.serving._shapes import adapted_layers, adapter_shapes, check_tensors, expected_shapes
+from forge_agents.serving._shapes import adapted_layers, adapter_shapes, expected_shapes
 from forge_agents.serving._wire import Request
+from forge_agents.serving.adapter_files import ADAPTER_FILE, read_adapter
 from forge_agents.types import Completion, FinishReason, VersionSpan
 
 if TYPE_CHECKING:
@@ -182,25 +183,13 @@ def _overrides(model: str) -> Any:
 
 
 def _initial_adapter(config: EnginePlan, adapter: str) -> dict[str, torch.Tensor]:
-    """First weights of an adapter.
-
-    Raises:
-        ValueError: Its file cannot be read or has other shapes.
-    """
+    """First weights of an adapter: those of its folder, as `read_adapter` reads them, or zeros."""
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
-    shapes = adapter_shapes(config.model, config.adapters[adapter])
-    if adapter not in config.adapter_folders:
-        return {name: torch.zeros(shape) for name, shape in shapes.items()}
-    file = Path(config.adapter_folders[adapter], "adapter_model.safetensors")
-    try:
-        tensors: dict[str, torch.Tensor] = load_file(file)
-    except (OSError, SafetensorError) as cause:
-        raise ValueError(f"{file} cannot be read ({cause}). Export the adapter again") from None
-    check_tensors(tensors, shapes)
-    return tensors
+    lora, folder = config.adapters[adapter], config.adapter_folders.get(adapter)
+    if folder is None:
+        return {name: torch.zeros(shape) for name, shape in adapter_shapes(config.model, lora).items()}
+    return read_adapter(Path(folder, ADAPTER_FILE), Path(config.model), lora)
 
 
 def _memory_options(config: EnginePlan) -> dict[str, Any]:
@@ -596,7 +585,7 @@ def load_adapter(engine: Any, number: int, lora: LoRA, tensors: Mapping[str, tor
     from safetensors.torch import save_file
 
     with tempfile.TemporaryDirectory(prefix="forge-adapter-") as folder:  # vLLM loads adapters only from files
-        save_file(dict(tensors), Path(folder, "adapter_model.safetensors"))
+        save_file(dict(tensors), Path(folder, ADAPTER_FILE))
         layers = sorted({name.split(".")[-3] for name in tensors})
         settings = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": layers}
         Path(folder, "adapter_config.json").write_text(json.dumps(settings))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
-from forge_agents.policy import LoRA, Policy
+from forge_agents.policy import LoRA, Policy, SnapshotPolicy
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
@@ -150,9 +150,17 @@ def assign_engines(
     adapters: dict[str, dict[str, LoRA]] = {}
     by_path: dict[Path, str] = {}
     for name, policy in policies.items():
-        engine = engine_of[name] = name if policy.lora is None else by_path.setdefault(paths[name], name)
-        adapters.setdefault(engine, {}).update({} if policy.lora is None else {name: policy.lora})
+        engine = engine_of[name] = by_path.setdefault(paths[name], name) if shares_engine(policy) else name
+        served = {} if policy.lora is None else {name: policy.lora}
+        if isinstance(policy, SnapshotPolicy):
+            served = dict.fromkeys(policy.adapters, policy.snapshot_lora)
+        adapters.setdefault(engine, {}).update(served)
     return engine_of, adapters
+
+
+def shares_engine(policy: Policy) -> bool:
+    """Return whether a policy whose weights may change is served as adapters, next to others on its model."""
+    return policy.lora is not None or isinstance(policy, SnapshotPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

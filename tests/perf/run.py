@@ -22,7 +22,8 @@ from perf_common import ChildFailedError, Options
 MODULES = {"step": "measure_step", "rollout": "measure_rollout", "learner": "measure_learner",
            "weights": "measure_weights", "learner_memory": "measure_memory",
            "judging": "measure_judging", "replicas": "measure_replicas", "torn": "measure_torn",
-           "queue": "measure_queue", "expected": "measure_expected", "start": "measure_start"}  # fmt: skip
+           "queue": "measure_queue", "expected": "measure_expected", "start": "measure_start",
+           "league": "measure_league"}  # fmt: skip
 """Modules by measure."""
 
 

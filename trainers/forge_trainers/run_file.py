@@ -189,10 +189,10 @@ class RunConfig:
 
     @property
     def models(self) -> dict[str, Policy]:
-        """Policies that play, by name. A league has another one, whose engine serves the snapshots."""
+        """Policies that play, by name. A league has another one, which plays the snapshots."""
         league = self.players
         if isinstance(league, League):
-            players = (league.policy, league.frozen(league.engine), *league.fixed)
+            players = (league.policy, league.served, *league.fixed)
         else:
             players = tuple(self._candidates[name] for name in self._mapped_names)
         return {player.name: player for player in players if isinstance(player, Policy)}

@@ -90,6 +90,41 @@ def test_cancelled_store_restart_is_retried():
     asyncio.run(main())
 
 
+def test_new_store_gets_all_weights_before_engines_look_there(monkeypatch):
+    calls = []
+
+    def records(name, error=None):
+        async def call(*args, **_):
+            calls.append((name, *args))
+            if error is not None:
+                raise error
+
+        return call
+
+    async def start(*_):
+        return SimpleNamespace(ref="new")
+
+    monkeypatch.setattr("forge_trainers.run.processes._start_store", start)
+
+    async def main():
+        broken = SimpleNamespace(ref=SimpleNamespace(name="weights"), stop=records("stop"))
+        faults = SimpleNamespace(record=lambda *_: None, recovered=lambda _: None)
+        processes = SimpleNamespace(
+            _mending=asyncio.Lock(),
+            store=broken,
+            faults=faults,
+            config=SimpleNamespace(stage_timeout_s=1.0),
+            hosts=None,
+            learners={"hero": SimpleNamespace(use_store=records("learner"), publish=records("publish"))},
+            republish={"one": records("one", StallError("slow", "weights")), "two": records("two")},
+            engines={"hero": SimpleNamespace(use_store=records("engine"))},
+        )
+        await Processes._replace_store(processes, broken, StallError("gone", "weights"))
+
+    asyncio.run(main())
+    assert calls == [("stop",), ("learner", "new"), ("publish",), ("one", "new"), ("two", "new"), ("engine", "new")]
+
+
 class Carrying(Stores):
     """Fake for `Processes.sync`: a learner that is killed after publishing, and an engine that never loads."""
 

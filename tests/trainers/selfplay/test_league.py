@@ -16,6 +16,7 @@ from fake_processes import sampled_turn
 
 import forge_agents as fa
 from forge_agents.cli.config import parse
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory
 from forge_trainers.rl.league_policies import LeaguePolicies, policies_of
 from forge_trainers.rl.metrics import summarize
@@ -257,10 +258,14 @@ class Learner:
 class League(LeaguePolicies):
     """Loads no weights, and records the snapshots."""
 
-    async def _load(self, name, version, processes, by):
-        if name != self._loaded:
-            self.loads = [*getattr(self, "loads", []), name]
-            self._loaded = name
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.loads, self._engine._load = [], self._load
+
+    async def _load(self, slot, name, version, processes, by):
+        if name != slot.snapshot:
+            self.loads.append(name)
+            slot.snapshot = name
 
 
 def season(folder, steps, *, pool=3, resume=False):
@@ -273,7 +278,7 @@ def season(folder, steps, *, pool=3, resume=False):
     async def with_store(load):
         return await load("store")
 
-    served = {"hero": "engine", "hero-opponent": "engine 2"}
+    served = {"hero": PolicyEngine("engine", None), "hero-opponent": PolicyEngine("engine 2", None)}
     processes = SimpleNamespace(policy_engines=served, learners={"hero": learner}, with_store=with_store)
     saved = sorted((folder / "checkpoints").glob("step-*")) if resume else []
     games = []
@@ -385,7 +390,7 @@ def test_evaluation_covers_anchors_agents_and_environments(tmp_path):
         return group(episode(tuple(seats[agent].name for agent in AGENTS), (1, -1)))
 
     tasks = [Task(env_id=f"duel-{i % 2}", seed=i, agents=AGENTS, number=i) for i in range(16)]
-    asyncio.run(league.collect(tasks, play, SimpleNamespace(policy_engines={"hero": "engine"})))
+    asyncio.run(league.collect(tasks, play, SimpleNamespace(policy_engines={"hero": PolicyEngine("engine", None)})))
     names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}
 
@@ -415,14 +420,20 @@ def test_snapshots_are_packed_in_another_thread(tmp_path, tiny_llama, monkeypatc
         async def put(self, key, value):
             self.values[key] = value
 
-    async def load_weights(version, *, timeout_s):
+    class Storage:
+        ref = Store()
+
+    async def load_weights(version, *, adapter, timeout_s):
+        assert adapter == ""
         loaded.append(version)
 
     shutil.copytree(tiny_llama, tmp_path / "league/hero-000001")
     league = LeaguePolicies(fa.League(HERO), fa.GRPOConfig(), tmp_path)
-    processes = SimpleNamespace(engines={"hero-opponent": SimpleNamespace(load_weights=load_weights)})
-    asyncio.run(league._load("hero-000001", 1, processes, SimpleNamespace(ref=Store())))
-    assert loaded == [1] and threading.main_thread() not in packed_by and len(packed_by) == 1
+    engine = PolicyEngine(SimpleNamespace(load_weights=load_weights), None)
+    processes = SimpleNamespace(policy_engines={"hero-opponent": engine}, with_store=lambda load: load(Storage()))
+    served = asyncio.run(league._engine.serve({"hero-000001": 1}, processes))["hero-000001"].snapshot
+    assert served.version == 1 and loaded == [served.load]
+    assert threading.main_thread() not in packed_by and len(packed_by) == 1
 
 
 def test_opponent_that_fails_is_named_once(tmp_path, caplog):

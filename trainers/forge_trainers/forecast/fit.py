@@ -17,6 +17,7 @@ from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
+from forge_agents.serving.fleet import shares_engine
 from forge_trainers.forecast.simulate import Hardware
 from forge_trainers.learner.memory import RECOMPUTED
 from forge_trainers.learner.plan import MEMORY_DRIVEN
@@ -330,7 +331,7 @@ def _model_sizes(
             ) from error
     first: dict[str, str] = {}
     for name, policy in policies.items():
-        home = name if policy.lora is None else first.setdefault(policy.model, name)
+        home = first.setdefault(policy.model, name) if shares_engine(policy) else name
         if sizes[home] != sizes[name]:
             raise ValueError(
                 f"{home} and {name} are adapters of {policy.model!r} and share an engine, but have the models "

@@ -1,4 +1,4 @@
-"""A league in training: opponents for every group, snapshots on disk, and their weights in the opponents' engine."""
+"""A league in training: opponents for every group, and snapshots of the policy on disk."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ import logging
 import math
 import re
 import shutil
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
 
-from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, PolicyMapping, policies_by_name
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import read_arrays, write_atomically
 from forge_trainers.rl.policy_mapping import CollectGroup, FixedPolicies, check_trainable
+from forge_trainers.rl.snapshot_engine import SnapshotEngine
 from forge_trainers.rl.tasks import Task
 from forge_trainers.selfplay.league import (
     League,
@@ -40,7 +37,6 @@ from forge_trainers.selfplay.league import (
 from forge_trainers.selfplay.matchmaking import Standings
 
 if TYPE_CHECKING:
-    from forge_agents.weights import Publisher, WeightStore, WeightStoreRef
     from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.run.processes import Processes
 
@@ -55,8 +51,8 @@ def policies_of(policies: PolicyMapping | League, config: GRPOConfig, folder: Pa
 class LeaguePolicies(FixedPolicies):
     """The policies of a league. Snapshots are in ``OUT_DIR/league``, the table in ``OUT_DIR/league.json``.
 
-    All snapshots share one engine, so two steps are never collected at the same time. With `max_staleness` a step is
-    still collected during training.
+    All snapshots share one engine whose weights change, so two steps are never collected at the same time. With
+    `max_staleness` a step is still collected during training.
     """
 
     def __init__(self, league: League, config: GRPOConfig, folder: Path) -> None:
@@ -66,23 +62,16 @@ class LeaguePolicies(FixedPolicies):
         self.standings = Standings(
             anchors=[anchor.name for anchor in league.anchors], start=league.start, pool=league.pool
         )
-        self._engine_lock = asyncio.Lock()
-        self._publisher: Publisher | None = None
-        self._packing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
-        """Copies snapshots, so that this process keeps answering its engines and learners."""
-        self._store: WeightStoreRef | None = None
-        """The weight store that the engine's snapshot came from. A replaced store does not hold it."""
-        self._loaded, self._loads = league.start, 0  # the engine starts with the start model
-        self._load_s = 0.0
+        self._engine, self._engine_lock = SnapshotEngine(league, config, self._snapshots), asyncio.Lock()
         self._warned = set[str]()
 
     def declared(self, agents: Mapping[str, tuple[str, ...]], *, partial: bool = False) -> dict[str, AnyPolicy]:
-        """Return the policy, its fixed opponents, and the engine that snapshots share."""
+        """Return the policy, the policy that plays snapshots, and fixed opponents."""
         league, first = self._league, next(iter(agents.values()))
         if len(set(agents.values())) > 1:
             raise ValueError(f"environments of a league need the same agents, got {dict(agents)}")
         result: dict[str, AnyPolicy] = {}
-        for player in (league.policy, league.frozen(league.engine), *league.fixed):
+        for player in (league.policy, league.served, *league.fixed):
             for name, policy in policies_by_name(player, first).items():
                 if name in result:
                     raise ValueError(f"two policies of the league are called {name!r}. Give each its own name=")
@@ -111,7 +100,7 @@ class LeaguePolicies(FixedPolicies):
         step: int | None = None,
         resample: int = 0,
     ) -> list[EpisodeGroup]:
-        """Collect groups, one snapshot after the other, against opponents of the step or of `evaluation_matches`."""
+        """Collect groups against opponents of the step or of `evaluation_matches`."""
         league, agents = self._league, tasks[0].agents
         async with self._engine_lock:
             if step is not None:
@@ -154,13 +143,12 @@ class LeaguePolicies(FixedPolicies):
         league_table = {"step": step + 1, **table(self.standings, self._league)}
         write_atomically(self._folder / "league.json", json.dumps(league_table, indent=2) + "\n")
         games = [score for scores in results.values() for score in scores]
-        load_s, self._load_s = self._load_s, 0.0
         return {
             "league/win_rate": float(np.mean(games)) if games else float("nan"),
             "league/rating": self.standings.mu,
             "league/rating_sigma": self.standings.sigma,
             "league/opponents": float(len(self.standings.opponents)),
-            "league/load_s": load_s,
+            "league/load_s": self._engine.take_load_s(),
             **{f"league/win_rate/{name}": float(np.mean(scores)) for name, scores in sorted(results.items())},
         }
 
@@ -171,58 +159,35 @@ class LeaguePolicies(FixedPolicies):
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`. Raises ValueError if the weights of a snapshot are missing."""
         self.standings.load_state_dict(state)
-        self._loaded = ""
+        self._engine.forget()
         for opponent in self.standings.opponents:
             if opponent.version > 0 and opponent.name != self._league.snapshot_name(opponent.version):
                 raise ValueError(f"the league's {opponent.name[:80]!r} is not a valid snapshot name")
-            if opponent.version > 0 and not (self._snapshots / opponent.name).is_dir():
-                raise ValueError(f"snapshot {self._snapshots / opponent.name} of the league is missing")
+            if opponent.version > 0 and not (weights := self._engine.weights_of(opponent.name)).exists():
+                raise ValueError(f"snapshot {weights} of the league is missing")
 
     async def _collect(
         self, tasks: Sequence[Task], matches: Sequence[Match], collect_group: CollectGroup, processes: Processes
     ) -> list[EpisodeGroup]:
-        """Play every match, one snapshot after the other. Matches without a snapshot run with the first one."""
+        """Play every match, as many snapshots at a time as the engine holds. Others play with the first ones."""
         policy = self._league.policy
         past = [self._league.frozen(opponent.name) for opponent in self.standings.opponents if opponent.version >= 0]
         players: dict[str, AnyPolicy] = {player.name: player for player in (policy, *self._league.fixed, *past)}
         snapshots = {rival.name: rival.version for rival in self.standings.opponents if rival.version >= 0}
-        order = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
-        order.sort(key=lambda name: name != self._loaded)  # the snapshot in the engine goes first
+        drawn = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots))
+        batches = self._engine.batches(drawn) or [()]
         groups: dict[int, EpisodeGroup] = {}
-        for name in order:
-            engines = dict(processes.policy_engines)
-            if name:
-                await processes.with_store(partial(self._load, name, snapshots[name], processes))
-                engines[name] = engines[self._league.engine]
+        for batch in batches:
+            served = await self._engine.serve({name: snapshots[name] for name in batch}, processes) if batch else {}
+            engines = {**processes.policy_engines, **served}
             due = [
                 (task, {agent: players[player] for agent, player in match.players(task.agents, policy.name).items()})
                 for task, match in zip(tasks, matches, strict=True)
-                if match.opponent == name or (name == order[0] and match.opponent not in snapshots)
+                if match.opponent in batch or (batch is batches[0] and match.opponent not in snapshots)
             ]
             finished = await all_or_first_error(collect_group(task, mapping, engines) for task, mapping in due)
             groups |= {task.number: group for (task, _), group in zip(due, finished, strict=True)}
         return [groups[task.number] for task in tasks]
-
-    async def _load(self, name: str, version: int, processes: Processes, by: WeightStore) -> None:
-        """Load a snapshot's weights into the opponents' engine."""
-        store = by.ref
-        if name == self._loaded and self._store in (None, store):
-            return
-        import torch
-
-        started = time.perf_counter()
-        folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
-        if self._publisher is None or self._store != store:
-            dtype = getattr(torch, self._config.learner_of(self._league.policy).compute_dtype)
-            self._publisher = store.publisher(self._league.engine, dtype=dtype, thread=self._packing)
-            self._store = store
-        tensors = await asyncio.to_thread(_read, folder)
-        self._loaded = ""  # unknown if the load is interrupted
-        self._loads += 1  # a new version each time: after a restart other weights may have the snapshot's name
-        await self._publisher.publish(self._loads, tensors)
-        await processes.engines[self._league.engine].load_weights(self._loads, timeout_s=self._config.stage_timeout_s)
-        self._loaded = name
-        self._load_s += time.perf_counter() - started
 
     async def _snapshot(self, processes: Processes) -> None:
         """Add the current policy to the pool, unless its weights have not changed."""
@@ -230,7 +195,7 @@ class LeaguePolicies(FixedPolicies):
         if learner.version <= self.standings.latest.version:
             return
         name = self._league.snapshot_name(learner.version)
-        self._loaded = "" if name == self._loaded else self._loaded
+        self._engine.forget(name)
         await learner.export(
             self._snapshots / name,
             dtype=self._config.learner_of(self._league.policy).compute_dtype,
@@ -251,13 +216,3 @@ class LeaguePolicies(FixedPolicies):
         for path in self._snapshots.iterdir():
             if path.name not in used and snapshot.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)  # follows no links
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """Read all tensors of a model folder, by their Hugging Face names."""
-    from safetensors.torch import load_file
-
-    tensors: dict[str, Any] = {}
-    for file in models.weight_files(folder):
-        tensors |= load_file(file)
-    return tensors

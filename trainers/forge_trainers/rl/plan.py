@@ -229,7 +229,7 @@ class RunPlan:
             "env_args": _arguments(sampler.env_args),
             "environments": {name: _environment(sampler, name) for name in sampler.env_ids},
             **({} if sampler.curriculum is None else {"curriculum": dataclasses.asdict(sampler.curriculum)}),
-            "policies": {name: dataclasses.asdict(policy) for name, policy in self.models.items()},
+            "policies": {name: _settings_of(policy) for name, policy in self.models.items()},
             "weights": hashes_of_models(self.models),
             **({"teachers": teachers} if (teachers := self._teachers()) else {}),
             **({"players": others} if others else {}),
@@ -271,6 +271,11 @@ def _scoring(settings: Mapping[str, Any]) -> dict[str, Any]:
         for env_id, facts in settings["environments"].items()
     }
     return {"env_args": settings.get("env_args"), "reward": settings.get("reward"), "environments": environments}
+
+
+def _settings_of(policy: Policy) -> dict[str, Any]:
+    """Return the user's settings of a policy. Those of a `SnapshotPolicy` are the frozen start model's."""
+    return {name: value for name, value in dataclasses.asdict(policy).items() if name in values_of(policy, Policy)}
 
 
 def _environment(sampler: TaskSampler, env_id: str) -> dict[str, Any]:

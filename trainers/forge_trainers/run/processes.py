@@ -22,7 +22,7 @@ from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving import EngineClient
 from forge_agents.serving.fleet import assign_engines, start_engines
-from forge_agents.weights import WeightStore
+from forge_agents.weights import WeightStore, WeightStoreRef
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run.config import ProcessConfig
@@ -69,6 +69,8 @@ class Processes:
     """Engine of each policy, or the adapter in an engine, with its renderer."""
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again after a learner died."""
+    republish: dict[str, Callable[[WeightStoreRef], Awaitable[None]]] = field(default_factory=dict)
+    """Publish weights that come from no learner to a store that replaces another one, by the name of the weights."""
     _learner_access: DeviceAccess = unshared
     """Context in which learners compute, if they share GPUs with engines."""
     _resident: dict[str, list[Learner]] = field(default_factory=dict)
@@ -347,6 +349,9 @@ class Processes:
                 with contextlib.suppress(ActorDiedError, StallError):  # it died: the next one publishes here
                     await learner.use_store(store.ref, timeout_s=self.config.stage_timeout_s)  # it may be training
                     await learner.publish(timeout_s=self.config.stage_timeout_s)
+            for publish in tuple(self.republish.values()):
+                with contextlib.suppress(ActorDiedError, StallError):  # the new store died: the next one gets them
+                    await publish(store.ref)
             for engine in self.engines.values():
                 await engine.use_store(store.ref)
             self.faults.recovered(fault)

@@ -14,10 +14,13 @@ from typing import Any, get_args
 import numpy as np
 
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import AnyPolicy, Policy
+from forge_agents.policy import AnyPolicy, Policy, SnapshotPolicy
 from forge_agents.settings import MAX_COUNT, settings_class, values_of
 from forge_agents.types import Episode, EpisodeGroup, reward_scale
 from forge_trainers.selfplay.matchmaking import Matchmaking, Standings
+
+_MAX_ADAPTERS = 8
+"""Maximum number of snapshots that an engine holds as adapters. Each takes memory. More play one after the other."""
 
 
 @settings_class
@@ -38,7 +41,8 @@ class LeagueConfig:
     """Probability that the policy plays all agents of a group and learns for all of them. In [0, 1]. AlphaStar's main
     agents used 0.35. 1 is mirror self-play."""
     opponents_per_step: int = 2
-    """Number of opponents drawn for one step. Snapshots share one engine, so each costs a change of its weights."""
+    """Number of opponents drawn for one step. Each snapshot costs a change of the weights of the engine that all share.
+    With LoRA, the policy's engine has an adapter for each of up to 8, which play at the same time."""
 
     def __post_init__(self) -> None:
         for name, least in (("snapshot_every", 1), ("pool", 2), ("opponents_per_step", 1)):
@@ -105,7 +109,7 @@ class League(LeagueConfig):
 
     @property
     def engine(self) -> str:
-        """Name of the engine that snapshots share."""
+        """Name of the policy that plays snapshots, and without LoRA of its engine."""
         return f"{self.policy.name}-opponent"
 
     def snapshot_name(self, version: int) -> str:
@@ -115,6 +119,15 @@ class League(LeagueConfig):
     def frozen(self, name: str) -> Policy:
         """Return the policy as an opponent, under another name."""
         return replace(self.policy, name=name, lora=None, learner=None, trainable=False)
+
+    @property
+    def served(self) -> Policy:
+        """The policy whose engine plays snapshots. With LoRA this is the policy's engine, with an adapter for each."""
+        frozen = self.frozen(self.engine)
+        if self.policy.lora is None:
+            return frozen
+        slots = 0 if self.self_play == 1 else min(self.opponents_per_step, self.pool - 1, _MAX_ADAPTERS)
+        return SnapshotPolicy(**values_of(frozen), snapshot_lora=self.policy.lora, slots=slots)
 
     def settings(self) -> dict[str, Any]:
         """Return the league's settings for config.yaml."""
