@@ -508,9 +508,11 @@ def resolve_policies(policies: PolicyMapping, agents: Sequence[str], seed: int) 
     """Return the policy of each agent in the episodes with `seed`.
 
     Raises:
-        ValueError: An agent has no policy, or a policy was given for an unknown agent.
+        ValueError: There are no agents, an agent has no policy, or a policy was given for an unknown agent.
         TypeError: A value is not a policy, or an agent is not a string.
     """
+    if not agents:
+        raise ValueError("possible_agents is empty. Name one or more agents, such as 'player_0'")
     if odd := [agent for agent in agents if not isinstance(agent, str)]:  # type: ignore[redundant-expr]
         raise TypeError(f"possible_agents has {odd[0]!r}. Names of agents must be strings, such as 'player_0'")
     if isinstance(policies, Mapping):

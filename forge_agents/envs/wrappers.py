@@ -360,6 +360,7 @@ class WrappedEnv(_Mirror):
     Raises:
         TypeError: `env` is not such an environment, or has no `possible_agents`, or names of agents that are not
             strings.
+        ValueError: `possible_agents` is empty.
     """
 
     render_mode: str | None = None
@@ -389,6 +390,8 @@ class WrappedEnv(_Mirror):
             )
         if not hasattr(env, "possible_agents"):
             raise TypeError(f"{env} has no possible_agents. Agents must be known before an episode starts")
+        if not env.possible_agents:
+            raise ValueError(f"{env} has empty possible_agents. Name one or more agents, such as 'player_0'")
         if other := [agent for agent in env.possible_agents if not isinstance(agent, str)]:
             raise TypeError(
                 f"{env} has an agent {other[0]!r} of type {type(other[0]).__name__}. Agents must be strings: use names "

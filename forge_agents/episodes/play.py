@@ -152,7 +152,8 @@ def play(
         agents = game.possible_agents
         resolved = resolve_policies(with_unique_names(resolve_policies(policies, agents, seed)), agents, seed)
         models = {agent: policy for agent, policy in resolved.items() if isinstance(policy, Policy)}
-        policies_by_name(models, list(models))  # models must have unique names; other players may share one
+        if models:
+            policies_by_name(models, list(models))  # models must have unique names; other players may share one
         if any(isinstance(policy, Oracle) for policy in resolved.values()):
             oracle_of(spec, env_id)  # fails before an engine starts
         limit = max_turns or (spec and spec.max_turns) or 1000

@@ -58,14 +58,19 @@ class EngineConfig:
     routing: str = "prefix"
     """Router that chooses the replica for a request. "prefix" (default): the replica whose cache holds the
     conversation. A new conversation goes to the one with the fewest requests. "load": always the one with the fewest
-    requests. "package.module:Class": a custom `forge_agents.serving.routing.Router`."""
+    requests. "package.module:Class": a custom `forge_agents.serving.routing.Router`. Needs several replicas."""
     on_update: Literal["continue", "restart"] = "continue"
     """Handling of completions that a weight update interrupts. "continue" (default): the new weights continue them, and
     each token records its version. "restart": completions are sampled again until one version has written all
-    tokens."""
+    tokens. Needs a `max_staleness` above 0: otherwise updates wait for all completions."""
 
     def __post_init__(self) -> None:
         router_class(self.routing)
+        if self.replicas == 1 and self.routing != EngineConfig.routing:
+            raise ValueError(
+                f"routing={self.routing!r} has no effect with replicas=1, which has nothing to choose from. Set "
+                "replicas above 1, or leave routing out"
+            )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len={self.max_model_len}. A prompt and a response need at least 2 tokens")
         for name in ("max_num_seqs", "replicas", "tp"):

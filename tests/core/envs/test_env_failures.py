@@ -344,6 +344,14 @@ def test_results_that_are_no_dictionaries_by_agent_are_named(method, result, mes
     assert finding.message.startswith(f"TypeError: {message}")
 
 
+def test_environment_without_agents_is_refused():
+    class Empty(TwoRounds):
+        possible_agents = []
+
+    with pytest.raises(ValueError, match="possible_agents is empty. Name one or more agents, such as 'player_0'"):
+        fa.play(Empty, fa.Random())
+
+
 def test_agents_must_be_named_by_strings():
     class Numbered(TwoRounds):
         possible_agents = [0, 1]

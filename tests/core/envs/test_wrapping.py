@@ -185,6 +185,9 @@ def test_wrap_rejects_other_objects_and_hints_to_call_a_class():
     numbered.possible_agents = [0, 1]
     with pytest.raises(TypeError, match="has an agent 0 of type int. Agents must be strings"):
         fa.wrap(numbered, obs_to_text=str, text_to_action=str)
+    numbered.possible_agents = []
+    with pytest.raises(ValueError, match="has empty possible_agents. Name one or more agents"):
+        fa.wrap(numbered, obs_to_text=str, text_to_action=str)
 
 
 class Lives(ParallelEnv):

@@ -77,7 +77,10 @@ class Last(LeastLoaded):
 
 
 def test_router_is_named_or_imported():
-    result = {name: router_class(EngineConfig(routing=name).routing) for name in ("prefix", "load", f"{__name__}:Last")}
+    result = {
+        name: router_class(EngineConfig(routing=name, replicas=2).routing)
+        for name in ("prefix", "load", f"{__name__}:Last")
+    }
     assert list(result.values()) == [PrefixAffine, LeastLoaded, Last]
 
 
@@ -92,4 +95,11 @@ def test_router_is_named_or_imported():
 )
 def test_invalid_router_is_refused(routing, told):
     with pytest.raises(ValueError, match=told):
+        EngineConfig(routing=routing, replicas=2)
+
+
+@pytest.mark.parametrize("routing", ["load", f"{__name__}:Last"])
+def test_router_without_replicas_is_refused(routing):
+    with pytest.raises(ValueError, match=f"routing='{routing}' has no effect with replicas=1"):
         EngineConfig(routing=routing)
+    assert EngineConfig(routing="prefix").routing == "prefix"

@@ -204,6 +204,8 @@ def test_long_responses_are_punished_softly():
     ("make", "message"),
     [
         (lambda: Credit(noise_multiple=-1), "noise_multiple=-1"),
+        (lambda: Credit(noise_multiple=np.inf), "noise_multiple=inf must be at least 0 and finite"),
+        (lambda: Credit(min_spread=np.inf), "min_spread=inf must be at least 0 and finite"),
         (lambda: Credit(discount=1.5), "discount=1.5"),
         (lambda: Credit(rae_decay=1.0), "rae_decay=1.0"),
         (lambda: Credit(by=("seed", "seed")), "at most once"),

@@ -105,6 +105,22 @@ def test_groups_of_one_episode_need_a_rule_that_compares_none(tmp_path):
     assert {field.name for field in dataclasses.fields(fa.GRPOConfig)} == written.keys()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"credit": fa.Credit(by=("role",))}, "groups_per_step=1 give every advantage 0"),
+        ({"credit": fa.Credit(by=("role",), baseline="rae", scale="batch_std")}, "groups_per_step=1 give every advan"),
+        ({"engine": fa.EngineConfig(on_update="restart")}, "engine.on_update='restart' has no effect with max_stal"),
+    ],
+)
+def test_settings_with_which_no_run_learns_or_that_do_nothing_are_refused(settings, message):
+    settings = {"group_size": 1, "credit": fa.Credit(baseline="none", scale="none"), **settings}
+    with pytest.raises(ValueError, match=message):
+        fa.GRPOConfig(groups_per_step=1, **settings)
+    enough = fa.GRPOConfig(groups_per_step=2, max_staleness=1, **settings)
+    assert enough.group_size == 1 and enough.credit == settings["credit"]
+
+
 def test_config_records_the_environment_reward(tmp_path):
     result = fit(tmp_path, reward=None, env={"settings/Duel-v0@1": 1.0, "settings/Duel-v0@2": 3.0}, credit=fa.Credit())
     assert result["reward"] is None and result["env_args"] == {}

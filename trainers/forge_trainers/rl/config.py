@@ -82,6 +82,11 @@ class GRPOConfig(ProcessConfig):
         if self.group_size < 2 and self.credit_rule.compares_episodes:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0. Set group_size >= 2")
         check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "eval_episodes", most=MAX_COUNT)
+        if self.group_size * self.groups_per_step < 2 and self.credit_rule.compares_step:
+            raise ValueError(
+                "group_size=1 and groups_per_step=1 give every advantage 0, because the credit compares the episodes "
+                "of a step. Raise one of them"
+            )
         check_at_least(self, 0, "max_resamples", most=MAX_COUNT)
         if self.group_size * self.groups_per_step > MAX_COUNT:
             raise ValueError(

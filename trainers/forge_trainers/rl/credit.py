@@ -146,8 +146,10 @@ class Credit:
     def __post_init__(self) -> None:
         compares = self.baseline in _OF_A_GROUP
         for name in ("min_spread", "noise_multiple"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be at least 0 and finite: inf skips all trajectories"
+                )
         if not (0 <= self.discount <= 1 and 0 <= self.rae_decay < 1):
             raise ValueError(f"discount={self.discount} must be in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
         if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
@@ -187,6 +189,12 @@ class Credit:
     def compares_episodes(self) -> bool:
         """Whether a group of one episode has no advantages."""
         return self.baseline in _OF_A_GROUP and "seed" in self.by
+
+    @property
+    def compares_step(self) -> bool:
+        """Whether a step of one episode has no advantages."""
+        compares = self.baseline in _OF_A_GROUP or (self.scale == "batch_std" and self.baseline != "counterfactual")
+        return type(self).assign is Credit.assign and compares and "role" in self.by
 
     @property
     def is_per_group(self) -> bool:

@@ -86,6 +86,11 @@ class ProcessConfig:
                 f"colocate=True lets engines and learner compute in turns, and max_staleness={self.max_staleness} at "
                 "the same time. Set one of them back"
             )
+        if not self.max_staleness and self.engine.on_update != EngineConfig.on_update:
+            raise ValueError(
+                f"engine.on_update={self.engine.on_update!r} has no effect with max_staleness=0, where completions "
+                "end before each weight change. Set max_staleness above 0, or leave on_update out"
+            )
         check_timeouts(self, "stage_timeout_s", "heartbeat_timeout_s")
 
     @property
