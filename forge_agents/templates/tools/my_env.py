@@ -1,5 +1,7 @@
 """One agent with a tool: how many boxes are on the shelf?"""
 
+import re
+
 import forge_agents as fa
 
 SHELVES = ("A", "B", "C")
@@ -36,4 +38,5 @@ class Warehouse(fa.ToolEnv):
         return f"How many boxes are on shelf {self.shelf}?"
 
     def act(self, agent, action):
-        return fa.Outcome(rewards={agent: float(str(self.boxes[self.shelf]) in action)}, done=True)
+        right = re.findall(r"\d+", action) == [str(self.boxes[self.shelf])]
+        return fa.Outcome(rewards={agent: float(right)}, done=True)

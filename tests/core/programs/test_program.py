@@ -161,11 +161,15 @@ def test_program_gets_a_copy_of_its_task_without_reserved_infos():
     assert info["answer"] == 7 and info["task"] == task and not {"success", "error"} & info.keys()
 
 
+def misspells(task, result):
+    return resutl == "42"  # noqa: F821
+
+
 @pytest.mark.parametrize(
     ("reward", "told"),
     [
         (lambda task, result: None, "returned None. Return a number"),
-        (lambda task, result: undefined, r"failed with NameError: .*'undefined'.* \(.*test_program.py:\d+\)"),  # noqa: F821
+        (misspells, r"failed with NameError: .*'resutl'.* \(.*test_program.py:\d+\)"),
     ],
 )
 def test_failing_reward_function_is_named(reward, told):
@@ -177,11 +181,7 @@ def test_failing_reward_function_is_named(reward, told):
     ("result", "reward", "told"),
     [
         (None, lambda task, result: float(len(result)), "TypeError: object of type 'NoneType' has no len()"),
-        (
-            None,
-            lambda task, result: float(result.strip() == "42"),
-            "AttributeError: 'NoneType' object has no attribute",
-        ),
+        (None, lambda task, result: float(result.strip() == "42"), "AttributeError: 'NoneType' object has no"),
         ("no number", lambda task, result: float(int(result) == 42), "ValueError: invalid literal for int()"),
         ("{}", lambda task, result: float(json.loads(result)["answer"]), "KeyError: 'answer'"),
         ("", lambda task, result: float(result.split()[-1] == "42"), "IndexError: list index out of range"),
