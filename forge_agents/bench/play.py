@@ -36,6 +36,7 @@ from forge_agents.bench.records import (
     Record,
     cost_of,
     facts_at,
+    left_by,
     not_written,
     priced,
     tokens_of,
@@ -322,10 +323,14 @@ class _Run:
             policies=policies,
             engines=engines,
             max_turns=match.environment.max_turns or 1000,
+            retries=0,
         )
         # sampling depends on the episode alone, not on what else the engine does
         key = f"{match.environment.id}/{match.seed}/{match.sample}/{'/'.join(match.lineup.values())}"
-        return (await rollout.group(match.seed, 1, rng_key=key)).episodes[0]
+        episode = (await rollout.group(match.seed, 1, rng_key=key)).episodes[0]
+        if episode.error is None or left_by(episode):
+            return episode
+        return (await rollout.group(match.seed, 1, rng_key=f"{key}/again")).episodes[0]
 
     def _reached_limit(self) -> str:
         """Return the limit that forbids another episode. Empty if there is none."""

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -69,6 +69,8 @@ class Record:
     """Failure of the episode. Empty if it succeeded."""
     fault: str = ""
     """Player whose failure ended the episode. Empty if none failed, as if the environment did."""
+    leavers: tuple[str, ...] = ()
+    """Players that failed after a decision of theirs, in this try or an earlier one, sorted."""
     seconds: float = 0.0
 
     @classmethod
@@ -94,6 +96,7 @@ class Record:
             end=episode.end_reason,
             error=f"{error.where}: {error.kind}: {error.message}"[:500] if error else "",
             fault=lineup.get(error.agent, "") if error else "",
+            leavers=tuple(lineup[agent] for agent in left_by(episode)),
             seconds=episode.duration_s,
         )
 
@@ -101,7 +104,7 @@ class Record:
     def from_json(cls, row: Mapping[str, Any]) -> Record:
         """Return the record that `as_json` wrote. Raises TypeError, KeyError or ValueError for other data."""
         results = {str(agent): AgentRecord(**result) for agent, result in row["seats"].items()}
-        record = cls(**{**row, "seats": results})
+        record = cls(**{**row, "seats": results, "leavers": tuple(row.get("leavers", ()))})
         numbers: tuple[Any, ...] = (record.seed, record.sample)  # the types of a damaged file are not those of `Record`
         texts: list[Any] = [record.key, record.env, record.end, record.error, record.fault, *record.lineup.values()]
         are_valid = [isinstance(value, kind) for values, kind in ((numbers, int), (texts, str)) for value in values]
@@ -110,9 +113,15 @@ class Record:
         if not all(are_valid) or not all(map(_is_result, results.values())):
             name = f"episode {record.key!s:.20} of {record.env}"
             raise ValueError(f"{name} has a seed, a time or a result of another type")
-        if record.fault not in ("", *record.lineup.values()):
-            raise ValueError(f"episode {record.key!s:.20} failed by {record.fault!s:.20}, who has no agent in it")
+        for name in (*record.leavers, *filter(None, [record.fault])):
+            if name not in record.lineup.values():
+                raise ValueError(f"episode {record.key!s:.20} failed by {name!s:.20}, who has no agent in it")
         return record
+
+    def after(self, earlier: Record | None) -> Record:
+        """Return this record with the leavers of an earlier try."""
+        leavers = () if earlier is None else earlier.leavers
+        return replace(self, leavers=tuple(sorted({*self.leavers, *leavers})))
 
     @property
     def played(self) -> tuple[str, int, int, tuple[tuple[str, str], ...]]:
@@ -170,6 +179,12 @@ def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
     }
 
 
+def left_by(episode: Episode) -> list[str]:
+    """Return the agent whose player failed after it had decided in this episode, if any. It may have chosen to."""
+    agent = episode.error.agent if episode.error is not None else ""
+    return [agent] if agent in episode.trajectories and episode.trajectories[agent].turns else []
+
+
 def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
     """Return the prompt tokens and sampled tokens of a trajectory, or 0 without a model."""
     turns = [part for turn in trajectory.turns for part in turn.parts]
@@ -206,7 +221,8 @@ class EpisodeLog:
     """``episodes.jsonl`` in a folder. One process at a time writes to it.
 
     Lines that a killed process left incomplete, or that cannot be read, are dropped, and their episodes are played
-    again. Failed episodes are kept for inspection and played again, too.
+    again. Failed episodes are kept for inspection and played again, too. The records of later tries name the `leavers`
+    of earlier ones.
 
     Raises:
         RunFolderError: The folder cannot be used, has files of another program, or another process writes there.
@@ -284,6 +300,7 @@ class EpisodeLog:
                     self.unreadable += 1
 
     def _keep(self, record: Record) -> None:
+        record = record.after(self.failed.get(record.key))
         (self.failed if record.error else self.done)[record.key] = record
 
     def _read(self, file: IO[str]) -> None:

@@ -110,9 +110,10 @@ def incomplete(report: Results) -> list[str]:
         faults = Counter(record.fault for record in failed if record.fault).most_common()
         by = f", by failures of {', '.join(f'{name} ({number})' for name, number in faults)}" if faults else ""
         warnings.append(f"{len(failed)} episodes failed{by} and are not counted. The first: {failed[0].error}")
-        for env, names in report.summary.failing.items():
-            lines = (f"NO RESULTS OF {name} IN {env}: it failed in {games} games" for name, games in names.items())
-            warnings += [f"{line}. Run it again, which repeats failed games" for line in lines]
+    for env, names in report.summary.failing.items():
+        lines = (f"NO RESULTS OF {name} IN {env}: it failed in {games} games" for name, games in names.items())
+        advice = "Another call repeats failed games, but failures after a player's first decision in a game still count"
+        warnings += [f"{line}. {advice}" for line in lines]
     if full := [record for record in report.records if record.end == "context"]:
         warnings.append(
             f"{len(full)} episodes ended because the context of a player was full. No rating counts them. The first: "
@@ -215,7 +216,7 @@ def _power(pairs: Sequence[Pair]) -> str:
 
 
 def _players(report: Results) -> Section:
-    faults = Counter(record.fault for record in report.records)
+    faults = Counter(name for record in report.records for name in {record.fault, *record.leavers})
     rows = []
     for name, facts in report.players.items():
         strength = games = "\N{EN DASH}"

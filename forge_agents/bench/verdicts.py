@@ -59,10 +59,13 @@ def failing_players(records: Iterable[Record]) -> dict[str, str]:
     """Return the players that failed in too many of their games in an environment, with the numbers as text.
 
     Such a player has no results there, nor have its opponents against it: it could choose the games that count by
-    failing in the others, or an opponent could by texts that it fails on.
+    failing in the others, or an opponent could by texts that it fails on. So a failure after a decision counts also if
+    the game was played again.
     """
     games = Counter(name for record in records for name in set(record.lineup.values()))
-    failed = Counter(record.fault for record in records if record.error)
+    failed = Counter(
+        name for record in records for name in {*record.leavers, *([record.fault] if record.error else [])}
+    )
     return {name: f"{failed[name]} of {count}" for name, count in games.items() if failed[name] > _MAX_FAILED * count}
 
 

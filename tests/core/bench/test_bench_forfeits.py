@@ -143,6 +143,33 @@ def test_player_that_chooses_its_games_by_failing_has_no_results(env, tmp_path):
     assert f"NO RESULTS OF picky IN {env[0]}: it failed in {kuhn['picky']} games" in text
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["in lost positions", "at the start"])
+def test_failures_after_a_decision_count_in_games_that_are_played_again(late, tmp_path):
+    """A player could have each game that it does not like repeated, until it wins."""
+    down = tmp_path / "down"  # a variable would change the player's hash
+    down.touch()
+
+    def answer(observation):
+        if down.exists() and ("opponent bet" in observation) == late and "Queen" not in observation:
+            raise OSError("server down")
+        return "fold" if "fold" in observation else "check"
+
+    # as the first player, it has checked before it hears of a bet
+    players, suite = {"bold": BOLD, "server": fa.Scripted(answer)}, ["forge/KuhnPoker-v0"]
+    first = play(tmp_path / "bench", players, suite, episodes=12)
+    failed = [record for record in first.records if record.error]
+    assert len(failed) > 3 and "NO RESULTS OF server" in str(first)
+    left = {record.leavers for record in failed if record.lineup["player_0"] == "server"}
+    assert left == {("server",) if late else ()}
+    down.unlink()
+    again = play(tmp_path / "bench", players, suite, episodes=12)
+    assert not any(record.error for record in again.records)
+    assert ("NO RESULTS OF server" in str(again)) is late
+    assert bool(again.summary.failing) is late
+    counts = [sum("server" in record.leavers for record in report.records) for report in (first, again)]
+    assert counts[0] == counts[1] and bool(counts[0]) is late
+
+
 def test_failures_of_the_environment_and_rare_ones_leave_a_player_its_results():
     def game(seed, fault="", error=""):
         row = {"key": "", "env": RACE, "sample": 0, "lineup": {"a": "x", "b": "y"}, "seats": {}, "end": ""}

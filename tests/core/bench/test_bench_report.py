@@ -92,6 +92,9 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("episodes", 0, "seed"), "3", "a seed, a time or a result of another type"),
         (("episodes", 0, "seats", "player_0", "reward"), 1.7e308, "a seed, a time or a result of another type"),
         (("episodes", 0, "fault"), "stranger", "failed by stranger, who has no agent in it"),
+        (("episodes", 0, "leavers"), ["stranger"], "failed by stranger, who has no agent in it"),
+        (("episodes", 0, "leavers"), [[]], "failed by [], who has no agent in it"),
+        (("episodes", 0, "leavers"), 3, ""),
         (("episodes", 0, "env"), "forge/Other-v0", "forge/Other-v0, which is not in its suite"),
         (("settings", "episodes"), {}, "settings.episodes must be a int, got a dict"),
         (("settings", "episodes"), 10**12, "seeds together. Expected at most 1000000"),
@@ -298,6 +301,11 @@ def test_episode_that_failed_in_one_report_is_taken_from_another(tmp_path):
     for reports in ((good, failed), (failed, good)):
         assert leaderboard(*reports).complete and not any(record.error for record in leaderboard(*reports).records)
     assert not leaderboard(failed, failed).complete
+    left = replace(failed, records=(replace(failed.records[0], leavers=("random",)), *good.records[1:]))
+    for reports in ((good, left), (left, good), (good, left, good)):
+        assert [record.leavers for record in leaderboard(*reports).records] == [("random",)] + [()] * len(
+            good.records[1:]
+        )
 
 
 def test_other_results_of_the_same_episodes_are_reported(tmp_path):

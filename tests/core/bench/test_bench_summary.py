@@ -84,9 +84,10 @@ def test_games_that_a_full_context_ended_are_named_and_not_rated():
     ended = [replace(record(seed, HERE, {"x": 0.0, "y": 0.5}), end="context") for seed in (3, 4)]
     records = [each for each in won if each.seed not in (3, 4)] + ended
     records += [each for each in won if each.seed in (3, 4) and each.lineup == THERE]
-    assert summarize(records, [TWO], ("one", "two")).ratings["one"].games == 6
+    summary = summarize(records, [TWO], ("one", "two"))
+    assert summary.ratings["one"].games == 6
     assert is_zero_sum(records, TWO)
-    (warning,) = incomplete(SimpleNamespace(missing=0, records=records))
+    (warning,) = incomplete(SimpleNamespace(missing=0, records=records, summary=summary))
     assert warning.startswith("2 episodes ended because the context of a player was full. No rating counts them.")
     assert warning.endswith("The first: bench/Two-v0 with one, two")
 
