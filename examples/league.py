@@ -1,19 +1,21 @@
 """Self-play of three kinds: which policy holds against a perfect player of tic-tac-toe?
 
 A transformer with a million weights imitates minimax against random moves until it loses two thirds of its games
-against minimax. Then it plays 200 steps of 128 games. In the arm `mirror` it plays only against itself. In the arm
-`regularized` it does the same, with a divergence from a reference that moves every 100 steps. In the arm `league` it
+against minimax. Then it plays 1,000 steps of 128 games. In the arm `mirror` it plays only against itself. In the arm
+`regularized` it does the same, with a divergence from a reference that moves every 200 steps. In the arm `league` it
 plays a third of the games against itself and the others against its snapshots, chosen by prioritized fictitious
 self-play. All arms are evaluated against minimax, which they do not meet in training: 0 is the best possible score, and
--1 loses always. The control has learning rate 0.
+-1 loses always. The control has learning rate 0. At the end the policies of the first seed meet each other, the policy
+before training, random moves and minimax.
 
-    python examples/league.py [--arms league mirror regularized] [--seeds 0 1 2] [--steps 200] [--out runs/league]
+    python examples/league.py [--arms league mirror regularized] [--seeds 0 1 2] [--steps 1000] [--out runs/league]
 
-A run takes ten minutes per 200 steps on two CPU cores. The script writes ``league.png``. Finished runs are not
-repeated, and interrupted ones continue.
+A step takes two to three seconds on two CPU cores. The script writes ``league.png``. Finished runs are not repeated,
+and interrupted ones continue.
 """
 
 import asyncio
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -35,8 +37,9 @@ SIGNS = (  # only the nine signs of a board reach the model, without the rules b
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
     "{% endfor %}"
 )
+SAMPLING = fa.Sampling(max_tokens=4)
 SELF_PLAY = {"league": 0.35, "mirror": 1.0, "regularized": 1.0}
-DIVERGENCE = {"regularized": {"kl": "k2", "kl_coef": 0.2, "reference": 100}}
+DIVERGENCE = {"regularized": {"kl": "k2", "kl_coef": 0.3, "reference": 200}}
 LABELS = {
     "league": "league",
     "mirror": "mirror",
@@ -79,7 +82,7 @@ def taught(args):
     if not (folder / "export").exists():
         untaught(start)
     learner = fa.LearnerConfig(lr=1e-3, warmup_steps=5, lr_decay="linear", compute_dtype="float32", threads=1)
-    player = fa.Policy(str(start), name="player", sampling=fa.Sampling(max_tokens=4))
+    player = fa.Policy(str(start), name="player", sampling=SAMPLING)
     config = fa.SFTConfig(batch_size=64, learner=learner)
     return _study.after_sft(player, folder, config, lambda: games(args.games), epochs=args.epochs)
 
@@ -92,6 +95,7 @@ def train(arm, player, seed, args, *, control=False):
     learner = fa.LearnerConfig(
         lr=0.0 if control else args.lr,
         warmup_steps=2,
+        lr_decay="linear",
         compute_dtype="float32",
         threads=1,  # two would wait for each other at products as small as these
         **DIVERGENCE.get(arm, {}),
@@ -118,12 +122,33 @@ def train(arm, player, seed, args, *, control=False):
     curve += [[row["step"], *(row.get(name) for name in names)] for row in rows if names[0] in row]
     seconds = sum(row["time/step_s"] for row in rows)
     facts = {"arm": "control" if control else arm, "seed": seed}
+    facts |= {"before": curve[0][1:], "after": curve[-1][1:]}
     return _study.save(folder, {**facts, "curve": curve, "seconds": seconds})
 
 
+def meetings(player, args):
+    """Return the shares of games that each player won, drew and lost against each other one, in percent."""
+    players = {"random": fa.Random(), "minimax": fa.Oracle(), "before": player}
+    for arm in args.arms:
+        export = args.out / f"{arm}-{args.seeds[0]}" / "export"
+        players[arm] = fa.Policy(str(export.absolute()), name=arm, sampling=SAMPLING)
+    engine = fa.EngineConfig(max_model_len=128, threads=1)
+    report = fa.benchmark(players, GAME, episodes=args.episodes, engine=engine, out_dir=args.out / "bench")
+    ends = {pair: [0, 0, 0] for pair in itertools.permutations(players, 2)}
+    for record in report.records:
+        for seat, other in itertools.permutations(record.seats.values(), 2):
+            if seat.player != other.player:
+                ends[seat.player, other.player][int(np.sign(other.reward - seat.reward)) + 1] += 1
+    table = Table("player", *players, title="won, drawn and lost games in percent")
+    for name in players:
+        cells = (ends.get((name, other), [0, 0, 0]) for other in players)
+        table.add_row(name, *(" ".join(f"{100 * n / max(1, sum(cell)):.0f}" for n in cell) for cell in cells))
+    return table
+
+
 def main(words=None):
-    defaults = {"seeds": [0, 1, 2], "steps": 200, "control_steps": 40, "lr": 3e-4, "games": 12000, "epochs": 4}
-    parser = _study.parser(__doc__, **defaults, eval_every=20, episodes=128, out=Path("runs/league"))
+    defaults = {"seeds": [0, 1, 2], "steps": 1000, "control_steps": 40, "lr": 3e-4, "games": 12000, "epochs": 4}
+    parser = _study.parser(__doc__, **defaults, eval_every=40, episodes=128, out=Path("runs/league"))
     parser.add_argument("--arms", nargs="+", choices=SELF_PLAY, default=list(SELF_PLAY))
     args = parser.parse_args(words)
     player = taught(args)
@@ -139,6 +164,7 @@ def main(words=None):
         table.add_row(LABELS[result["arm"]], str(result["seed"]), *row, f"{result['seconds']:.0f}")
         result["curve"] = [row[:2] for row in result["curve"]]
     Console().print(table)
+    Console().print(meetings(player, args))
     labels = {"title": f"{GAME}, self-play of three kinds", "value": "reward against minimax"}
     _study.draw(results, LABELS, args.out / "league.png", **labels)
 

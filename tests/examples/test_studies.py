@@ -195,16 +195,17 @@ def test_each_trained_agent_is_evaluated_with_each_customer(load_example, traine
     assert not any(run.learners for run in evaluations)
 
 
-def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers, tmp_path, capsys):
+def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers, tmp_path, capsys, monkeypatch):
     module = load_example("league")
+    monkeypatch.setattr(module, "meetings", lambda player, args: "meetings")
     (tmp_path / "taught/export").mkdir(parents=True)
     for _ in range(2):  # finished runs are not repeated
         module.main(["--seeds", "0", "1", "--steps", "4", "--control-steps", "2", "--out", str(tmp_path)])
     names = [f"{arm}-{seed}" for arm in ("league", "mirror", "regularized") for seed in (0, 1)]
     assert [run.folder.name for run in trainers] == [*names, "control"]
     assert [run.policies.self_play for run in trainers] == [0.35, 0.35, 1.0, 1.0, 1.0, 1.0, 0.35]
-    assert [run.config.learner.reference for run in trainers] == ["start"] * 4 + [100, 100, "start"]
-    assert {run.config.learner.kl_coef for run in trainers[4:6]} == {0.2}
+    assert [run.config.learner.reference for run in trainers] == ["start"] * 4 + [200, 200, "start"]
+    assert {run.config.learner.kl_coef for run in trainers[4:6]} == {0.3}
     assert {run.policies.held_out for run in trainers} == {(fa.Oracle(),)}
     assert [(run.config.learner.lr > 0, run.done) for run in trainers] == [(True, 4)] * 6 + [(False, 2)]
     curve = read_json(tmp_path / "mirror-1/result.json")["curve"]
@@ -213,6 +214,20 @@ def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers,
     (tmp_path / "control/result.json").unlink()
     module.main(["--seeds", "0", "1", "--steps", "4", "--control-steps", "2", "--out", str(tmp_path)])
     assert trainers[-1].done == 2 and trainers[-1].evaluated == [], "an interrupted run keeps its first measurement"
+
+
+def test_policies_of_the_league_meet_minimax_and_each_other(load_example, tmp_path, monkeypatch):
+    module = load_example("league")
+    monkeypatch.setattr(fa, "Policy", lambda folder, name, **settings: fa.Oracle(name=name))
+    args = SimpleNamespace(arms=["mirror"], seeds=[3], out=tmp_path, episodes=6)
+    table = module.meetings(fa.Scripted(lambda seen: seen[-1], name="before"), args)
+    players, *columns = ([*column.cells] for column in table.columns)
+    assert players == ["random", "minimax", "before", "mirror"]
+    cells = {(one, other): columns[j][i] for i, one in enumerate(players) for j, other in enumerate(players)}
+    assert cells["minimax", "mirror"] == cells["mirror", "minimax"] == "0 100 0"
+    won, drawn, lost = map(int, cells["mirror", "random"].split())
+    assert lost == 0 and won > 50 and won + drawn in (99, 100, 101)
+    assert cells["random", "mirror"] == f"0 {drawn} {won}" and cells["mirror", "mirror"] == "0 0 0"
 
 
 def test_board_reaches_the_model_as_nine_signs(load_example, tmp_path):
