@@ -9,8 +9,8 @@ wrong answer (equal scores count half, 0.5 is chance), both with 95 % intervals 
     python examples/judges.py [--model smollm2-135m-instruct] [--url http://HOST/v1 --api-key-env VARIABLE]
 
 With ``--url`` the judge is a model of any OpenAI-compatible endpoint, otherwise a model on this machine. The default
-model is there to try the script: SmolLM2-135M cannot add, so expect all arms to be close to random choice. Combiners need
-judges that are better than chance.
+model is there to try the script: SmolLM2-135M cannot add, so expect all arms to be close to random choice. Combiners
+need judges that are better than chance.
 """
 
 import argparse
