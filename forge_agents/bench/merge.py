@@ -230,9 +230,7 @@ def _merged_records(
             source, earlier = records.setdefault(record.played, (label, record))
             if earlier.error and not record.error:  # it may have failed in one report only
                 records[record.played] = label, record.after(earlier)
-                continue
-            records[record.played] = source, earlier.after(record)
-            if not record.error and earlier.seats != record.seats:
+            elif not record.error and (earlier.seats, earlier.leavers) != (record.seats, record.leavers):
                 differing[source, label] += 1
     for (source, label), number in differing.items():
         warnings.warn(

@@ -302,10 +302,18 @@ def test_episode_that_failed_in_one_report_is_taken_from_another(tmp_path):
         assert leaderboard(*reports).complete and not any(record.error for record in leaderboard(*reports).records)
     assert not leaderboard(failed, failed).complete
     left = replace(failed, records=(replace(failed.records[0], leavers=("random",)), *good.records[1:]))
-    for reports in ((good, left), (left, good), (good, left, good)):
-        assert [record.leavers for record in leaderboard(*reports).records] == [("random",)] + [()] * len(
-            good.records[1:]
-        )
+    assert leaderboard(left, good).records == (replace(good.records[0], leavers=("random",)), *good.records[1:])
+
+
+def test_a_later_report_names_no_player_that_left_a_game_of_the_first(tmp_path):
+    """A stranger's report could otherwise remove the results of any player that both have."""
+    mine = play(tmp_path, {"random": fa.Random()}, suite=[SORT])
+    lies = replace(mine, records=tuple(replace(record, leavers=("random",)) for record in mine.records))
+    with pytest.warns(RuntimeWarning, match=f"{len(mine.records)} episodes .* have other results in report 2"):
+        merged = leaderboard(mine, lies)
+    assert merged.records == mine.records and not merged.summary.failing
+    failed = tuple(replace(record, leavers=("random",), error="lost", seats={}) for record in mine.records)
+    assert leaderboard(mine, replace(mine, records=failed)).records == mine.records
 
 
 def test_other_results_of_the_same_episodes_are_reported(tmp_path):
