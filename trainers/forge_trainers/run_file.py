@@ -320,9 +320,9 @@ class RunConfig:
         sampler = TaskSampler(self.played, self.env_args, hosts=self.mesh)
         policies = policies_of(self.players, self.trainer, user_path(self.out_dir))
         reward = self.load_reward()
-        RunPlan(sampler, policies, self.trainer, env_reward if reward is None else reward_of(reward))
+        plan = RunPlan(sampler, policies, self.trainer, env_reward if reward is None else reward_of(reward))
         return dry_run(
-            self.models,
+            self.models | {name: policy for name, policy in plan.loaded.items() if name in self.models},
             self.trainer,
             self.mesh,
             out_dir=user_path(self.out_dir),

@@ -144,6 +144,22 @@ def test_agent_without_a_teacher_is_refused():
     RunPlan(TaskSampler(Two), FixedPolicies({"a": TEAM, "b": replace(TEAM, name="other")}), both, env_reward)
 
 
+def test_learner_loads_the_teachers_of_its_own_agents_only():
+    """Each teacher is a model in memory. Adapters that share a learner have the teachers of all of them."""
+    config = fa.GRPOConfig(learner=distill({"a": "m", "b": "n"}))
+
+    def loaded(policies, **options):
+        plan = RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward, **options)
+        return {name: dict(config.learner_of(policy).teachers) for name, policy in plan.loaded.items()}
+
+    both = {"a": "m", "b": "n"}
+    apart = {"a": TEAM, "b": replace(TEAM, name="other")}
+    assert loaded(apart) == {"team": {"a": "m"}, "other": {"b": "n"}}
+    assert loaded(TEAM) == {"team": both} and loaded(apart, partial=True) == {"team": both, "other": both}
+    adapters = {agent: replace(policy, lora=fa.LoRA(rank=2)) for agent, policy in apart.items()}
+    assert loaded(adapters) == {"team": both, "other": both}
+
+
 def test_samples_carry_their_agent_to_the_learner(tmp_path, tiny_llama):
     class TwoPlayers(Two):
         def act(self, agent, action):

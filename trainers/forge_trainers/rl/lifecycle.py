@@ -89,7 +89,7 @@ class Lifecycle:
         with startup.show():
             if self.processes is None:
                 self.processes = await Processes.start(
-                    plan.models,
+                    plan.loaded,
                     self._config,
                     folder=self.folder,
                     hosts=self._hosts,

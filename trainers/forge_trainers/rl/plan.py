@@ -14,6 +14,7 @@ from forge_agents.bench.fingerprints import digest, with_content
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Policy
 from forge_agents.rollout.alternatives import ForkRule
 from forge_agents.runtime.hosts import Hosts
@@ -30,7 +31,7 @@ from forge_trainers.rl.policy_mapping import FixedPolicies, check_trainable
 from forge_trainers.rl.rewards import is_env_reward, max_reward_of
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.checkpoints import Checkpoints
-from forge_trainers.run.plan import record_rates, resolved_settings
+from forge_trainers.run.plan import learner_groups, record_rates, resolved_settings
 
 
 class RunPlan:
@@ -50,6 +51,7 @@ class RunPlan:
         partial: bool = False,
     ) -> None:
         self.sampler, self.policies, self.config, self.reward = sampler, policies, config, reward
+        self._partial = partial
         self.players: dict[str, AnyPolicy] = policies.declared(sampler.agents, partial=partial)
         """All policies of the run by name."""
         self.models = {name: policy for name, policy in self.players.items() if isinstance(policy, Policy)}
@@ -71,6 +73,23 @@ class RunPlan:
     def _fork_rule(self) -> ForkRule | None:
         not_forkable = self.sampler.not_forkable
         return fork_rule(self.credit, self.trained, players=self.players, not_forkable=not_forkable, reward=self.reward)
+
+    @cached_property
+    def loaded(self) -> dict[str, Policy]:
+        """`models` as processes get them: a learner loads the teachers of the agents that its policies play."""
+        if self._partial:
+            return self.models
+        folders = {name: models.local_folder(p.model) or Path(p.model) for name, p in self.models.items()}
+        result = dict(self.models)
+        for names in learner_groups(self.models, folders):
+            agents = {agent for name in names for agent in self.agents_by_policy.get(name, ())}
+            for name in names:
+                teachers = self.config.learner_of(self.models[name]).teachers
+                own = {agent: teacher for agent, teacher in teachers.items() if agent in agents}
+                if own and len(own) < len(teachers):
+                    learner = {**(self.models[name].learner or {}), "reference": own}
+                    result[name] = dataclasses.replace(self.models[name], learner=learner)
+        return result
 
     @cached_property
     def rewarded(self) -> list[str]:
