@@ -8,8 +8,9 @@ import math
 import os
 import threading
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,6 +36,8 @@ _MAX_OPPONENTS, _MAX_HEADS = 1000, 50
 """Maximum number of rows and columns of a league's table."""
 _MAX_TEXT = 1000
 """Maximum number of characters in a cell of a league's table."""
+_MAX_COMPUTED = 8
+"""Maximum number of reports of a run whose tables or pages are kept. Computing one may take 10 s."""
 _FILES = (
     "config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "warnings.jsonl", "league.json", "board.json",
 )  # fmt: skip
@@ -60,6 +63,8 @@ class Run:
         self._verifier_lines = _Lines(folder / "verifiers.jsonl", _verifier_curves)
         self._update_problems: list[str] = []
         self._read: dict[str, tuple[tuple[int, int], Any]] = {}
+        self._computed: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._computing = threading.Lock()  # requests come from several threads
         policies = self.settings().get("policies")
         policies = policies if isinstance(policies, Mapping) else {}
         models = {str(n): str(p.get("model", "")) for n, p in policies.items() if isinstance(p, Mapping)}
@@ -119,7 +124,27 @@ class Run:
     def tables(self) -> list[dict[str, Any]]:
         """Return league tables and benchmark reports as ``title``, ``heads``, ``rows``, ``note`` and ``names``."""
         league = [_league_table(self._cached("league.json", _json))] if (self.folder / "league.json").exists() else []
-        return [*league, *(table for board in self._boards() for table in _board_tables(board))]
+        boards = [
+            self.computed((board.name, self._stamp(board.name)), partial(_board_tables, board))
+            for board in self._boards()
+        ]
+        return [*league, *itertools.chain.from_iterable(boards)]
+
+    def stamps(self) -> tuple[tuple[int, int], ...]:
+        """Return sizes and times of change of the files that a report on verifiers depends on."""
+        names = ("config.yaml", "metrics.jsonl", "verifiers.jsonl", "checkpoints")
+        return tuple(self._stamp(name) for name in names)
+
+    def computed(self, key: tuple[Any, ...], compute: Callable[[], T]) -> T:
+        """Return what `compute` returned for this key, or returns now. The newest `_MAX_COMPUTED` results are kept."""
+        with self._computing:
+            if key not in self._computed:
+                self._computed[key] = compute()
+            self._computed.move_to_end(key)
+            if len(self._computed) > _MAX_COMPUTED:
+                self._computed.popitem(last=False)
+            result: T = self._computed[key]
+            return result
 
     def episode(self, n: int) -> dict[str, Any]:
         """Return episode `n`. Raises KeyError if there is none, and RunFolderError if another version wrote it."""

@@ -100,7 +100,9 @@ def make_app(runs: Sequence[Run], token: str) -> ASGIApp:
 
     @app.get("/reports/{run}/verifiers")
     def verifier_report(run: int) -> Response:
-        return HTMLResponse(_verifier_report(run_of(run)), headers={"content-security-policy": _REPORT_POLICY})
+        shown = run_of(run)
+        page = shown.computed(("verifiers", shown.stamps()), lambda: _verifier_report(shown))
+        return HTMLResponse(page, headers={"content-security-policy": _REPORT_POLICY})
 
     refusals = [
         (KeyError, 404),

@@ -365,3 +365,26 @@ def test_small_files_do_not_stand_for_gigabytes(run_folder):
     assert any("curves of metrics.jsonl are left out" in problem for problem in problems)
     assert problems[-1] == "... and at least 995 more lines"
     assert len(run.index._problems) == 1000
+
+
+def test_reports_are_computed_once_per_change(tmp_path, monkeypatch):
+    """A report of 60 players takes 10 s at each click, and a stranger's folder may have any number of them."""
+    computed = []
+
+    def tables(file):
+        computed.append(file.name)
+        return [{"title": file.name}]
+
+    monkeypatch.setattr("forge_agents.viewer.runs._board_tables", tables)
+    boards = [tmp_path / f"{number}.json" for number in range(10)]
+    boards[0].write_text('{"kind": "forge-agents benchmark"}')
+    run = only(tmp_path)
+    assert run.tables() == run.tables() == [{"title": "0.json"}] and computed == ["0.json"]
+    boards[0].write_text('{"kind": "forge-agents benchmark" }')
+    assert run.tables() == [{"title": "0.json"}] and computed == ["0.json"] * 2
+    for board in boards:
+        board.write_text('{"kind": "forge-agents benchmark"}')
+    assert len(run.tables()) == 10 and len(run._computed) == 8
+    pages = [run.computed(("verifiers", run.stamps()), lambda: len(computed)) for _ in range(2)]
+    (tmp_path / "verifiers.jsonl").write_text("{}\n")
+    assert pages == [len(computed)] * 2 and run.computed(("verifiers", run.stamps()), lambda: -1) == -1

@@ -209,8 +209,11 @@ def test_alternatives_have_the_penalty_for_long_responses_as_well():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"samples": 0}, "samples=0 and decisions=every must be at least 1"),
+        ({"samples": 0}, "samples=0 must be at least 1"),
+        ({"samples": 257}, "samples=257 must be at least 1 and at most 256"),
+        ({"samples": 10**12}, "samples=1000000000000 must be at least 1 and at most 256"),
         ({"decisions": 0}, "decisions=0 must be at least 1"),
+        ({"decisions": 10**12}, "decisions=1000000000000 must be at least 1 and at most 256"),
         ({"decisions": "first"}, "decisions='first' must be 'every', 'longest' or a number"),
         ({"by": ("seed", "turn")}, "has a baseline for each turn"),
         ({"turns": "return"}, "turns=return has no effect without a baseline other than 'counterfactual'"),

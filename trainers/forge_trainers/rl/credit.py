@@ -16,6 +16,8 @@ from forge_agents.types import MAX_REWARD
 Key: TypeAlias = Literal["seed", "role", "turn"]
 _OF_A_GROUP = ("mean", "leave_one_out")
 """Baselines that need several rewards."""
+_MAX_ALTERNATIVES = 256
+"""Maximum number of alternatives of a turn, and of turns with alternatives. All of an episode are listed."""
 
 
 @settings_class
@@ -123,7 +125,7 @@ class Credit:
     rae_decay: float = 0.95
     """Weight of the running mean when one reward is added. In [0, 1)."""
     samples: int = 4
-    """Number of alternatives per chosen turn with ``baseline="counterfactual"``. At least 1."""
+    """Number of alternatives per chosen turn with ``baseline="counterfactual"``. From 1 to 256."""
     decisions: Literal["every", "longest"] | int = "every"
     """Turns of each episode with alternatives: "every" turn of a trained policy, the "longest" (the most sampled
     tokens), or a number of random ones. Other turns subtract the mean of the other compared rewards, so a number is
@@ -155,8 +157,9 @@ class Credit:
         if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
             raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
         forks = self.baseline == "counterfactual"
-        if self.samples < 1 or (isinstance(self.decisions, int) and self.decisions < 1):
-            raise ValueError(f"samples={self.samples} and decisions={self.decisions} must be at least 1")
+        for name in ("samples", "decisions"):
+            if isinstance(value := getattr(self, name), int) and not 1 <= value <= _MAX_ALTERNATIVES:
+                raise ValueError(f"{name}={value} must be at least 1 and at most {_MAX_ALTERNATIVES}")
         if isinstance(self.decisions, str) and self.decisions not in ("every", "longest"):
             raise ValueError(f"decisions={self.decisions!r} must be 'every', 'longest' or a number")
         if forks and "turn" in self.by:
