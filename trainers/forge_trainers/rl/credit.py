@@ -146,20 +146,11 @@ class Credit:
     role with long responses from capturing a shared policy (arXiv 2605.24202)."""
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         compares = self.baseline in _OF_A_GROUP
-        for name in ("min_spread", "noise_multiple"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be at least 0 and finite: inf skips all trajectories"
-                )
-        if not (0 <= self.discount <= 1 and 0 <= self.rae_decay < 1):
-            raise ValueError(f"discount={self.discount} must be in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
         if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
             raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
         forks = self.baseline == "counterfactual"
-        for name in ("samples", "decisions"):
-            if isinstance(value := getattr(self, name), int) and not 1 <= value <= _MAX_ALTERNATIVES:
-                raise ValueError(f"{name}={value} must be at least 1 and at most {_MAX_ALTERNATIVES}")
         if isinstance(self.decisions, str) and self.decisions not in ("every", "longest"):
             raise ValueError(f"decisions={self.decisions!r} must be 'every', 'longest' or a number")
         if forks and "turn" in self.by:
@@ -187,6 +178,18 @@ class Credit:
             if getattr(self, name) != default and not is_used:
                 setting = f"{name}={getattr(self, name)}"
                 raise ValueError(f"{setting} has no effect without {condition}: set that, or leave {name} out")
+
+    def _check_numbers(self) -> None:
+        for name in ("min_spread", "noise_multiple"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be at least 0 and finite: inf skips all trajectories"
+                )
+        if not (0 <= self.discount <= 1 and 0 <= self.rae_decay < 1):
+            raise ValueError(f"discount={self.discount} must be in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
+        for name in ("samples", "decisions"):
+            if isinstance(value := getattr(self, name), int) and not 1 <= value <= _MAX_ALTERNATIVES:
+                raise ValueError(f"{name}={value} must be at least 1 and at most {_MAX_ALTERNATIVES}")
 
     @property
     def compares_episodes(self) -> bool:
