@@ -38,7 +38,7 @@ def read_adapter(file: Path, model: Path, lora: LoRA) -> dict[str, torch.Tensor]
     except (OSError, SafetensorError) as cause:
         raise ValueError(f"{file} cannot be read ({cause}). {advice}") from None
     except ValueError as cause:
-        raise ValueError(f"{file} does not fit {lora} on {model.name}: {cause}") from None
+        raise ValueError(f"{file} does not fit {lora} on {model.name}: {cause}. {advice}") from None
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ValueError(f"{file} has weights in {name!r:.200} that are not finite numbers. {advice}")
