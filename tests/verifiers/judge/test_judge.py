@@ -82,7 +82,7 @@ def test_ruler_abstains_for_a_group_unless_each_text_has_a_score(serve_chat, rep
 
 @pytest.mark.parametrize("refusal", [(400, "content filter"), "I cannot help with that."])
 def test_one_text_does_not_cost_a_large_group_its_scores(serve_chat, refusal):
-    server = serve_chat(lambda request: refusal if "BAD" in str(request["messages"]) else lengths(request))
+    server = serve_chat(lambda request: refusal if "BAD" in answers_in(request).values() else lengths(request))
     texts = [said("1" * length) for length in range(1, 8)] + [said("BAD")]
     with Judge(server.endpoint_with(retries=0), "Which is longer?", answer=Ruler(), seed=1) as judge:
         result = judge.assess(texts)
@@ -95,7 +95,10 @@ def test_one_text_does_not_cost_a_large_group_its_scores(serve_chat, refusal):
 
 
 def test_ruler_names_the_error_of_a_group_without_a_reply(serve_chat):
-    server = serve_chat(lambda request: lengths(request) if "22" in str(request["messages"]) else (400, "refused"))
+    def reply(request):
+        return lengths(request) if "22" in answers_in(request).values() else (400, "refused")
+
+    server = serve_chat(reply)
     with Judge(server.endpoint_with(retries=0), "Which is longer?", answer=Ruler()) as judge:
         result = judge.assess([said("1"), said("22"), said("1", seed=1), said("333", seed=1)])
     np.testing.assert_array_equal(result.scores, np.array([0.1, 0.2, np.nan, np.nan], np.float32))
