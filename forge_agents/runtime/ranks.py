@@ -18,6 +18,7 @@ from typing import Any
 
 from forge_agents.runtime._monarch import Actor, endpoint
 from forge_agents.runtime.interfaces import address_towards, interface_of, own_address
+from forge_agents.runtime.peers import tcp_rows
 from forge_agents.runtime.processes import raise_file_limit
 
 RENDEZVOUS_VARIABLE = "FORGE_AGENTS_RENDEZVOUS"
@@ -134,7 +135,7 @@ def check_users(before: frozenset[str] = frozenset()) -> None:
     unknown: list[str] = []
     for _ in range(_PEER_TRIES):  # both ends of a connection do not appear at the same moment
         sockets = _own_sockets() - before
-        rows = _tcp_rows()
+        rows = tcp_rows()
         users = {(local, remote): int(user) for local, remote, _, user, _ in rows}
         ends = [
             (remote, local)
@@ -167,13 +168,3 @@ def _own_sockets() -> set[str]:
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     return inodes
-
-
-def _tcp_rows() -> list[tuple[str, str, str, str, str]]:
-    """Return this machine's TCP sockets: both addresses and the state in the kernel's notation, user and inode."""
-    lines = []
-    for name in ("tcp", "tcp6"):
-        file = Path("/proc/self/net", name)
-        lines += file.read_text().splitlines()[1:] if file.exists() else []
-    cells = [line.split() for line in lines]
-    return [(row[1], row[2], row[3], row[7], row[9]) for row in cells]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv, writable
+from forge_agents.runtime.peers import check_server
 from forge_agents.runtime.threads import in_thread
 from forge_envs.adapters.contained import ended, failure
 from forge_envs.adapters.listing import entry, register_ids
@@ -28,7 +29,7 @@ class OpenEnv(TurnEnv):
     """An episode on an OpenEnv server with the agent ``agent``.
 
     OpenEnv servers have no authentication. Access a remote server through an authenticating proxy or tunnel, with its
-    credentials in the URL.
+    credentials in the URL. A server of another user of this machine is refused, except for ``https``.
 
     The observation is the server's, without ``done``, ``reward`` and ``metadata``: a single text field as text, else
     JSON. An action is sent as ``{action_field: text}``. Without `action_field` the text must be a JSON object. Other
@@ -139,16 +140,22 @@ def _reward(result: Any) -> float:
 
 @cache
 def _connect_directly() -> None:
-    """Make OpenEnv's clients refuse redirects and messages that they did not ask for.
+    """Make OpenEnv's clients refuse other users of this machine, redirects and messages that they did not ask for.
 
-    A server could send the model's texts to other hosts otherwise, or fill the memory while the model thinks.
+    A stranger could read the model's texts otherwise, or a server fill the memory while the model thinks.
     """
     from openenv.core import env_client
-    from websockets.asyncio.client import connect
+    from websockets.asyncio.client import ClientConnection, connect
+
+    class Checked(ClientConnection):
+        async def handshake(self, *args: Any, **kwargs: Any) -> None:
+            if self.transport.get_extra_info("ssl_object") is None:  # TLS proves by itself who answers
+                check_server(self.transport.get_extra_info("socket"))
+            await super().handshake(*args, **kwargs)
 
     class Direct(connect):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs, max_queue=1)
+            super().__init__(*args, **kwargs, max_queue=1, create_connection=Checked)
 
         def process_redirect(self, exc: Exception) -> Exception | str:
             return exc

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from forge_agents.credentials import is_secret_variable, redact_command
 from forge_agents.errors import ForgeError
+from forge_agents.runtime.peers import check_server
 from forge_agents.sandbox.sandbox import CommandLine, SandboxError
 
 _PORT, _TOKEN = "{port}", "OPENENV_TOKEN"
@@ -52,7 +53,8 @@ def openenv_server(
 
     Raises:
         ValueError: The command is no list of texts with ``{port}``, or `folder` does not exist.
-        OpenEnvServerError: The server ended before it answered, or did not answer in time.
+        OpenEnvServerError: The port is in use, or another user's; or the server ended before it answered, or did not
+            answer in time.
     """
     if isinstance(command, str) or not all(isinstance(word, str) for word in command):
         raise ValueError(f"command={command!r:.200} must be a list of texts, such as ['python', 'app.py', '{_PORT}']")
@@ -60,7 +62,7 @@ def openenv_server(
         raise ValueError(f"no word of the command contains {_PORT}, so the server would not know its port")
     if not Path(folder).is_dir():
         raise ValueError(f"folder={str(folder)!r} does not exist")
-    port = port or _free_port()
+    port = _free_port(port)
     token = (env or {}).get(_TOKEN) or secrets.token_urlsafe(32)
     variables = {name: value for name, value in os.environ.items() if not is_secret_variable(name, value)}
     server = _Server(
@@ -73,11 +75,15 @@ def openenv_server(
         server.stop()
 
 
-def _free_port() -> int:
+def _free_port(port: int) -> int:
+    """Return `port`, or a free one for 0. Raises OpenEnvServerError if a process listens there."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier server may just have ended
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise OpenEnvServerError(f"port {port} of 127.0.0.1 cannot be used ({error.strerror})") from None
+        return int(listener.getsockname()[1])
 
 
 class _Server:
@@ -107,9 +113,12 @@ class _Server:
         """Wait until the server answers, and return the path under which it does."""
         deadline = time.monotonic() + start_s
         while time.monotonic() < deadline:
-            for path in paths:
-                if _answers(port, path):
-                    return path
+            try:
+                for path in paths:
+                    if _answers(port, path):
+                        return path
+            except PermissionError as error:
+                raise OpenEnvServerError(f"OpenEnv server {self._name!r}: {error}") from None
             if self._ended.wait(_POLL_S):
                 raise OpenEnvServerError(f"OpenEnv server {self._name!r}: {self._end}")
         self.stop()
@@ -124,10 +133,15 @@ class _Server:
 
 
 def _answers(port: int, path: str) -> bool:
+    """Return whether the server answers. Raises PermissionError if it is another user's."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
     try:
+        connection.connect()
+        check_server(connection.sock)
         connection.request("GET", f"{path}/health")
         return connection.getresponse().status == http.HTTPStatus.OK
+    except PermissionError:
+        raise
     except (OSError, http.client.HTTPException):
         return False
     finally:

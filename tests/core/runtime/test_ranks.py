@@ -124,7 +124,7 @@ def test_only_loopback_connections_are_checked(
     local: str, remote: str, user: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [(local, remote, "01", str(os.geteuid()), "7")] + [(remote, local, "01", user, "8")] * bool(user)
-    monkeypatch.setattr(ranks, "_tcp_rows", lambda: rows)
+    monkeypatch.setattr(ranks, "tcp_rows", lambda: rows)
     monkeypatch.setattr(ranks, "_own_sockets", lambda: {"7"})
     monkeypatch.setattr(ranks, "_PEER_WAIT_S", 0.0)
     with pytest.raises(PermissionError, match=refused) if refused else contextlib.nullcontext():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -134,6 +135,54 @@ def test_server_that_does_not_answer_is_ended(tmp_path):
     ):
         pass
     assert holds_within(30, lambda: not with_command(f"{tmp_path.name}.py"))
+
+
+STRANGER = """
+import http.server, os, sys
+import encodings.idna
+os.setuid(65534)
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print(self.path, flush=True)
+        self.send_response(200)
+        self.end_headers()
+
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answers)
+print("listening", flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def stranger():
+    """The port of another user's server, and a function that ends it and returns the paths that clients asked for."""
+    if os.getuid() != 0:
+        pytest.skip("only root can act as another user")
+    port = free_port()
+    command = [sys.executable, "-c", STRANGER, str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "listening\n"
+
+        def paths():
+            process.kill()
+            return process.communicate()[0].split()
+
+        yield port, paths
+        process.kill()
+
+
+def test_server_of_another_user_is_not_asked(tmp_path, stranger, monkeypatch):
+    port, paths = stranger
+    words = script(tmp_path, "import time; time.sleep(600)")
+    with pytest.raises(OpenEnvServerError, match="Address already in use"), openenv_server(words, port=port):
+        pass
+    monkeypatch.setattr("forge_envs.adapters.openenv_server._free_port", lambda port: port)  # taken after the check
+    with pytest.raises(OpenEnvServerError, match="user 65534 of this machine"), openenv_server(words, port=port):
+        pass
+    with pytest.raises(ConnectionError, match="user 65534 of this machine"):
+        fa.make("openenv/Server-v0", url=f"http://127.0.0.1:{port}/secret", timeout_s=10).reset(seed=0)
+    assert paths() == []
 
 
 @pytest.mark.parametrize(

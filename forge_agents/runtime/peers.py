@@ -1,0 +1,58 @@
+"""Users of TCP sockets on this machine, which the kernel shows to everybody."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+_LISTENING = "0A"
+_NOT_ACCEPTED = "0"
+"""Inode of a connection that the server's process has not accepted yet."""
+
+
+def check_server(connection: socket.socket) -> None:
+    """Check that a new connection to this machine's loopback is with a process of the same user, or root.
+
+    Any user can listen on a port that is free: before a server has started, or after it has ended.
+
+    Raises:
+        PermissionError: Another user's process is at the other end. Nothing was sent to it.
+    """
+    host, port = connection.getpeername()[:2]
+    if not ipaddress.ip_address(host).is_loopback:
+        return
+    ends = {connection.getpeername()[:2], connection.getsockname()[:2]}
+    listeners, servers = set(), set()
+    for local, remote, state, user, inode in tcp_rows():
+        if int(local.rpartition(":")[2], 16) != port:
+            continue
+        if state == _LISTENING:
+            listeners.add(int(user))
+        elif inode != _NOT_ACCEPTED and ends == {_endpoint(local), _endpoint(remote)}:
+            servers.add(int(user))
+    # a connection that no process has accepted is in the queue of the listening socket
+    if strangers := (servers or listeners) - {os.geteuid(), 0}:
+        raise PermissionError(
+            f"user {min(strangers)} of this machine listens on port {port} of {host}, and nothing was sent there. Use "
+            "another port, or an https:// address if the server is not yours"
+        )
+
+
+def tcp_rows() -> list[tuple[str, str, str, str, str]]:
+    """Return this machine's TCP sockets: both addresses and the state in the kernel's notation, user and inode."""
+    lines = []
+    for name in ("tcp", "tcp6"):
+        file = Path("/proc/self/net", name)
+        lines += file.read_text().splitlines()[1:] if file.exists() else []
+    cells = [line.split() for line in lines]
+    return [(row[1], row[2], row[3], row[7], row[9]) for row in cells]
+
+
+def _endpoint(cell: str) -> tuple[str, int]:
+    """Return address and port of the kernel's notation, as 0100007F:1F90 for 127.0.0.1 and 8080."""
+    words, _, port = cell.rpartition(":")
+    packed = b"".join(bytes.fromhex(words[start : start + 8])[::-1] for start in range(0, len(words), 8))
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)
