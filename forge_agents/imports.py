@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -202,6 +202,41 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+class _PackageNames(Mapping[str, list[str]]):
+    """Distributions by top-level module. A name that is a distribution's as well is answered without reading all."""
+
+    def __init__(self, read: Callable[[], Mapping[str, list[str]]]) -> None:
+        self._read = functools.cache(read)
+
+    def __getitem__(self, name: str) -> list[str]:
+        try:
+            return [metadata.metadata(name)["Name"]]
+        except metadata.PackageNotFoundError:
+            return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
+@contextmanager
+def with_lazy_package_names() -> Iterator[None]:
+    """Let libraries that are imported inside the block read the file lists of all installed packages only at need.
+
+    Transformers asks for `packages_distributions` at its import and then looks up three names. Reading all lists takes
+    a tenth of an engine's start.
+    """
+    module: Any = metadata
+    read = module.packages_distributions
+    module.packages_distributions = functools.partial(_PackageNames, read)
+    try:
+        yield
+    finally:
+        module.packages_distributions = read
 
 
 @contextmanager

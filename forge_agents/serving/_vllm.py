@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import ModelNotFoundError
-from forge_agents.imports import without_garbage_collection, without_packages
+from forge_agents.imports import with_lazy_package_names, without_garbage_collection, without_packages
 from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize, check_described
@@ -85,7 +85,7 @@ def build(config: EnginePlan) -> Any:
     """Build a vLLM engine in this process."""
     if config.eager and not visible_gpus():
         _patches.skip_inductor()
-    with without_packages(*_UNUSED_PACKAGES):
+    with without_packages(*_UNUSED_PACKAGES), with_lazy_package_names():
         from vllm import LLMEngine
 
     gc.freeze()  # otherwise the collections that vLLM starts visit all objects of its modules, for 4 s

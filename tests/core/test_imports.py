@@ -9,12 +9,13 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from forge_agents import imports
-from forge_agents.imports import without_garbage_collection, without_packages
+from forge_agents.imports import with_lazy_package_names, without_garbage_collection, without_packages
 
 
 @pytest.fixture(params=[True, False])
@@ -49,6 +50,19 @@ def test_hidden_packages_are_absent_only_inside_the_block(monkeypatch: pytest.Mo
             importlib.import_module("colorsys")
     assert set(sys.modules) == before
     assert importlib.import_module("colorsys").rgb_to_hsv(1, 1, 1) == (0, 0, 1)
+
+
+def test_package_names_are_read_when_a_module_has_another_name_than_its_package(monkeypatch: pytest.MonkeyPatch):
+    read, asked = metadata.packages_distributions, []
+    counted = lambda: asked.append(1) or read()  # noqa: E731  # compared below
+    monkeypatch.setattr(metadata, "packages_distributions", counted)
+    with with_lazy_package_names():
+        names = metadata.packages_distributions()
+    assert metadata.packages_distributions is counted and asked == []
+    every = read()
+    assert names["torch"] == ["torch"] and names.get("huggingface_hub") == every["huggingface_hub"] and asked == []
+    assert names["PIL"] == every["PIL"] == ["pillow"] and names.get("no_such_module", "none") == "none"
+    assert dict(names).keys() == every.keys() and asked == [1]
 
 
 def test_user_folders_join_the_path_last_when_a_module_of_the_user_is_named(tmp_path: Path):
