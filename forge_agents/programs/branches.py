@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from forge_agents.programs.calls import ChatMessage, ChatRequest
+from forge_agents.programs.calls import ChatMessage, ChatRequest, continued_digest
 
 T = TypeVar("T")
+Key: TypeAlias = tuple[str, bytes]
+"""Agent, and digest of its conversation."""
 
 
 class BranchIndex(Generic[T]):
@@ -28,39 +29,37 @@ class BranchIndex(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._answers: dict[bytes, OrderedDict[T, None]] = {}
-        self._unused: dict[bytes, OrderedDict[T, None]] = {}
+        self._answers: dict[Key, OrderedDict[T, None]] = {}
+        self._unused: dict[Key, OrderedDict[T, None]] = {}
         """Answers that no request has continued. Plain dicts would search for their first item in linear time."""
 
-    def match(self, agent: str, request: ChatRequest) -> tuple[T | None, tuple[ChatMessage, ...], bytes]:
-        """Return the answer that a request continues, the messages after that answer, and the request's digest."""
-        digest = hashlib.blake2b(f"{agent}\0{request.session}\0{request.instructions}".encode()).digest()
-        known, num_known = b"", 0
-        for position, message in enumerate(request.messages, 1):
-            digest = hashlib.blake2b(digest + message.js_key).digest()
-            if message.role == "assistant" and digest in self._answers:
-                known, num_known = digest, position
-        if not known:
-            return None, request.messages, digest
+    def match(self, agent: str, request: ChatRequest) -> tuple[T | None, tuple[ChatMessage, ...], Key]:
+        """Return the answer that a request continues, the messages after that answer, and the request's key."""
+        key = agent, request.digests[-1][1]
+        answers = ((position, (agent, digest)) for position, digest in reversed(request.digests))
+        num_known, known = next((answer for answer in answers if answer[1] in self._answers), (0, key))
+        if not num_known:
+            return None, request.messages, key
         if known in self._unused:
             parent, _ = self._unused[known].popitem(last=False)
             if not self._unused[known]:
                 del self._unused[known]
         else:
             parent = next(reversed(self._answers[known]))
-        return parent, request.messages[num_known:], digest
+        return parent, request.messages[num_known:], key
 
-    def add(self, request_digest: bytes, message: ChatMessage, answer: T) -> bytes:
-        """Store the answer to the request with this digest. Returns the digest of the answer."""
-        digest = hashlib.blake2b(request_digest + message.js_key).digest()
+    def add(self, request_key: Key, message: ChatMessage, answer: T) -> Key:
+        """Store the answer to the request with this key. Returns the key of the answer."""
+        agent, digest = request_key
+        key = agent, continued_digest(digest, message)
         for answers in (self._answers, self._unused):
-            answers.setdefault(digest, OrderedDict())[answer] = None
-        return digest
+            answers.setdefault(key, OrderedDict())[answer] = None
+        return key
 
-    def remove(self, digest: bytes, answer: T) -> None:
+    def remove(self, key: Key, answer: T) -> None:
         """Remove an answer, so no later request continues it."""
         for answers in (self._answers, self._unused):
-            if digest in answers:
-                answers[digest].pop(answer, None)
-                if not answers[digest]:
-                    del answers[digest]
+            if key in answers:
+                answers[key].pop(answer, None)
+                if not answers[key]:
+                    del answers[key]

@@ -6,12 +6,14 @@ calls and results are written as Qwen's and Hermes' templates do.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import json
 import re
 import reprlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,9 +91,12 @@ class ChatMessage:
         return json.dumps([self.role, self.text.strip(), calls, self.call_id]).encode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """A request of a program to a model."""
+    """A request of a program to a model.
+
+    Texts and digests are computed once. The gateway does that where long requests take turns.
+    """
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -113,6 +118,22 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     """Whether a stream ends with token counts."""
+
+    @functools.cached_property
+    def texts(self) -> tuple[tuple[int, str, str], ...]:
+        """Role and text of each message as models read it, after the number of messages up to its end."""
+        return tuple(_texts(self.messages))
+
+    @functools.cached_property
+    def digests(self) -> tuple[tuple[int, bytes], ...]:
+        """Digest of the conversation up to each answer, after the number of messages, and last of all messages."""
+        digest = hashlib.blake2b(f"{self.session}\0{self.instructions}".encode()).digest()
+        digests = []
+        for position, message in enumerate(self.messages, 1):
+            digest = continued_digest(digest, message)
+            if message.role == "assistant" or position == len(self.messages):
+                digests.append((position, digest))
+        return tuple(digests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +160,11 @@ class ChatResponse:
     def message(self) -> ChatMessage:
         """The answer as a message of the conversation."""
         return ChatMessage(role="assistant", text=self.text, calls=self.calls)
+
+
+def continued_digest(digest: bytes, message: ChatMessage) -> bytes:
+    """Return the digest of a conversation with one more message."""
+    return hashlib.blake2b(digest + message.js_key).digest()
 
 
 # ---- tools and response formats
@@ -291,21 +317,31 @@ def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]
 
 def as_text(messages: Sequence[ChatMessage], instructions: str = "") -> list[dict[str, str]]:
     """Return messages of the roles system, user and assistant, with `instructions` at the end of the system prompt."""
-    texts: list[dict[str, str]] = []
-    for are_results, run in itertools.groupby(messages, lambda message: message.role == "tool"):
-        if are_results:
-            results = [ToolResult(name="", content=message.text, ok=True) for message in run]
-            texts.append({"role": "user", "content": render_results(results)})
-            continue
-        for message in run:
-            calls = [render_tool_call(_tool_call(call)) for call in message.calls]
-            texts.append({"role": message.role, "content": "\n".join(filter(None, [message.text, *calls]))})
+    return instructed([{"role": role, "content": text} for _, role, text in _texts(messages)], instructions)
+
+
+def instructed(texts: list[dict[str, str]], instructions: str) -> list[dict[str, str]]:
+    """Append `instructions`, if there are any, to the system prompt of messages, and return the messages."""
     if instructions:
         if texts[0]["role"] == "system":
             texts[0] = {"role": "system", "content": f"{texts[0]['content']}\n\n{instructions}".strip()}
         else:
             texts.insert(0, {"role": "system", "content": instructions})
     return texts
+
+
+def _texts(messages: Iterable[ChatMessage]) -> Iterator[tuple[int, str, str]]:
+    end = 0
+    for are_results, run in itertools.groupby(messages, lambda message: message.role == "tool"):
+        if are_results:
+            results = [ToolResult(name="", content=message.text, ok=True) for message in run]
+            end += len(results)
+            yield end, "user", render_results(results)
+            continue
+        for message in run:
+            end += 1
+            calls = [render_tool_call(_tool_call(call)) for call in message.calls]
+            yield end, message.role, "\n".join(filter(None, [message.text, *calls]))
 
 
 def _tool_call(call: FunctionCall) -> ToolCall:

@@ -20,21 +20,21 @@ from typing import Any, Self, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.programs import http
-from forge_agents.programs.branches import BranchIndex
+from forge_agents.programs.branches import BranchIndex, Key
 from forge_agents.programs.calls import (
     ChatMessage,
     ChatRequest,
     ChatResponse,
     RefusedError,
     abbreviate,
-    as_text,
+    instructed,
     make_response,
 )
 from forge_agents.programs.http import BODY_TIMEOUT_S, LOOPBACK_HOSTS, MAX_BODY_BYTES, Receive, Scope, Send
 from forge_agents.programs.protocols import PROTOCOLS, Protocol
 from forge_agents.runtime.processes import raise_file_limit
 from forge_agents.runtime.stalls import waiting
-from forge_agents.runtime.threads import LoopThread
+from forge_agents.runtime.threads import LoopThread, in_thread
 
 _MAX_PENDING = 1024
 """Maximum number of unanswered calls of one episode."""
@@ -72,10 +72,11 @@ class ModelCall:
     def conversation(self) -> dict[str, Any]:
         """Return ``infos[agent]["conversation"]`` for the player."""
         instructions = "" if self.after is not None else self.request.instructions
-        request = self.request
+        request, num_old = self.request, len(self.request.messages) - len(self.new_messages)
+        texts = [{"role": role, "content": text} for end, role, text in request.texts if end > num_old]
         options = {"max_tokens": request.max_tokens, "stop": list(request.stop), "asked": dict(request.sampling)}
         return {
-            "messages": as_text(self.new_messages, instructions),
+            "messages": instructed(texts, instructions),
             "after": self.after,
             "session": self.session,
             "only_results": all(message.role == "tool" for message in self.new_messages),
@@ -91,7 +92,14 @@ class ModelCall:
         return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
-def _check_length(agent: str, request: ChatRequest) -> None:
+def _read(protocol: Protocol, body: bytes, session: str) -> ChatRequest:
+    request = replace(protocol.read(http.parse_body(body)), session=session)
+    _check_length(request)
+    _ = request.texts, request.digests
+    return request
+
+
+def _check_length(request: ChatRequest) -> None:
     """Reject a request whose text is longer than an observation may be. Descriptions of tools may be longer than JSON.
 
     The environment would fail otherwise, and an episode that its own program can make fail is never punished.
@@ -99,7 +107,7 @@ def _check_length(agent: str, request: ChatRequest) -> None:
     arguments = sum(len(call.arguments) for message in request.messages for call in message.calls)
     if len(request.instructions) + arguments + sum(len(m.text) for m in request.messages) < _ALWAYS_ALLOWED:
         return
-    call = ModelCall(agent=agent, request=request, number=0, after=None, new_messages=request.messages)
+    call = ModelCall(agent="", request=request, number=0, after=None, new_messages=request.messages)
     if (length := len(call.text())) > MAX_BODY_BYTES:
         raise RefusedError(f"the conversation and the tools have {length} characters of text", status=413)
 
@@ -141,7 +149,7 @@ class Session:
         self._pending: set[_PendingCall] = set()
         self._pending_bytes = 0
         self._servers: list[Callable[[], None]] = []
-        self._current: tuple[ModelCall, _PendingCall, bytes] | None = None
+        self._current: tuple[ModelCall, _PendingCall, Key] | None = None
         self._branches: BranchIndex[int] = BranchIndex()
         self._num_decisions: Counter[str] = Counter()
         self.sessions: dict[str, dict[str, int]] = {}
@@ -162,14 +170,17 @@ class Session:
                 return
         listener.close()
 
-    async def parse(self, protocol: Protocol, body: bytes) -> ChatRequest:
-        """Read a request. Long ones take turns, by episodes, and other calls go on for as long after each."""
+    async def parse(self, protocol: Protocol, body: bytes, session: str) -> ChatRequest:
+        """Read a request. Long ones take turns, by episodes, in a thread, and a turn is followed by as long a break.
+
+        All work whose time grows with the conversation is done here.
+        """
         if len(body) <= _MAX_SHORT_BYTES:
-            return protocol.read(http.parse_body(body))
+            return _read(protocol, body, session)
         async with self._parsing, self._gateway.parsing:
             start = time.perf_counter()
             try:
-                return protocol.read(http.parse_body(body))
+                return await in_thread(_read, protocol, body, session, name="request")
             finally:
                 if (seconds := time.perf_counter() - start) > _LONG_S:
                     await asyncio.sleep(seconds)
@@ -214,10 +225,10 @@ class Session:
         `details` are facts about the answer. See `forge_agents.programs.calls.make_response`.
         """
         assert self._current is not None, "there is no call to answer"
-        call, pending, digest = self._current
+        call, pending, key = self._current
         self._current = None
         response = make_response(call.request, call.number, action, details or {})
-        self._branches.add(digest, response.message, self._num_decisions[call.agent])
+        self._branches.add(key, response.message, self._num_decisions[call.agent])
         self._num_decisions[call.agent] += 1
         self._pending.discard(pending)
         pending.resolve(response)
@@ -274,7 +285,6 @@ class Session:
             raise self.unknown_model(request.model)
         if len(self._pending) >= _MAX_PENDING:
             raise RefusedError(f"{len(self._pending)} calls wait already", status=429, code="too_many_calls")
-        _check_length(agent, request)
         pending = _PendingCall(agent, request, loop)
         with self._lock:
             if self._closed:
@@ -304,7 +314,7 @@ class Session:
             self._pending_bytes -= counted
 
     def _start_call(self, pending: _PendingCall, request: ChatRequest) -> ModelCall:
-        after, new_messages, digest = self._branches.match(pending.agent, request)
+        after, new_messages, key = self._branches.match(pending.agent, request)
         sessions = self.sessions.setdefault(pending.agent, {})
         call = ModelCall(
             agent=pending.agent,
@@ -315,7 +325,7 @@ class Session:
             session=sessions.setdefault(request.session, len(sessions)),
         )
         self._num_calls += 1
-        self._current = call, pending, digest
+        self._current = call, pending, key
         return call
 
 
@@ -496,7 +506,7 @@ async def _handle_call(session: Session, protocol: Protocol, scope: Scope, recei
     """Answer a call. The response is sent as a whole, as JSON or as a stream."""
     with session.count_bytes() as count:
         body = await http.read_body(receive, count)
-        request = replace(await session.parse(protocol, body), session=http.session_id(scope))
+        request = await session.parse(protocol, body, http.session_id(scope))
         pending = session.submit(request, asyncio.get_running_loop())
         disconnected = asyncio.ensure_future(receive())
         futures: set[asyncio.Future[Any]] = {pending.response, disconnected}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from forge_agents.envs.env import CONVERSATION
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Policy, Sampling
-from forge_agents.programs.branches import BranchIndex
+from forge_agents.programs.branches import BranchIndex, Key
 from forge_agents.programs.calls import ChatRequest, ChatResponse, RefusedError, abbreviate, make_response
 from forge_agents.programs.gateway import Gateway, ModelCall, Session, _PendingCall
 from forge_agents.rollout.players import ContextFullError, ModelPlayer, PolicyEngine
@@ -26,8 +26,8 @@ _MAX_CONVERSATION_TOKENS = _MAX_TOKENS // 8
 class _Conversation:
     agent: str
     player: ModelPlayer
-    answers: OrderedDict[int, tuple[bytes, int]] = field(default_factory=OrderedDict)
-    """Digest and tokens (prompt included) of each remembered answer by decision, the most recently used last."""
+    answers: OrderedDict[int, tuple[Key, int]] = field(default_factory=OrderedDict)
+    """Key and tokens (prompt included) of each remembered answer by decision, the most recently used last."""
     num_decisions: int = 0
     """Number of decisions of the player, including those that failed afterwards."""
     tokens: int = 0
@@ -115,7 +115,7 @@ class PolicyServer(Session):
         pending.resolve(result)
 
     async def _respond(self, agent: str, request: ChatRequest, sampling: Sampling) -> ChatResponse:
-        parent, new_messages, digest = self._index.match(agent, request)
+        parent, new_messages, key = self._index.match(agent, request)
         conversation, after = parent or (self._new_conversation(agent), None)
         if after is not None:  # move to the end, so that the root of many branches is not evicted first
             conversation.answers.move_to_end(after)
@@ -130,7 +130,7 @@ class PolicyServer(Session):
         decision = decision.published(info["tools"])
         response = make_response(request, number, decision.action, decision.about())
         tokens = len(decision.prompt_ids) + len(decision.response_ids)
-        conversation.answers[index] = self._index.add(digest, response.message, (conversation, index)), tokens
+        conversation.answers[index] = self._index.add(key, response.message, (conversation, index)), tokens
         self._remember(conversation, tokens)
         return response
 
@@ -150,10 +150,10 @@ class PolicyServer(Session):
                 self._evict_answer(oldest)
 
     def _evict_answer(self, conversation: _Conversation) -> None:
-        index, (digest, tokens) = conversation.answers.popitem(last=False)
+        index, (key, tokens) = conversation.answers.popitem(last=False)
         conversation.tokens -= tokens
         self._tokens -= tokens
-        self._index.remove(digest, (conversation, index))
+        self._index.remove(key, (conversation, index))
         conversation.player.forget(index)
 
 

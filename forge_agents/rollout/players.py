@@ -44,6 +44,8 @@ from forge_agents.types import Compaction, Completion, FinishReason, Message, To
 _MAX_INLINE_CHARS = 1 << 14
 """Maximum length of new messages that are tokenized in the event loop. Tokenizing takes up to 6 us per character, and
 all other episodes of the process wait. Switching to a thread takes 0.1 ms."""
+_MESSAGE_CHARS = 64
+"""Length of text that takes as long as the chat template of one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +234,16 @@ class ModelPlayer:
         request = info.get(CONVERSATION)
         after, messages, only_results = self._new_messages(observation, info, request)
         conversation = copy.copy(self._empty if after is None else self._conversations[after])
-        num_chars = sum(map(len, map(itemgetter(1), messages)))
-        if num_chars <= _MAX_INLINE_CHARS and not self._renderer.may_be_slow:
-            prompt_ids = conversation.prompt(messages, only_results=only_results)
-        elif num_chars > (most := self._engine.max_model_len * self._renderer.max_token_chars):
+        num_chars, limit = sum(map(len, map(itemgetter(1), messages))), self._engine.max_model_len
+        if len(messages) > limit:  # each has tokens around it
+            raise ContextFullError(f"{len(messages)} messages fill the context of {limit} tokens. Send fewer")
+        if num_chars > _MAX_INLINE_CHARS and num_chars > (most := limit * self._renderer.max_token_chars):
             raise ContextFullError(
-                f"messages of {num_chars} characters fill the context of {self._engine.max_model_len} tokens, which "
-                f"have at most {most}. Raise max_model_len or shorten observations"
+                f"messages of {num_chars} characters fill the context of {limit} tokens, which have at most {most}. "
+                "Raise max_model_len or shorten observations"
             )
+        if num_chars + _MESSAGE_CHARS * len(messages) <= _MAX_INLINE_CHARS and not self._renderer.may_be_slow:
+            prompt_ids = conversation.prompt(messages, only_results=only_results)
         else:
             render = functools.partial(conversation.prompt, messages, only_results=only_results)
             prompt_ids = await in_thread(render, name="tokenizer")

@@ -1,6 +1,7 @@
 """Policies that answer programs outside of episodes: the same prompts as in training, and nothing for ever."""
 
 import asyncio
+import re
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ from openai import APITimeoutError, BadRequestError, OpenAI
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError
+from forge_agents.programs import calls
 from forge_agents.programs import policy_server as module
 from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.policy_server import PolicyServer
@@ -305,6 +307,28 @@ def test_endlessly_branching_conversation_evicts_its_own_answers(renderer, serve
         remembered = sum(bool(each._turns) for each in talk.player._conversations)
         assert remembered == len(talk.answers), "the others' are let go"
     assert (thoughts("other"), thoughts("b19"), thoughts("b0")) == (1, 2, 1)
+
+
+def test_long_requests_are_read_and_hashed_outside_of_all_event_loops(renderer, serve, monkeypatch):
+    """A request of 6 MB took half a second of the engines' loop before it was refused, during which no token came."""
+    engine, threads = Says(renderer, ["a"]), []
+    session = serve(engine)
+    for name in ("continued_digest", "_texts"):
+        function = getattr(calls, name)
+
+        def noted(*args, function=function):
+            threads.append((function.__name__, threading.current_thread().name))
+            return function(*args)
+
+        monkeypatch.setattr(calls, name, noted)
+    messages = [{"role": ("user", "assistant")[n % 2], "content": f"{n}"} for n in range(1001)]
+    for content, error in (("x" * 9, "prompt of"), ("x" * 100_000, "messages of 10.* characters fill the context")):
+        messages[0]["content"] = content
+        status, answer = request(session, body={"model": "p", "messages": messages})
+        assert status == 400 and re.search(f"maximum context length: {error}", answer["error"]["message"]), answer
+    assert {name for name, _ in threads} == {"continued_digest", "_texts"}
+    assert {thread for _, thread in threads} == {"request"}
+    assert not engine.read
 
 
 def long_talk(task, client):

@@ -138,6 +138,22 @@ def test_short_messages_of_a_tokenizer_that_may_be_slow_are_tokenized_outside_of
     assert len(encoded_in) == 1 and encoded_in[0] is not loop
 
 
+def test_many_empty_messages_are_rendered_outside_of_the_event_loop_or_refused(tokenizer, encoded_in):
+    player = ModelPlayer(PolicyEngine(Told(tokenizer, [("up", True)]), Renderer(tokenizer)), fa.Policy("m"), "")
+
+    async def play(count):
+        messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": ""} for n in range(count)]
+        await player.decide("", {"conversation": {"messages": messages, "after": None}})
+        return threading.current_thread()
+
+    loop = asyncio.run(play(301))
+    assert len(encoded_in) == 1 and encoded_in[0] is not loop
+    most = player._engine.max_model_len
+    with pytest.raises(ContextFullError, match=f"{most + 1} messages fill the context of {most} tokens"):
+        asyncio.run(play(most + 1))
+    assert len(encoded_in) == 1
+
+
 def test_turns_are_dropped_outside_of_the_event_loop(tokenizer, encoded_in):
     engine = Told(tokenizer, [("up", True)] * 6, max_model_len=5_000)
     policy = fa.Policy("m", context="window", sampling=fa.Sampling(max_tokens=64))
