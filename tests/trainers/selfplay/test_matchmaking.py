@@ -159,6 +159,17 @@ def test_weakest_snapshot_leaves_first():
     assert [one.name for one in standings.add("p-5", 5)] == ["p-3"], "of equal ones the oldest"
 
 
+def test_checkpoint_with_more_snapshots_than_the_pool_holds_keeps_the_strongest():
+    """A file of a stranger with 5,000 snapshots stopped the event loop for 45 s."""
+    large = with_snapshots(6, pool=9)
+    large.record({"p-1": [0], "p-2": [1], "p-3": [0], "p-4": [1], "p-5": [0.5], "p-6": [1]})
+    small = Standings(anchors=("random",), start="p-0", pool=3)
+    small.load_state_dict(large.state_dict())
+    assert [one.name for one in small.opponents] == ["p-0", "random", "p-1", "p-3"]
+    assert [one.name for one in small.add("p-7", 7)] == ["p-1"], "of equal ones the oldest"
+    assert [one.name for one in large.add("p-7", 7)] == [], "a pool with room"
+
+
 def test_earlier_results_count_less():
     standings = with_snapshots(1)
     for _ in range(20):

@@ -169,11 +169,7 @@ class Standings:
             raise ValueError(f"the league has an opponent called {name!r} already")
         if version <= self.latest.version:
             raise ValueError(f"version {version} of snapshot {name!r} is not newer than {self.latest.version}")
-        removed = []
-        while sum(opponent.version >= 0 for opponent in self.opponents) >= self._pool:
-            snapshots = (opponent for opponent in self.opponents if not opponent.pinned)
-            weakest = max(snapshots, key=lambda opponent: (opponent.win_rate, -opponent.version))
-            removed.append(self._opponents.pop(weakest.name))
+        removed = self._remove_weakest(self._pool - 1)
         self._opponents[name] = Opponent(name=name, version=version, pinned=False, mu=self.mu, sigma=self.sigma)
         return removed
 
@@ -190,7 +186,11 @@ class Standings:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`. Raises ValueError for other anchors, or for numbers that no league has."""
+        """Continue from `state_dict`. Raises ValueError for other anchors, or for numbers that no league has.
+
+        If there are more snapshots than the pool holds, because it was larger or the file is a stranger's, those leave
+        that `add` would remove.
+        """
         names = states.texts(state, "names", -1)
         rows, num = {name: at for at, name in enumerate(names)}, len(names)
         pinned, counts = states.numbers(state, "pinned", num), states.whole(state, "counts", num, 2, low=-1)
@@ -236,6 +236,13 @@ class Standings:
             )
             for name, at in rows.items()
         }
+        self._remove_weakest(self._pool)
+
+    def _remove_weakest(self, most: int) -> list[Opponent]:
+        """Remove snapshots until at most `most` are left with the start model, and return them."""
+        snapshots = [opponent for opponent in self.opponents if not opponent.pinned]
+        snapshots.sort(key=lambda opponent: (-opponent.win_rate, opponent.version))
+        return [self._opponents.pop(opponent.name) for opponent in snapshots[: max(0, len(snapshots) + 1 - most)]]
 
     def _update_regrets(self, valid: Mapping[str, float]) -> None:
         """Add the difference between each opponent's margin and that of the opponents that were drawn.
