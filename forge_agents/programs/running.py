@@ -330,6 +330,7 @@ class _Command:
                 stdin=writable(task) if isinstance(task, str) else json.dumps(task),
                 environment=inherited | variables,
                 folder=self._root,  # engines write files of their own where their clients start
+                is_temporary=True,
                 sandbox=sandbox,
                 port=session.port if sandbox or (image and image.container.network == "models") else 0,
                 container=stop_commands,

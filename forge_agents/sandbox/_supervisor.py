@@ -501,8 +501,8 @@ def main() -> None:
         marshal.dump(reply, sys.stdout.buffer)
         sys.stdout.buffer.flush()
     except OSError:  # the reader is gone
-        if "words" in request and not request["namespaces"]:  # so it will not remove the folder
-            os.execvp("rm", ["rm", "-rf", "--", request["scratch"]])  # noqa: S606
+        if request.get("remove"):  # a temporary folder, which the reader would have removed
+            os.execvp("rm", ["rm", "-rf", "--", request["remove"]])  # noqa: S606
     os._exit(0)
 
 

@@ -286,6 +286,7 @@ class CommandLine:
         stdin: Standard input.
         environment: Environment variables; in a sandbox, in addition to the sandbox's.
         folder: Working directory without a sandbox.
+        is_temporary: Whether the folder was made for the command. It is then removed if this process dies.
         sandbox: Isolation. None for none.
         port: Port of 127.0.0.1 to which it may connect in a sandbox, or in its own network without one, or 0 for none.
         files: Initial files of its folder in a sandbox, by relative path.
@@ -303,6 +304,7 @@ class CommandLine:
         stdin: str,
         environment: Mapping[str, str],
         folder: Path,
+        is_temporary: bool = False,
         sandbox: Sandbox | None = None,
         port: int = 0,
         files: Mapping[str, bytes] | None = None,
@@ -311,6 +313,7 @@ class CommandLine:
         request: dict[str, Any] = {"words": list(words), "stdin": stdin, "environment": dict(environment)}
         request |= {"namespaces": sandbox is not None, "scratch": str(folder), "collect": sandbox is not None}
         request |= {"container": [list(ends) for ends in container]}
+        request["remove"] = str(folder) if is_temporary and sandbox is None else ""
         request |= (sandbox or Sandbox())._limits()
         self._channel, peer = socket.socketpair()
         with peer:

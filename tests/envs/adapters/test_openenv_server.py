@@ -112,6 +112,28 @@ def test_server_that_dies_later_is_reported_and_its_children_end(tmp_path, caplo
             fa.make("openenv/Server-v0", url=url, timeout_s=1).reset(seed=0)
 
 
+KILLED = """
+import os, psutil, sys
+from forge_envs.adapters.openenv_server import openenv_server
+with openenv_server([sys.executable, sys.argv[1], "{port}"], env={"GREETING": ""}):
+    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_server_of_a_killed_process_ends_and_its_folder_stays(tmp_path, number):
+    program = script(tmp_path, SERVER)[1]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("precious")
+    words = [sys.executable, "-c", KILLED, program, str(int(number))]
+    result = subprocess.run(words, cwd=tmp_path / "folder", stdout=subprocess.PIPE, timeout=200, check=False)
+    pids = [int(pid) for pid in result.stdout.split()]
+    assert result.returncode == -number and len(pids) >= 3, "supervisor, server and its child"
+    assert ended_within(pids, 60)
+    assert (tmp_path / "folder" / "thesis.txt").read_text() == "precious"
+
+
 def test_server_that_ends_is_an_error_with_its_last_lines(tmp_path):
     words = script(tmp_path, "import os; raise SystemExit('no game for ' + os.environ['OPENENV_TOKEN'])")
     with (
