@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from forge_agents.display import visible
-from forge_agents.runtime.machine import visible_gpus
+from forge_agents.runtime.machine import has_fast_bfloat16, visible_gpus
 
 _LINE_S = 30.0
 """Interval between repeated lines about a long startup, if there is no spinner."""
@@ -120,10 +120,13 @@ def say(text: str) -> None:
 
 
 def machine(threads: int | None = None) -> str:
-    """Describe this process's hardware: ``1 GPU``, ``2 CPU cores``; with fewer `threads`, ``1 of 2 CPU cores``."""
+    """Describe this process's hardware: ``1 GPU``, ``2 CPU cores``; with fewer `threads`, ``1 of 2 CPU cores``.
+
+    "without bfloat16" says that engines and learners compute in float32 by default.
+    """
     count, unit = (gpus, "GPU") if (gpus := len(visible_gpus())) else (len(os.sched_getaffinity(0)), "CPU core")
     part = f"{threads} of " if threads is not None and not gpus and threads < count else ""
-    return f"{part}{count} {unit}{'s' * (count != 1)}"
+    return f"{part}{count} {unit}{'s' * (count != 1)}{'' if has_fast_bfloat16() else ' without bfloat16'}"
 
 
 def _seconds(seconds: float) -> str:

@@ -115,7 +115,7 @@ def _free_bytes() -> float:
 
 def _dtype(config: EnginePlan) -> str:
     # vLLM would take "auto" as bfloat16 for a float32 model
-    return models.dtype_of(Path(config.model)) if config.dtype == "auto" else config.dtype
+    return memory.engine_dtype(models.dtype_of(Path(config.model)), config, recurrent=_is_recurrent(config.model))
 
 
 def _engine_args(config: EnginePlan) -> Any:
@@ -222,7 +222,9 @@ def cache_bytes(config: EnginePlan, dtype: str) -> int:
         return 1_000_000_000
     context, item = config.max_model_len or size.context, 4 if dtype == "float32" else 2
     least = memory.kv_bytes(size, context, item=item, tp=config.tp)
-    free = available_bytes() // config.tp - models.weight_bytes(Path(config.model)) // config.tp
+    folder = Path(config.model)
+    weights = models.weight_bytes(folder) * item // (4 if models.dtype_of(folder) == "float32" else 2)
+    free = available_bytes() // config.tp - weights // config.tp
     per_token = size.kv_per_token(config.tp) * item
     if least > free:
         max_context = max(0, free) // per_token // 256 * 256

@@ -31,7 +31,8 @@ class EngineConfig:
     """Settings of the vLLM engines that serve models."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Data type of the computation. "auto" (default) is that of the model's config.json."""
+    """Data type of the computation. "auto" (default) is that of the model's config.json, but float32 in place of
+    bfloat16 on a CPU without bfloat16 instructions (AVX512-BF16, AMX), where bfloat16 is many times slower."""
     max_model_len: int | None = None
     """Maximum number of tokens of prompt and response together, at least 2. None (default) is the model's context."""
     max_num_seqs: int = 64

@@ -12,6 +12,7 @@ from forge_agents.models.families import adapted_layers, recurrent_sizes
 from forge_agents.models.resolve import dtype_of, read_json
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
+from forge_agents.runtime.machine import has_fast_bfloat16
 from forge_agents.serving.config import EngineConfig
 
 OVERHEAD_BYTES = 2_500_000_000
@@ -130,8 +131,18 @@ def served_adapter_weights(size: ModelSize, loras: Sequence[LoRA]) -> int:
     return len(loras) * adapter_weights(size, LoRA(rank=adapter_rank(loras), targets=targets))
 
 
+def engine_dtype(stored: str, config: EngineConfig, *, recurrent: bool) -> str:
+    """Return the data type in which an engine computes on this machine, for a model that is stored in `stored`.
+
+    On CPU, vLLM computes recurrent layers in bfloat16 only.
+    """
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if stored == "bfloat16" and not (recurrent or has_fast_bfloat16()) else stored
+
+
 def item_bytes(dtype: str, config: EngineConfig) -> int:
-    """Bytes per number in an engine whose model is stored in `dtype`."""
+    """Bytes per number in an engine on a GPU whose model is stored in `dtype`."""
     return 4 if (dtype if config.dtype == "auto" else config.dtype) == "float32" else 2
 
 
@@ -167,10 +178,11 @@ def check_context(size: ModelSize, max_model_len: int | None, model: str) -> Non
 
 
 def check_cache(size: ModelSize, config: EngineConfig, model: str, *, dtype: str, tp: int = 1) -> None:
-    """Raise ValueError if the configured cache does not hold one conversation. `dtype` is the stored model's."""
+    """Raise ValueError if the configured cache on CPU does not hold one conversation. `dtype` is the stored model's."""
     if config.kv_cache_gb is None:
         return
-    context, per_token = config.max_model_len or size.context, size.kv_per_token(tp) * item_bytes(dtype, config)
+    item = 4 if engine_dtype(dtype, config, recurrent=size.recurrence is not None) == "float32" else 2
+    context, per_token = config.max_model_len or size.context, size.kv_per_token(tp) * item
     if (needed := context * per_token) > config.kv_cache_gb * 1e9:
         raise ValueError(
             f"engine.kv_cache_gb={config.kv_cache_gb:g} holds {int(config.kv_cache_gb * 1e9 // per_token)} tokens of "
@@ -190,7 +202,7 @@ def check_kernels(folder: Path, model: str, config: EngineConfig, adapters: Coll
         return
     if size.recurrence is not None:
         _, _, key_size, value_size, _ = recurrent_sizes(read_json(folder / "config.json"))
-        dtype = dtype_of(folder) if config.dtype == "auto" else config.dtype
+        dtype = engine_dtype(dtype_of(folder), config, recurrent=True)
         reasons = {
             f"in {dtype}, only in bfloat16: set engine.dtype": dtype != "bfloat16",
             "with LoRA adapters: leave out Policy.lora": bool(adapters),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from local_processes import LocalLearner
 
+from forge_agents.runtime import machine
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import Sample, pack
 from forge_trainers.learner.plan import LearnerPlan
@@ -39,6 +40,12 @@ def _random_samples(
             advantage = float(torch.randn((), generator=rng))
             samples.append(sample_of(ids, n, logprobs=logprobs, advantage=advantage, group=group))
     return samples
+
+
+@pytest.fixture(autouse=True)
+def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults and estimates of memory in this process are those of a processor with bfloat16 instructions."""
+    monkeypatch.setattr(machine, "_processor_flags", lambda: frozenset(["avx512_bf16"]))
 
 
 @pytest.fixture(scope="session")

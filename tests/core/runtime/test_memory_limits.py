@@ -57,3 +57,24 @@ def test_machine_memory_applies_without_groups(root: Path) -> None:
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     assert total_bytes() == int(meminfo["MemTotal"].split()[0]) * 1024
     assert 0 < available_bytes() <= total_bytes()
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "fast"),
+    [
+        ("flags\t\t: fpu avx2 avx512f\n", False),
+        ("flags\t\t: fpu avx512_bf16 vaes\n", True),
+        ("flags\t\t: amx_bf16\n", True),
+        ("Features\t: fp asimd bf16 i8mm\n", True),
+        ("model name\t: avx512_bf16\n", False),
+    ],
+)
+def test_bfloat16_is_fast_on_gpus_and_with_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch, cpuinfo: str, fast: bool
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda _: cpuinfo)
+    monkeypatch.setattr(machine, "_processor_flags", machine._processor_flags.__wrapped__)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.has_fast_bfloat16() is fast
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert machine.has_fast_bfloat16()

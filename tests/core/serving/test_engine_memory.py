@@ -171,3 +171,20 @@ def test_engine_reads_the_format_that_was_checked(monkeypatch):
     folder = resolve("tiny-random")
     args = _vllm._engine_args(EnginePlan(model=str(folder), kv_cache_gb=1, gpu_memory_utilization=0.5))
     assert (args.config_format, args.tokenizer_mode, args.load_format) == ("hf", "hf", "safetensors")
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "recurrent", "computed"),
+    [
+        ("bfloat16", "auto", False, ("float32", "bfloat16")),
+        ("bfloat16", "auto", True, ("bfloat16", "bfloat16")),
+        ("bfloat16", "bfloat16", False, ("bfloat16", "bfloat16")),
+        ("float16", "auto", False, ("float16", "float16")),
+        ("float32", "auto", False, ("float32", "float32")),
+    ],
+)
+def test_engines_compute_in_float32_where_bfloat16_is_slow(monkeypatch, stored, dtype, recurrent, computed):
+    """`computed` on a processor without bfloat16 instructions, and on one with them."""
+    for fast in (False, True):
+        monkeypatch.setattr(memory, "has_fast_bfloat16", lambda fast=fast: fast)
+        assert memory.engine_dtype(stored, EngineConfig(dtype=dtype), recurrent=recurrent) == computed[fast]

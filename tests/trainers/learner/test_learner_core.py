@@ -25,6 +25,7 @@ from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
 from forge_trainers.batch import layout
 from forge_trainers.learner import checkpoint, titan
+from forge_trainers.learner import config as learner_config
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.degrees import check_degrees, shards_of
@@ -685,3 +686,12 @@ def test_dithering_moves_only_rounded_weights_and_is_reproducible(stored_rounded
         weights(LearnerCore(config(stored_rounded, compute_dtype="bfloat16", seed=seed))) for seed in (0, 0, 1)
     )
     assert equal(one, two) and not equal(one, other)
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_learner_computes_in_float32_where_bfloat16_is_slow(monkeypatch, tiny_llama, fast, dtype):
+    monkeypatch.setattr(learner_config, "has_fast_bfloat16", lambda: fast)
+    plan = config(tiny_llama, compute_dtype="auto")
+    assert LearnerCore(plan).config.compute_dtype == plan.dtype_on(cpu=True) == dtype
+    assert plan.dtype_on(cpu=False) == "bfloat16"
+    assert config(tiny_llama, compute_dtype="bfloat16").dtype_on(cpu=True) == "bfloat16"

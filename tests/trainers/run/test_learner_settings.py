@@ -108,7 +108,7 @@ def test_adapters_on_one_model_may_differ_in_rates_but_not_in_the_model():
     red, blue = policy(lora=LORA, learner={"lr": 1e-4}), policy("blue", lora=LORA, learner={"kl_coef": 0.1})
     assert shared_settings([red, blue], config).lr == 1e-4
     apart = policy("blue", lora=LORA, learner={"compute_dtype": "float32"})
-    with pytest.raises(ValueError, match="'red' and 'blue' have adapters.*compute_dtype is 'bfloat16' for one and"):
+    with pytest.raises(ValueError, match="'red' and 'blue' have adapters.*compute_dtype is 'auto' for one and"):
         compute_processes({"red": red, "blue": apart}, {"red": Path("m"), "blue": Path("m")}, config)
 
 

@@ -106,8 +106,8 @@ class LearnerActor(Actor):
             raise RuntimeError(f"learner {self._name!r} cannot publish: it was started without a store")
         import torch
 
-        dtype: torch.dtype = getattr(torch, self._configs[learner].compute_dtype)
         core = self._core(learner)
+        dtype: torch.dtype = getattr(torch, core.config.compute_dtype)
         async with self._one_at_a_time:
             if learner not in self._publishers:  # inside the lock, because `use_store` may have removed it
                 self._publishers[learner] = self._store.publisher(learner, dtype=dtype, thread=self._thread)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import MAX_PROCESSES
+from forge_agents.runtime.machine import has_fast_bfloat16
 from forge_agents.settings import settings_class, suggestion
 from forge_trainers.losses.registry import CORRECTIONS, DISTILL, Correction, CorrectionName, LossSettings, find_loss
 
@@ -48,8 +49,9 @@ class LearnerConfig:
     max_grad_norm: float = 1.0
     """Maximum L2 norm of the gradient over all parameters in an optimizer step. Larger gradients are scaled down. inf
     disables clipping."""
-    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Data type of activations and matrix products. Weights and gradients are float32."""
+    compute_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Data type of activations and matrix products. "auto" (default) is bfloat16, or float32 on a CPU without bfloat16
+    instructions (AVX512-BF16, AMX), where bfloat16 is many times slower. Weights and gradients are float32."""
     optimizer_state_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type in which AdamW's moments are stored between steps. bfloat16 takes 4 bytes per weight instead of 8, as
     in DeepSeek-V3 (arXiv 2412.19437, section 3.3.3), and needs `betas` of at most 0.99. Steps are computed in
@@ -190,6 +192,12 @@ class LearnerConfig:
         """
         chosen = self.correction or self.clip is not None or find_loss(self.loss).correction
         return self if chosen else replace(self, correction="truncate")
+
+    def dtype_on(self, *, cpu: bool) -> Literal["bfloat16", "float32"]:
+        """Return `compute_dtype`, or what "auto" means on this machine's CPU or on a GPU."""
+        if self.compute_dtype != "auto":
+            return self.compute_dtype
+        return "float32" if cpu and not has_fast_bfloat16() else "bfloat16"
 
     @property
     def loss_settings(self) -> LossSettings:

@@ -83,7 +83,8 @@ class LearnerCore:
         config = config.with_memory()
         if not config.model:
             raise ValueError("model is empty. Set it to the folder of a Hugging Face model")
-        self.config = config = with_rate(config)
+        dtype = config.dtype_on(cpu=titan.DEVICE_TYPE == "cpu")
+        self.config = config = with_rate(replace(config, compute_dtype=dtype))
         self._ranks: Ranks = join_ranks(config) if base is None else base._ranks
         self._built: Built = build_model(config, self._ranks) if base is None else base._built
         self.model: Any = self._built.model

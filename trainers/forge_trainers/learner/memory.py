@@ -50,7 +50,7 @@ def learner_bytes(
     """
     config = config.with_memory()
     assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
-    item, tp = _BYTES[config.compute_dtype], config.tp
+    item, tp = _BYTES[config.dtype_on(cpu=on_cpu)], config.tp
     shard = shards_of(config, ranks)
     parts = shard * tp
     adapter = 0 if config.lora is None else adapter_weights(size, config.lora)
@@ -123,7 +123,7 @@ def _logits(size: ModelSize, config: LearnerPlan, chunk: int, *, on_cpu: bool) -
 def checkpoint_bytes(config: LearnerConfig) -> int:
     """Bytes of one weight in a checkpoint without an adapter: itself, its moments, and a reference that moves."""
     moves = bool(config.kl_coef) and isinstance(config.reference, int)
-    return 4 + moment_bytes(config) + moves * _BYTES[config.compute_dtype]
+    return 4 + moment_bytes(config) + moves * _BYTES[config.dtype_on(cpu=True)]
 
 
 def moment_bytes(config: LearnerConfig) -> int:
@@ -134,13 +134,13 @@ def moment_bytes(config: LearnerConfig) -> int:
 def offloaded_bytes(size: ModelSize, config: LearnerPlan) -> int:
     """Bytes of weights, gradients and moments in host memory, over all ranks of a learner with `cpu_offload`."""
     if config.lora is not None:
-        return _BYTES[config.compute_dtype] * size.weights
+        return _BYTES[config.dtype_on(cpu=False)] * size.weights
     return (4 + 4 + moment_bytes(config)) * size.weights
 
 
 def published_bytes(size: ModelSize, config: LearnerPlan) -> int:
     """Bytes of all weights that are published to engines, in the learner's compute dtype."""
-    return _BYTES[config.compute_dtype] * size.weights
+    return _BYTES[config.dtype_on(cpu=False)] * size.weights
 
 
 def _channels_at_once(size: ModelSize) -> int:

@@ -18,6 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from forge_agents.policy import AnyPolicy, PolicyMapping, policies_by_name
+from forge_agents.runtime.machine import visible_gpus
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import read_arrays, write_atomically
@@ -198,7 +199,7 @@ class LeaguePolicies(FixedPolicies):
         self._engine.forget(name)
         await learner.export(
             self._snapshots / name,
-            dtype=self._config.learner_of(self._league.policy).compute_dtype,
+            dtype=self._config.learner_of(self._league.policy).dtype_on(cpu=not visible_gpus()),
             timeout_s=self._config.stage_timeout_s,
         )
         self.standings.add(name, learner.version)

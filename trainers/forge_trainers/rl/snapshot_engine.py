@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forge_agents.models import resolve as models
 from forge_agents.policy import SnapshotPolicy
 from forge_agents.rollout.players import LoadedSnapshot, PolicyEngine
+from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.adapter_files import ADAPTER_FILE, read_adapter
 from forge_trainers.selfplay.league import League
 
@@ -128,7 +129,7 @@ class SnapshotEngine:
         import torch
 
         if slot.publisher is None or slot.store != store:
-            dtype = getattr(torch, self._config.learner_of(self._league.policy).compute_dtype)
+            dtype = getattr(torch, self._config.learner_of(self._league.policy).dtype_on(cpu=not visible_gpus()))
             name = slot.adapter or self._league.engine
             slot.publisher, slot.store = store.publisher(name, dtype=dtype, thread=self._packing), store
         await slot.publisher.publish(slot.load, tensors)

@@ -18,6 +18,7 @@ from forge_agents.models.chat_templates import render
 from forge_agents.models.control_tokens import defused
 from forge_agents.models.sizes import check_count, check_described
 from forge_agents.rollout.tokenizing import tokenize
+from forge_agents.runtime.machine import has_fast_bfloat16
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.rules.answers import gold_answers, last_action
@@ -121,6 +122,8 @@ class TextModel:
 
         folder = models.resolve(self.model)
         check_described(folder)
+        slow = self.device == "cpu" and models.dtype_of(folder) == "bfloat16" and not has_fast_bfloat16()
+        dtype = "float32" if slow else "auto"
         with models.no_remote_code(folder) as arguments:
             config = transformers.AutoConfig.from_pretrained(folder, **arguments)
             with torch.device("meta"):  # without memory
@@ -128,7 +131,7 @@ class TextModel:
             check_count(folder, sum(part.numel() for part in (*described.parameters(), *described.buffers())))
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **arguments)
             model, loading = getattr(transformers, self._auto_class).from_pretrained(
-                folder, use_safetensors=True, dtype="auto", output_loading_info=True, **arguments
+                folder, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
             )
         is_encoder = self._auto_class == "AutoModel"  # nothing reads an encoder's pooler
         missing = sorted(name for name in loading["missing_keys"] if not (is_encoder and "pooler" in name))
