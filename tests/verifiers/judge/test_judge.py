@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forge_agents import Ensemble, Rule, check_verifier
-from forge_agents.errors import StallError
+from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import Endpoint
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge, Pairs, Reasoned, Ruler, Scale
@@ -103,6 +103,38 @@ def test_ruler_names_the_error_of_a_group_without_a_reply(serve_chat):
         result = judge.assess([said("1"), said("22"), said("1", seed=1), said("333", seed=1)])
     np.testing.assert_array_equal(result.scores, np.array([0.1, 0.2, np.nan, np.nan], np.float32))
     assert set(result.failed) == {2, 3} and "EndpointError" in result.failed[2]
+
+
+@pytest.fixture
+def thinker(serve_chat):
+    """``thinker(n)``: a server whose model reasons for n tokens before each answer, counted in max_tokens."""
+
+    def start(thought):
+        def reply(request):
+            used_up = request["max_tokens"] <= thought
+            message = {"role": "assistant", "reasoning_content": "hm", "content": "" if used_up else is_four(request)}
+            return {"choices": [{"index": 0, "finish_reason": "length" if used_up else "stop", "message": message}]}
+
+        return serve_chat(reply)
+
+    return start
+
+
+def test_judges_may_reason_before_they_answer(thinker):
+    server = thinker(1000)
+    with Judge(server.endpoint_with(retries=0), "Is it right?") as judge:
+        assert judge.score([said("4"), said("5")]).tolist() == [1.0, 0.0]
+        asked = len(server.requests)
+        assert judge.score([said("4", task="3 + 1?")]).tolist() == [1.0]
+    assert len(server.requests) == asked + 1, "the limit that was too low is not tried again"
+
+
+def test_judge_that_only_reasons_is_an_error_with_advice(thinker):
+    with (
+        Judge(thinker(10_000).endpoint_with(retries=0), "Is it right?") as judge,
+        pytest.raises(EndpointError, match=r"stub reasoned for \d{4} tokens and did not answer. Serve it without"),
+    ):
+        judge.score([said("4"), said("5")])
 
 
 def test_the_request_holds_rubric_fence_and_schema(serve_chat):

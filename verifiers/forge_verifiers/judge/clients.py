@@ -28,7 +28,7 @@ from forge_verifiers.judge.prompts import Reply, shares_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge_agents.rollout.endpoint import EndpointClient
+    from forge_agents.rollout.endpoint import ChatReply, EndpointClient
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.serving import EngineConfig, EngineProcess
     from forge_agents.types import Completion
@@ -42,6 +42,8 @@ _TOO_LONG = re.compile(
     r"context|too (?:long|large)|exceed|reduce|max\w*[ _](?:\w+[ _]){0,3}(?:len|tokens)", re.IGNORECASE
 )
 """Matches the refusal of a question that exceeds the context of an endpoint's model."""
+_REASONING_TOKENS = 4096
+"""Tokens for the reasoning of a model behind an endpoint, in addition to those of its answer."""
 _TOP = 20
 """Number of alternatives requested per token."""
 
@@ -177,6 +179,7 @@ class EndpointChat:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._client: EndpointClient | None = None
+        self._reasoning_tokens = 0  # servers count them in max_tokens; known after the first answer of such a model
 
     async def start(self) -> None:
         """Read the key. Raises ValueError if its environment variable is not set."""
@@ -185,24 +188,18 @@ class EndpointChat:
         self._client = EndpointClient(self._endpoint)
 
     async def ask(self, question: Question) -> Reply:
-        """Answer one question. Raises as `EndpointClient.ask`."""
-        assert self._client is not None
-        schema = {"name": "verdict", "strict": True, "schema": dict(question.schema)}
-        optional: dict[str, Mapping[str, Any]] = {
-            "response_format": {"response_format": {"type": "json_schema", "json_schema": schema}}
-        }
-        if question.choices:
-            optional["logprobs"] = {"logprobs": True, "top_logprobs": _TOP}
-        try:
-            reply = await self._client.ask(
-                [Message(role="system", content=question.instructions), Message(role="user", content=question.text)],
-                Sampling(temperature=0.0, max_tokens=question.max_tokens),
-                optional=optional,
+        """Answer one question. Raises as `EndpointClient.ask`, and EndpointError if there is nothing but reasoning."""
+        limit = question.max_tokens + self._reasoning_tokens
+        reply = await self._ask(question, limit)
+        if reply.finish_reason == "length" and not reply.text.strip() and limit == question.max_tokens:
+            self._reasoning_tokens = _REASONING_TOKENS
+            limit = question.max_tokens + self._reasoning_tokens
+            reply = await self._ask(question, limit)
+        if reply.finish_reason == "length" and not reply.text.strip():
+            raise EndpointError(
+                f"{self._endpoint.model} reasoned for {limit} tokens and did not answer. Serve it without reasoning, "
+                "or take another judge"
             )
-        except EndpointError as error:
-            if error.status in (400, 413, 422) and _TOO_LONG.search(str(error)):
-                raise QuestionTooLongError(str(error)) from error
-            raise
         shares, mass = shares_of(_alternatives(reply.text, reply.logprobs), question.choices)
         return Reply(
             text=reply.text,
@@ -212,6 +209,25 @@ class EndpointChat:
             completion_tokens=reply.usage.completion_tokens if reply.usage else 0,
         )
 
+    async def _ask(self, question: Question, max_tokens: int) -> ChatReply:
+        assert self._client is not None
+        schema = {"name": "verdict", "strict": True, "schema": dict(question.schema)}
+        optional: dict[str, Mapping[str, Any]] = {
+            "response_format": {"response_format": {"type": "json_schema", "json_schema": schema}}
+        }
+        if question.choices:
+            optional["logprobs"] = {"logprobs": True, "top_logprobs": _TOP}
+        try:
+            return await self._client.ask(
+                [Message(role="system", content=question.instructions), Message(role="user", content=question.text)],
+                Sampling(temperature=0.0, max_tokens=max_tokens),
+                optional=optional,
+            )
+        except EndpointError as error:
+            if error.status in (400, 413, 422) and _TOO_LONG.search(str(error)):
+                raise QuestionTooLongError(str(error)) from error
+            raise
+
     async def stop(self) -> None:
         """Close the connections."""
         client, self._client = self._client, None
@@ -219,8 +235,8 @@ class EndpointChat:
             await client.close()
 
     def max_duration_s(self, questions: int) -> float:
-        """Questions run in rounds of `concurrency`."""
-        return self._endpoint.timeout_s * math.ceil(questions / self._endpoint.concurrency)
+        """Questions run in rounds of `concurrency`. The first ones may be asked twice, see `ask`."""
+        return 2 * self._endpoint.timeout_s * math.ceil(questions / self._endpoint.concurrency)
 
 
 def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]]) -> dict[str, float]:
