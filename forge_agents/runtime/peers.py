@@ -7,9 +7,10 @@ import os
 import socket
 from pathlib import Path
 
-_LISTENING = "0A"
-_NOT_ACCEPTED = "0"
-"""Inode of a connection that the server's process has not accepted yet."""
+_LISTENING, _ESTABLISHED = "0A", "01"
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  # only compared with
+_NO_OWNER = "0"
+"""Inode of a connection that no process has accepted yet, or that its process has closed."""
 
 
 def check_server(connection: socket.socket) -> None:
@@ -19,21 +20,27 @@ def check_server(connection: socket.socket) -> None:
 
     Raises:
         PermissionError: Another user's process is at the other end. Nothing was sent to it.
+        ConnectionResetError: The process at the other end has closed the connection, so its user is unknown.
     """
     host, port = connection.getpeername()[:2]
     if not ipaddress.ip_address(host).is_loopback:
         return
     ends = {connection.getpeername()[:2], connection.getsockname()[:2]}
-    listeners, servers = set(), set()
+    users: set[int] = set()
+    listeners: dict[str, set[int]] = {}
     for local, remote, state, user, inode in tcp_rows():
         if int(local.rpartition(":")[2], 16) != port:
             continue
         if state == _LISTENING:
-            listeners.add(int(user))
-        elif inode != _NOT_ACCEPTED and ends == {_endpoint(local), _endpoint(remote)}:
-            servers.add(int(user))
-    # a connection that no process has accepted is in the queue of the listening socket
-    if strangers := (servers or listeners) - {os.geteuid(), 0}:
+            listeners.setdefault(_endpoint(local)[0], set()).add(int(user))
+        elif ends == {_endpoint(local), _endpoint(remote)}:
+            if inode != _NO_OWNER:
+                users.add(int(user))
+            elif state != _ESTABLISHED:
+                raise ConnectionResetError(f"the server at port {port} of {host} has closed the connection")
+    # a connection that no process has accepted is in the queue of the socket with the most specific address
+    specific = next((listeners[address] for address in (host, *_ANY_ADDRESS) if address in listeners), set())
+    if strangers := (users or specific) - {os.geteuid(), 0}:
         raise PermissionError(
             f"user {min(strangers)} of this machine listens on port {port} of {host}, and nothing was sent there. Use "
             "another port, or an https:// address if the server is not yours"

@@ -58,24 +58,31 @@ def test_server_of_another_user_is_refused(user: int, listens: str, connects: st
             peers.check_server(connection)
 
 
-HERE, CLIENT = "0100007F:1F90", "0100007F:A000"
+HERE, CLIENT, NONE = "0100007F:1F90", "0100007F:A000", "00000000:0000"
 OURS, THEIRS = str(os.geteuid()), "4711"
 
 
 @pytest.mark.parametrize(
-    ("peer", "rows", "refused"),
+    ("peer", "rows", "error"),
     [
-        ("127.0.0.1", [(HERE, CLIENT, "01", THEIRS, "9")], True),
-        ("127.0.0.1", [(HERE, "0100007F:A001", "01", THEIRS, "9"), (HERE, CLIENT, "01", OURS, "8")], False),
-        ("127.0.0.1", [(HERE, CLIENT, "01", THEIRS, "9"), (HERE, "00000000:0000", "0A", OURS, "8")], True),
-        ("127.0.0.1", [(HERE, CLIENT, "01", "0", "0"), (HERE, "00000000:0000", "0A", THEIRS, "8")], True),
-        ("127.0.0.1", [("0100007F:1F91", "00000000:0000", "0A", THEIRS, "8")], False),
-        ("10.0.0.5", [("0500000A:1F90", "00000000:0000", "0A", THEIRS, "8")], False),
+        ("127.0.0.1", [(HERE, CLIENT, "01", THEIRS, "9")], PermissionError),
+        ("127.0.0.1", [(HERE, "0100007F:A001", "01", THEIRS, "9"), (HERE, CLIENT, "01", OURS, "8")], None),
+        ("127.0.0.1", [(HERE, CLIENT, "01", THEIRS, "9"), (HERE, NONE, "0A", OURS, "8")], PermissionError),
+        ("127.0.0.1", [(HERE, CLIENT, "01", "0", "0"), (HERE, NONE, "0A", THEIRS, "8")], PermissionError),
+        ("127.0.0.1", [("0100007F:1F91", NONE, "0A", THEIRS, "8")], None),
+        ("10.0.0.5", [("0500000A:1F90", NONE, "0A", THEIRS, "8")], None),
+        ("127.0.0.1", [(HERE, NONE, "0A", OURS, "7"), ("0200007F:1F90", NONE, "0A", THEIRS, "8")], None),
+        ("127.0.0.1", [("00000000:1F90", NONE, "0A", OURS, "7"), (f"{'0' * 32}:1F90", NONE, "0A", THEIRS, "8")], None),
+        ("127.0.0.1", [("00000000:1F90", NONE, "0A", THEIRS, "7")], PermissionError),
+        ("127.0.0.1", [(HERE, CLIENT, "05", "0", "0"), (HERE, NONE, "0A", OURS, "8")], ConnectionResetError),
     ],
-    ids=["accepted", "another's client", "listener replaced", "not accepted", "another port", "another address"],
-)
+    ids=[
+        "accepted", "another's client", "listener replaced", "not accepted", "another port", "another machine",
+        "stranger at another address", "stranger at the IPv6 port", "any address", "closed by its server",
+    ],
+)  # fmt: skip
 def test_the_user_at_the_other_end_is_read_from_the_kernel(
-    peer: str, rows: list[tuple[str, ...]], refused: bool, monkeypatch: pytest.MonkeyPatch
+    peer: str, rows: list[tuple[str, ...]], error: type[OSError] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Connection:
         def getpeername(self) -> tuple[str, int]:
@@ -85,5 +92,5 @@ def test_the_user_at_the_other_end_is_read_from_the_kernel(
             return "127.0.0.1", 0xA000
 
     monkeypatch.setattr(peers, "tcp_rows", lambda: rows)
-    with pytest.raises(PermissionError, match="4711") if refused else contextlib.nullcontext():
+    with pytest.raises(error) if error else contextlib.nullcontext():
         peers.check_server(Connection())  # type: ignore[arg-type]  # has the two methods that are called
