@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -22,8 +23,6 @@ from forge_agents.types import (
     Trajectory,
     Turn,
 )
-from forge_trainers.batch import packing
-from forge_trainers.batch.packing import samples_from
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
 from forge_trainers.records.run_folder import RunFolder
@@ -182,21 +181,13 @@ def test_a_row_that_is_too_long_is_named_dropped_and_counted(read, caplog):
         read(rows, room=3)
 
 
-def test_a_long_row_keeps_no_prompts_of_turns_without_room(read, monkeypatch):
+def test_a_long_row_is_named_with_its_length(read):
     row = chat(*["uone", "atwo"] * 50)
     (whole,) = read([row], room=10_000).items
-    kept = []
-
-    def samples(trajectory, *arguments):
-        kept.append(sum(len(turn.prompt_ids) for turn in trajectory.turns))
-        return samples_from(trajectory, *arguments)
-
-    monkeypatch.setattr(packing, "samples_from", samples)
     with pytest.raises(ValueError, match=f"row 0 has {len(whole.ids)} tokens, the learner takes at most 200"):
         read([row], room=200, too_long="error")
-    assert kept[0] < 2 * len(whole.ids)
     (again,) = read([row], room=len(whole.ids)).items
-    assert again.content == whole.content and kept[1] > 20 * len(whole.ids), "with room, each turn is read"
+    assert again.content == whole.content
 
 
 def test_the_digest_is_of_the_tokens_and_their_order(read):
@@ -272,6 +263,67 @@ def test_each_branch_that_a_script_played_is_a_conversation(read, renderer):
     hostile = dataclasses.replace(turns[1], forked_from=7)
     with pytest.raises(ValueError, match="row 0: turn 6 goes on from turn 7, which is not before it"):
         read([dataclasses.replace(trajectory, turns=(turns[0], hostile))])
+
+
+def scripted(*turns):
+    spoken = [Turn(agent="player_0", index=n, reward=0.0, **fields) for n, fields in enumerate(turns)]
+    return Trajectory(agent="player_0", policy="hero", turns=tuple(spoken), instructions="Play.", env_id="e", seed=0)
+
+
+def branch(number, text, *, after=None):
+    new = NewMessages(messages=(("user", text),), only_results=False)
+    return {"observation": text, "action": "go", "branch": number, "forked_from": after, "new_messages": new}
+
+
+def test_branches_of_a_long_turn_take_no_memory_each(read):
+    def peak(room, long):
+        turns = [{"observation": "x" * long, "action": "go"}, *(branch(n, "and now", after=0) for n in range(1, 100))]
+        rows = [scripted(*turns), scripted({"observation": "short", "action": "go"})]
+        read(rows, room=room)
+        tracemalloc.start()
+        try:
+            data = read(rows, room=room)
+            return data.counts, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    counts, small = peak(2000, 1000)
+    assert counts == {"learned": 101, "rendered from text": 2}
+    counts, large = peak(2000, 200_000)
+    assert counts == {"learned": 1, "rendered from text": 2, "too long": 100} and large < small + 20_000_000
+    with pytest.raises(ValueError, match=r"row 0 has 200\d{3} tokens, the learner takes at most 2000"):
+        read([scripted({"observation": "x" * 200_000, "action": "go"})], room=2000, too_long="error")
+
+
+def test_short_streams_around_a_long_one_are_learned(read, renderer):
+    drop = {
+        "compaction": Compaction(how="drop", turns=2, text="[2 earlier turns are left out here.]"),
+        "action": "third",
+    }
+    turns = [
+        {"observation": "one", "action": "first"},
+        {"observation": "x" * 500, "action": "second"},
+        branch(1, "aside"),
+        branch(1, "y" * 300),
+        branch(2, "from the long one", after=1),
+        {"observation": "three", **drop},
+    ]
+    all_of_them = read([scripted(*turns)], room=10_000).items
+    data = read([scripted(*turns)], room=300)
+    assert [len(item.ids) > 300 for item in all_of_them] == [True, True, True, False]
+    assert data.counts["too long"] == 3 and [item.content for item in data.items] == [all_of_them[3].content]
+    for room in (300, 50):  # lengths are those of the whole streams
+        longest = max(len(item.ids) for item in all_of_them[:1])
+        with pytest.raises(ValueError, match=f"has {longest} tokens"):
+            read([scripted(*turns)], room=room, too_long="error")
+
+
+def test_too_many_open_branches_are_refused(read, monkeypatch):
+    monkeypatch.setattr("forge_trainers.offline.data._MAX_WAITING", 3)
+    turns = [{"observation": "o", "action": "a"}] * 8
+    assert len(read([scripted(*turns, branch(1, "o", after=2))], room=1000).items) == 2
+    with pytest.raises(ValueError, match="row 0: more than 3 turns are continued by later ones"):
+        read([scripted(*turns, *(branch(n, "o", after=n) for n in range(1, 5)))], room=1000)
 
 
 def test_an_answer_that_was_cut_off_is_learned_without_an_end(read, renderer):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import logging
 import math
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -44,6 +45,8 @@ used, or all if oracles alone played it. A `Trajectory` is always used. Each of 
 """
 
 T = TypeVar("T", bound="Demonstration | Pair")
+_MAX_WAITING = 4096
+"""Maximum number of turns of a trajectory that later turns continue from at the same time. Each holds a prompt."""
 _log = logging.getLogger(__name__)
 
 
@@ -198,9 +201,10 @@ def read_pairs(
         chosen, rejected = reader.streams(better), reader.streams(worse)
         if chosen and rejected:
             pairs.append(Pair(chosen=chosen, rejected=rejected))
+    pairs = [pair for pair in pairs if reader.fits(*pair.chosen, *pair.rejected)]
     different = [pair for pair in pairs if [s.content for s in pair.chosen] != [s.content for s in pair.rejected]]
     reader.counts["pairs of equal answers"] += len(pairs) - len(different)
-    return reader.gathered([pair for pair in different if reader.fits(*pair.chosen, *pair.rejected)])
+    return reader.gathered(different)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,8 +316,7 @@ class _Reader:
             waiting.clear()
         last = max((number for number, is_learned in enumerate(learned) if is_learned), default=-1)
         spoken = Trajectory(agent="", policy="", turns=tuple(turns[: last + 1]))
-        tokens = _rerendered(source, spoken, self._renderer, self._keep_reasoning, room=self._room)
-        return _marked(source, tokens, learned)
+        return _rerendered(source, spoken, self._renderer, self._keep_reasoning, room=self._room, learned=learned)
 
     def streams(self, item: _Played) -> tuple[Demonstration, ...]:
         """Return the streams of a trajectory: its tokens if the learner decodes them to the same text, else its text.
@@ -321,16 +324,17 @@ class _Reader:
         A trajectory with control tokens in its text is left out and counted. A warning names the first one.
         """
         trajectory = item.trajectory
-        if not all(len(turn.response_ids) and _reads_alike(turn, self._renderer) for turn in trajectory.turns):
-            try:
-                trajectory = _rerendered(item.source, trajectory, self._renderer, self._keep_reasoning)
-            except ControlTokenError as cause:
-                if not self.counts["control tokens in a text"]:
-                    _log.warning("%s. It is left out, like every other episode with one", cause)
-                self.counts["control tokens in a text"] += 1
-                return ()
-            self.counts["rendered from text"] += 1
-        return _marked(item.source, trajectory)
+        if all(len(turn.response_ids) and _reads_alike(turn, self._renderer) for turn in trajectory.turns):
+            return _marked(item.source, trajectory)
+        try:
+            streams = _rerendered(item.source, trajectory, self._renderer, self._keep_reasoning, room=self._room)
+        except ControlTokenError as cause:
+            if not self.counts["control tokens in a text"]:
+                _log.warning("%s. It is left out, like every other episode with one", cause)
+            self.counts["control tokens in a text"] += 1
+            return ()
+        self.counts["rendered from text"] += 1
+        return streams
 
     def fits(self, *streams: Demonstration) -> bool:
         """Return whether no stream is too long. Otherwise count it and warn once, or raise, depending on `too_long`."""
@@ -421,14 +425,13 @@ def _sessions(
     ]
 
 
-def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None = None) -> tuple[Demonstration, ...]:
-    """Return the streams of a trajectory, with the answers of `learned` turns marked, by default all."""
+def _marked(source: str, trajectory: Trajectory) -> tuple[Demonstration, ...]:
+    """Return the streams of a trajectory in its own tokens, with its answers marked."""
     from forge_trainers.batch.packing import samples_from
 
-    weights = [1.0] * len(trajectory.turns) if learned is None else list(map(float, learned))
     return tuple(
         Demonstration(ids=sample.token_ids.astype(np.int32), mask=sample.advantages > 0, source=source)
-        for sample in samples_from(trajectory, weights[: len(trajectory.turns)], 0)
+        for sample in samples_from(trajectory, [1.0] * len(trajectory.turns), 0)
         if sample.advantages.any()
     )
 
@@ -478,10 +481,6 @@ def _siblings(keys: Iterable[object]) -> Iterable[list[int]]:
     return groups.values()
 
 
-def _num_tokens(turn: Turn) -> int:
-    return len(turn.prompt_ids) + len(turn.response_ids)
-
-
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     """Return whether the learner's tokenizer decodes the tokens of `turn` to its prompt and answer."""
     if renderer.parse(turn.response_ids) == (turn.reasoning, turn.action):
@@ -500,63 +499,154 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     return renderer.reads(turn.prompt_ids, messages[-1][1] if messages else turn.observation)
 
 
+@dataclass(slots=True, eq=False)
+class _Stream:
+    ids: tuple[int, ...] = ()
+    """Tokens, the first ones if the stream is too long."""
+    length: int = 0
+    answers: list[tuple[int, int]] = field(default_factory=list)
+    """Start and end of each answer to learn."""
+
+
+class _Streams:
+    """Builds the token streams of a trajectory, turn by turn. A stream of more than `room` tokens has only a length."""
+
+    def __init__(self, source: str, room: int) -> None:
+        self._source, self._room = source, room
+        self._open: dict[int, tuple[int, _Stream]] = {}
+        """Number and stream of each branch that goes on."""
+        self._closed: dict[int, Demonstration] = {}
+        self._count = itertools.count()
+
+    def add(
+        self, branch: int, prompt_ids: tuple[int, ...], num_cut: int, response_ids: tuple[int, ...], learned: bool
+    ) -> None:
+        """Add an answer. `prompt_ids` are the first tokens of the prompt without `num_cut` others.
+
+        If they begin with the stream of the branch, the answer continues it.
+        """
+        if not response_ids:
+            return
+        _, stream = self._open.get(branch, (0, None))
+        if stream is None or prompt_ids[: len(stream.ids)] != stream.ids:
+            self.close(branch)
+            stream = _Stream()
+            self._open[branch] = next(self._count), stream
+        if not prompt_ids:
+            raise ValueError("the prompt is empty. Put the question or the instructions before the answer")
+        start = len(prompt_ids) + num_cut
+        stream.length = start + len(response_ids)
+        stream.ids = (prompt_ids + response_ids)[: self._room + 1]
+        if learned:
+            stream.answers.append((start, stream.length))
+
+    def close(self, branch: int) -> None:
+        """End the stream of a branch."""
+        number, stream = self._open.pop(branch, (0, None))
+        if stream is None or not stream.answers:
+            return
+        if stream.length > self._room:  # arrays without memory
+            ids, mask = np.broadcast_to(np.int32(0), stream.length), np.broadcast_to(np.True_, stream.length)
+        else:
+            ids, mask = np.asarray(stream.ids, np.int32), np.zeros(stream.length, np.bool_)
+            for start, stop in stream.answers:
+                mask[start:stop] = True
+        self._closed[number] = Demonstration(ids=ids, mask=mask, source=self._source)
+
+    def result(self) -> tuple[Demonstration, ...]:
+        """End all streams, and return them in the order of their first answers."""
+        for branch in list(self._open):
+            self.close(branch)
+        return tuple(self._closed[number] for number in sorted(self._closed))
+
+
 def _rerendered(
     source: str,
     trajectory: Trajectory,
     renderer: Renderer,
     keep_reasoning: KeepReasoning,
     *,
-    room: int = sys.maxsize,
-) -> Trajectory:
-    """Return the trajectory in tokens of the trained model, as it would have read and written it.
+    room: int,
+    learned: Sequence[bool] | None = None,
+) -> tuple[Demonstration, ...]:
+    """Return the streams of a trajectory in tokens of the trained model, as it would have read and written them.
 
-    Of several turns in a row with more than `room` tokens, only the last keeps its tokens. Its stream is too long, and
-    the prompts of all turns of a long conversation would take quadratic memory. A trajectory whose turns continue from
-    turns other than the previous one needs the default.
+    A short file may have many long prompts, as each turn may continue from any earlier one. Therefore each prompt has
+    at most `room` tokens and one more, and is kept only while later turns continue from it.
+
+    Args:
+        learned: Whether each turn is learned. None: all are.
     """
 
-    def sampled(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
+    def written(turn: Turn) -> tuple[int, ...]:
         cut = turn.finish_reason in ("length", "context")
-        ids = renderer.answer(join_reasoning(turn.reasoning, turn.action, cut=cut), cut=cut)
-        return replace(turn, prompt_ids=prompt_ids, response_ids=ids, logprobs=(0.0,) * len(ids), versions=())
+        return renderer.answer(join_reasoning(turn.reasoning, turn.action, cut=cut), cut=cut)
 
     begun = Conversation(renderer, limit=sys.maxsize, max_tokens=1, keep_reasoning=keep_reasoning)
-    conversations: list[Conversation] = []  # conversation after each turn
-    turns: list[Turn] = []
-    instructions = (("system", trajectory.instructions),) if trajectory.instructions else ()
-    main, calls = None, 0
-    last: dict[int, int] = {}  # last turn of each branch
-    numbers = {turn.index: number for number, turn in enumerate(trajectory.turns)}
+    waiting: dict[int, tuple[Conversation, tuple[int, ...], int]] = {}
+    """By turn that a later one continues: the conversation, its last prompt, and the number of tokens that it lacks."""
+    streams = _Streams(source, room)
     try:
-        for number, turn in enumerate(trajectory.turns):
-            new_messages: Messages = (("user", turn.observation),)
-            if turn.new_messages is None:
-                counted = turns[-1].info.get("tool_calls") if turns else 0
-                made = counted if isinstance(counted, int) else 0
-                after, only_results, main, calls = main, made > calls, number, made
-                new_messages = new_messages if after is not None else (*instructions, *new_messages)
-            else:
-                after, only_results = last.get(turn.branch), turn.new_messages.only_results
-                if turn.forked_from is not None:
-                    after = numbers.get(turn.forked_from, number)
-                recorded = turn.new_messages.messages
-                new_messages = recorded if recorded or not turn.observation else new_messages
-            last[turn.branch] = number
-            if after is not None and after >= number:
-                raise ValueError(f"turn {turn.index} goes on from turn {turn.forked_from}, which is not before it")
-            talk = copy.copy(begun if after is None else conversations[after])
+        origins = _origins(trajectory.turns)
+        last_use = {after: number for number, (after, _) in enumerate(origins) if after is not None}
+        branch_ends = {turn.branch: number for number, turn in enumerate(trajectory.turns)}
+        for number, (turn, (after, only_results)) in enumerate(zip(trajectory.turns, origins, strict=True)):
+            new_messages = _new_messages(turn, "" if after is not None else trajectory.instructions)
+            earlier, last_prompt, num_cut = (begun, (), 0) if after is None else waiting[after]
+            talk = copy.copy(earlier)
+            is_learned = learned is None or learned[number]
             prompt_ids = talk.prompt(new_messages, only_results=only_results)
-            notes = sampled(turn.notes, talk.ask_for_notes()) if turn.notes is not None else None
+            if turn.notes is not None:
+                streams.add(turn.branch, talk.ask_for_notes(), num_cut, written(turn.notes), is_learned)
             if turn.compaction is not None and after is not None:
                 prompt_ids = talk.drop_turns(turn.compaction.turns, turn.compaction.text, new_messages)
-            if number and min(len(prompt_ids), _num_tokens(turns[-1])) > room:
-                turns[-1] = replace(turns[-1], prompt_ids=(), response_ids=(), logprobs=())
-                conversations[-1] = begun
-            turns.append(replace(sampled(turn, prompt_ids), notes=notes))
-            talk.add_turn(new_messages, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
-            conversations.append(talk)
+            if prompt_ids[: len(last_prompt)] != last_prompt:  # rendered again, so nothing is cut
+                num_cut = 0
+            response_ids = written(turn)
+            streams.add(turn.branch, prompt_ids, num_cut, response_ids, is_learned)
+            if after is not None and last_use[after] == number:
+                del waiting[after]
+            if number in last_use:
+                if len(waiting) == _MAX_WAITING:
+                    raise ValueError(f"more than {_MAX_WAITING} turns are continued by later ones")
+                kept = prompt_ids[: room + 1]
+                talk.add_turn(new_messages, *renderer.parse(response_ids), kept, response_ids)
+                waiting[number] = talk, kept, num_cut + len(prompt_ids) - len(kept)
+            if branch_ends[turn.branch] == number:
+                streams.close(turn.branch)
     except ControlTokenError as cause:
         raise ControlTokenError(f"{source}: {cause}") from cause
     except ValueError as cause:
         raise ValueError(f"{source}: {cause}") from cause
-    return replace(trajectory, turns=tuple(turns))
+    return streams.result()
+
+
+def _new_messages(turn: Turn, instructions: str) -> Messages:
+    """Return the messages that an agent reads before a turn, with `instructions` if it is the first turn."""
+    if turn.new_messages is not None and (turn.new_messages.messages or not turn.observation):
+        return turn.new_messages.messages
+    system = (("system", instructions),) if instructions and turn.new_messages is None else ()
+    return (*system, ("user", turn.observation))
+
+
+def _origins(turns: Sequence[Turn]) -> list[tuple[int | None, bool]]:
+    """Return for each turn the number of the turn that it continues, and whether only results of tools came since."""
+    origins: list[tuple[int | None, bool]] = []
+    main, calls = None, 0
+    last: dict[int, int] = {}  # last turn of each branch
+    numbers = {turn.index: number for number, turn in enumerate(turns)}
+    for number, turn in enumerate(turns):
+        after: int | None
+        if turn.new_messages is None:
+            counted = turns[number - 1].info.get("tool_calls") if number else 0
+            made = counted if isinstance(counted, int) else 0
+            after, only_results, main, calls = main, made > calls, number, made
+        else:
+            after, only_results = last.get(turn.branch), turn.new_messages.only_results
+            if turn.forked_from is not None:
+                after = numbers.get(turn.forked_from, number)
+        last[turn.branch] = number
+        if after is not None and after >= number:
+            raise ValueError(f"turn {turn.index} goes on from turn {turn.forked_from}, which is not before it")
+        origins.append((after, only_results))
+    return origins
