@@ -365,7 +365,11 @@ def _numbers(values: Any) -> list[float] | None:
     """Return the numbers of a list, NaN for other values, or None if there is no list."""
     if not isinstance(values, list):
         return None
-    return [math.nan if (finite := number(value)) is None else finite for value in values]
+    return [_number_or_nan(value) for value in values]
+
+
+def _number_or_nan(value: Any) -> float:
+    return math.nan if (finite := number(value)) is None else finite
 
 
 def _bare(env_id: str) -> str:
@@ -396,6 +400,8 @@ def _record(number: int, row: Any, problem: str) -> dict[str, Any]:
         "agents": [agent for agent, _, _ in agents],
         "policies": [policy for _, policy, _ in agents],
         "rewards": [reward for _, _, reward in agents],
-        "trained_rewards": [training_rewards.get(agent) for agent, _, _ in agents],
+        "trained_rewards": [
+            _number_or_nan(training_rewards[agent]) if agent in training_rewards else None for agent, _, _ in agents
+        ],
         "trained_session_rewards": [_numbers(by_session.get(agent)) for agent, _, _ in agents],
     }

@@ -40,7 +40,7 @@ def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_pat
     changes = {
         '"smollm2-135m-instruct"': repr(str(tiny_models(family="llama", dtype="bfloat16"))),
         "group_size=8": f"group_size=2, {SMALL}",
-        "steps=20": "steps=1",
+        "steps=10": "steps=1",
     }
     for old, new in changes.items():
         assert old in code

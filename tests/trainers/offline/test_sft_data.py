@@ -118,7 +118,7 @@ def test_files_name_their_lines(read, tmp_path):
     file.write_text("[1]")
     with pytest.raises(ValueError, match=r"chats\.jsonl:1 is a JSON list"):
         read(file)
-    with pytest.raises(ValueError, match="neither a JSONL file nor the folder of a run"):
+    with pytest.raises(ValueError, match="absent.jsonl does not exist"):
         read(tmp_path / "absent.jsonl")
 
 
@@ -135,6 +135,7 @@ def test_files_with_a_byte_order_mark_or_in_utf_16_are_read(read, tmp_path):
     [
         (chat("uone"), "row 1 has no assistant message to learn. It has user"),
         ({"mesages": []}, "row 1 has the keys mesages. Expected 'messages'.* Did you mean 'messages'"),
+        ({"prompt": "a", "completion": None}, "row 1 has the keys prompt, completion .None.. Expected 'messages', or"),
         ({"prompt": "one"}, "row 1 has the keys prompt. Expected 'messages', or 'prompt' and 'completion'"),
         (
             {"messages": [{"role": "user", "contnt": "x"}]},

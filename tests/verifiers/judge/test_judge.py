@@ -94,6 +94,12 @@ def test_one_text_does_not_cost_a_large_group_its_scores(serve_chat, refusal):
     assert len(result.failed) == (2 if refusal[0] == 400 else 0)
 
 
+@pytest.mark.parametrize("answer", ["ruler", Ruler])
+def test_answer_of_another_type_is_refused(serve_chat, answer):
+    with pytest.raises(TypeError, match=r"Give an object such as fv.YesNo\(\), .* or fv.Ruler\(\)"):
+        Judge(serve_chat(is_four).endpoint, "Is it right?", answer=answer)
+
+
 def test_ruler_names_the_error_of_a_group_without_a_reply(serve_chat):
     def reply(request):
         return lengths(request) if "22" in answers_in(request).values() else (400, "refused")
@@ -217,11 +223,11 @@ def test_unlikely_choices_differ_from_invalid_replies(serve_chat, caplog):
     with Judge(serve_chat(lambda request: held).endpoint, "Is it right?") as judge:
         assert np.isnan(judge.score([said("4")])).all()
     mass = "all choices together had a probability of 0.004, min_mass=0.01"
-    assert f"1 of 1 replies are no answer, e.g. 'yes': {mass}" in caplog.text
+    assert f"1 of 1 replies are not exactly an answer, e.g. 'yes': {mass}" in caplog.text
     caplog.clear()
     with Judge(serve_chat(lambda request: "As a").endpoint, "Is it right?") as judge:
         judge.score([said("4")])
-    assert caplog.text.rstrip().endswith("1 of 1 replies are no answer, e.g. 'As a'")
+    assert caplog.text.rstrip().endswith("1 of 1 replies are not exactly an answer, e.g. 'As a'")
 
 
 def test_text_that_the_judge_would_rather_continue_is_graded_if_most_are(serve_chat):

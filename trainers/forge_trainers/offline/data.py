@@ -398,9 +398,10 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"episode {row['episode']} of {path / EPISODES}", (episode, rewards, session_rewards)
         return
     if not path.is_file():
+        problem = "is neither a JSONL file nor the folder of a run" if path.exists() else "does not exist"
         raise ValueError(
-            f"{path} is neither a JSONL file nor the folder of a run. For the games "
-            "of an environment's oracle, use fa.demonstrations(id, games), or set `games` next to `data: id` in a file"
+            f"{path.absolute()} {problem}. For the games of an environment's oracle, use fa.demonstrations(id, games), "
+            "or set `games` next to `data: id` in a file"
         )
     yield from json_objects(path)
 

@@ -277,4 +277,5 @@ def _wrong_keys(source: str, row: Mapping[str, Any], keys: Sequence[str], expect
     suggested = {key: name for key, name in others.items() if row.get(name) is None}
     near = f" Rename {', '.join(f'{key!r} to {name!r}' for key, name in suggested.items())}." if suggested else ""
     near = near or next((hint for key in row if key not in keys and (hint := did_you_mean(str(key), keys))), "")
-    return ValueError(f"{source} has the keys {', '.join(map(str, row))}. Expected {expected}.{near}")
+    listed = ", ".join(f"{key} (None)" if value is None else str(key) for key, value in row.items())
+    return ValueError(f"{source} has the keys {listed}. Expected {expected}.{near}")

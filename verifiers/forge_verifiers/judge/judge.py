@@ -126,7 +126,7 @@ class Judge(Composable):
     ) -> None:
         self.name, self.family = name, family
         self.default_family = model.default_family if isinstance(model, Judge) else f"judges on {_served(model)}"
-        self.answer: Answer = YesNo() if answer is None else answer
+        self.answer = _checked_answer(YesNo() if answer is None else answer)
         self.cost = self.answer.cost
         self.view: View = view
         self.reasoning = reasoning
@@ -392,13 +392,19 @@ class Judge(Composable):
             first, min_mass = nonsense[0], getattr(self.answer, "min_mass", 0.0)
             mass = f": all choices together had a probability of {first.mass:.2g}, min_mass={min_mass:g}"
             _LOG.warning(
-                "judge %r: %d of %d replies are no answer, e.g. %r%s",
+                "judge %r: %d of %d replies are not exactly an answer, e.g. %r%s",
                 self.name,
                 len(nonsense),
                 len(replies),
                 first.text[:80],
                 mass if first.mass < min_mass else "",
             )
+
+
+def _checked_answer(answer: Answer) -> Answer:
+    if not isinstance(answer, Answer):
+        raise TypeError(f"answer={answer!r}. Give an object such as fv.YesNo(), fv.Scale(levels=5) or fv.Ruler()")
+    return answer
 
 
 def _served(model: str | Policy | Endpoint) -> str:

@@ -269,7 +269,8 @@ class Reasoned:
     cost: ClassVar[Cost] = "expensive"
     choices: ClassVar[tuple[str, ...]] = ()
     ask: ClassVar[str] = (
-        'Does it satisfy the rubric? Answer in JSON: {"reason": one or two sentences, "pass": true or false}.'
+        "Does it satisfy the rubric? Answer with nothing but JSON: "
+        '{"reason": one or two sentences, "pass": true or false}.'
     )
 
     def __post_init__(self) -> None:
@@ -362,7 +363,7 @@ class ScoreSheet:
         return (
             f"Compare the {self.count} answers, then score each of them from 0 (does not satisfy the rubric) to "
             f"{_BEST} (satisfies it fully). A better answer gets a higher score, and equally good answers get the same "
-            f'score. Answer in JSON: {{"1": score, ..., "{self.count}": score}}.'
+            f'score. Answer with nothing but JSON: {{"1": score, ..., "{self.count}": score}}.'
         )
 
     @property
