@@ -219,11 +219,10 @@ class _AsyncFunction:
         try:
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-            async with DefaultAsyncHttpxClient(**_http_settings()) as http:
-                client = _make_client(AsyncOpenAI, session, http)
-                with running_program(session):
-                    value = await self._program(task, client)
-                session.post(Ended(value=value))
+            with running_program(session):  # first: openai fails while another thread imports httpx
+                async with DefaultAsyncHttpxClient(**_http_settings()) as http:
+                    value = await self._program(task, _make_client(AsyncOpenAI, session, http))
+                    session.post(Ended(value=value))
         except asyncio.CancelledError:
             session.post(Ended(error=RuntimeError("the program was cancelled")))
             raise
@@ -259,10 +258,8 @@ class _Function:
         try:
             from openai import DefaultHttpxClient, OpenAI
 
-            with DefaultHttpxClient(**_http_settings()) as http:
-                client = _make_client(OpenAI, session, http)
-                with running_program(session):
-                    value = program(task, client)
+            with running_program(session), DefaultHttpxClient(**_http_settings()) as http:
+                value = program(task, _make_client(OpenAI, session, http))
                 if inspect.iscoroutine(value):
                     value.close()
                     raise TypeError(

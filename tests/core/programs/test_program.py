@@ -305,6 +305,29 @@ def test_plain_function_runs_in_a_thread_and_returns_the_reward():
     assert [episode.rewards for episode in asyncio.run(three())] == [{"agent": 0.25}] * 3
 
 
+FIRST_EPISODES = """
+import asyncio
+import forge_agents as fa
+from forge_agents.rollout.episode import play
+
+def program(task, client):
+    client.chat.completions.create(model="agent", messages=[{"role": "user", "content": "Hello"}])
+    return 1.0
+
+async def main():
+    envs = [fa.Program(program, tasks=range(20)) for _ in range(10)]
+    plays = (play(env, {"agent": fa.Scripted(lambda _: "x")}, seed=seed) for seed, env in enumerate(envs))
+    print([episode.rewards.get("agent", str(episode.error)) for episode in await asyncio.gather(*plays)])
+
+asyncio.run(main())
+"""
+
+
+def test_first_plain_programs_of_a_process_start_together():
+    words = [sys.executable, "-W", "ignore", "-c", FIRST_EPISODES]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == str([1.0] * 10)
+
+
 def test_task_depends_on_the_seed_and_its_entries_are_infos():
     tasks = [{"question": f"q{n}", "answer": n} for n in range(50)]
     infos = [played(plain, seed=seed, tasks=tasks).trajectories["agent"].info for seed in (1, 1, 2)]
