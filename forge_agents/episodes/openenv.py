@@ -34,12 +34,14 @@ class _Event:
     error: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Seat:
-    """The place of a client: events to it, and its actions. An action of None means that it left."""
+    """The place of a client: events to it, None if another client took it; and its actions, None if it left."""
 
+    agent: str
+    seed: int | None = None
     instructions: str = ""
-    events: queue.SimpleQueue[_Event] = field(default_factory=queue.SimpleQueue)
+    events: queue.SimpleQueue[_Event | None] = field(default_factory=queue.SimpleQueue)
     actions: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
     left: bool = False
 
@@ -47,18 +49,31 @@ class _Seat:
 class _Table:
     """One episode, played in a thread of its own when all clients have joined."""
 
-    def __init__(self, env: Any, free: Sequence[str], players: Mapping[str, AnyPolicy], seed: int, wait_s: float):
-        self.env, self._seed, self._wait_s = env, seed, wait_s
-        self.free, self.seats = set(free), {agent: _Seat() for agent in free}
+    def __init__(self, env: Any, free: Sequence[str], players: Mapping[str, AnyPolicy], wait_s: float):
+        self.env, self._wait_s = env, wait_s
+        self.free, self.seats = set(free), dict[str, _Seat]()
         self._players = {**players, **dict.fromkeys(free, Scripted(self._ask, name="client"))}
 
-    def join(self, agent: str) -> None:
-        """Take the seat of an agent. The last one to join starts the episode."""
-        if agent not in self.free:
-            raise ArgumentError(f"agent={agent!r} has no free seat in this episode. Free: {', '.join(self.free)}")
+    def join(self, agent: str, seed: int | None) -> _Seat:
+        """Take the seat of an agent, also from a client that may have given up. The last one starts the episode."""
+        for other in self.seats.values():
+            if other.agent != agent and None not in (seed, other.seed) and seed != other.seed:
+                raise ArgumentError(f"seed={seed}, but the client of {other.agent!r} reset with seed={other.seed}")
+        if agent in self.seats:
+            self.seats[agent].events.put(None)
+        self.seats[agent] = seat = _Seat(agent, seed)
         self.free.discard(agent)
         if not self.free:
             threading.Thread(target=self._play, name="openenv-episode", daemon=True).start()
+        return seat
+
+    def leave(self, seat: _Seat) -> None:
+        """Free the seat, or end the episode if it has begun."""
+        if not self.free:
+            seat.actions.put(None)
+        elif self.seats.get(seat.agent) is seat:
+            del self.seats[seat.agent]
+            self.free.add(seat.agent)
 
     def _ask(self, observation: str, agent: str) -> str:
         seat, instructions = self.seats[agent], hook(self.env, "instructions")
@@ -78,8 +93,9 @@ class _Table:
 
     def _play(self) -> None:
         rewards, error = dict[str, float](), ""
+        seeds = [seat.seed for seat in self.seats.values() if seat.seed is not None]
         try:
-            episode = play(self.env, self._players, seed=self._seed)
+            episode = play(self.env, self._players, seed=seeds[0] if seeds else secrets.randbelow(2**31))
             rewards = {agent: trajectory.reward for agent, trajectory in episode.trajectories.items()}
             error = "" if episode.error is None else f"{episode.error.kind}: {episode.error.message}"
         except Exception as cause:  # noqa: BLE001  # the clients wait for the end
@@ -101,33 +117,39 @@ class _Tables:
         self._waiting: dict[str, _Table] = {}
         self._lock = threading.Lock()
 
-    def sit(self, agent: str | None, episode_id: str | None, seed: int | None) -> tuple[_Table, str]:
-        """Take a seat in a new episode, or in the one with this id that waits for clients. Its first seed counts."""
-        agent = agent or self.clients[0]
+    def sit(self, agent: str | None, episode_id: str | None, seed: int | None) -> tuple[_Table, _Seat]:
+        """Take a seat in a new episode, or in the one with this id that waits for clients."""
+        if len(self.clients) > 1 and not (agent and episode_id):
+            raise ArgumentError(f"{len(self.clients)} clients play together. Reset each with agent and episode_id")
+        agent, episode_id = agent or self.clients[0], episode_id or ""
         if agent not in self.clients:
             raise ArgumentError(f"agent={agent!r} is played by no client. Choose one of {', '.join(self.clients)}")
-        if len(self.clients) > 1 and not episode_id:
-            raise ArgumentError(f"{len(self.clients)} clients play together. Reset each with the same episode_id")
+        if seed is not None and (not isinstance(seed, int) or seed < 0):
+            raise ArgumentError(f"seed={seed!r:.80} must be a number from 0")
         with self._lock:
-            table = self._waiting.pop(episode_id or "", None)
-            if table is None:
-                seed = secrets.randbelow(2**31) if seed is None else seed
-                table = _Table(self._make(), self.clients, self._players, seed, self.wait_s)
-            try:
-                table.join(agent)
-            finally:
-                if table.free:
-                    self._waiting[episode_id or ""] = table
-        return table, agent
+            table = self._waiting.get(episode_id) or _Table(self._make(), self.clients, self._players, self.wait_s)
+            seat = table.join(agent, seed)
+            self._waiting[episode_id] = table
+            if not table.free:
+                del self._waiting[episode_id]
+        return table, seat
 
-    def leave(self, table: _Table, agent: str) -> None:
+    def next(self, table: _Table, seat: _Seat) -> _Event:
+        """Wait for what the client of a seat sees next."""
+        try:  # all other clients may be slow, one after the other
+            event = seat.events.get(timeout=self.wait_s * len(self.clients) + 60)
+        except queue.Empty:
+            self.leave(table, seat)
+            raise StallError(f"nothing came for {seat.agent!r}: other clients did not join or act") from None
+        if event is None:
+            raise ArgumentError(f"another client took agent={seat.agent!r} of this episode")
+        return event
+
+    def leave(self, table: _Table, seat: _Seat) -> None:
         """Free the seat, or end the episode if it has begun."""
         with self._lock:
-            if not table.free:
-                table.seats[agent].actions.put(None)
-                return
-            table.free.add(agent)
-            if len(table.free) == len(self.clients):
+            table.leave(seat)
+            if not table.seats:
                 self._waiting = {name: each for name, each in self._waiting.items() if each is not table}
                 table.env.close()
 
@@ -146,7 +168,8 @@ def openenv_app(
 
     An action is ``{"text": ...}``. An observation has ``text``, ``agent``, its ``instructions``, and ``error`` if the
     episode failed. The last one has ``done`` and the agent's total reward, earlier ones the reward 0. If there
-    are several clients, each resets with the same ``episode_id`` and with ``agent``, the name of its agent.
+    are several clients, each resets with the same ``episode_id`` and with ``agent``, the name of its agent. A client
+    that resets for an agent whose client still waits for the others takes its place.
 
     The token is the first part of the path, because clients of OpenEnv take an address: ``http://HOST:PORT/TOKEN``.
     Requests without it are refused.
@@ -236,22 +259,22 @@ def _application(tables: _Tables, max_clients: int) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._table: _Table | None = None
-            self._agent, self._state = "", State(step_count=0)
+            self._seat, self._state = _Seat(""), State(step_count=0)
 
         def reset(
             self, seed: int | None = None, episode_id: str | None = None, agent: str | None = None, **_: Any
         ) -> Seen:
             self.close()
-            self._table, self._agent = tables.sit(agent, episode_id, seed)
+            self._table, self._seat = tables.sit(agent, episode_id, seed)
             self._state = State(episode_id=episode_id, step_count=0)
-            return self._next(self._table.seats[self._agent])
+            return self._next()
 
         def step(self, action: Text, timeout_s: float | None = None, **_: Any) -> Seen:
             if self._table is None:
                 raise ArgumentError("there is no episode. Reset first")
             self._state.step_count += 1
-            self._table.seats[self._agent].actions.put(action.text)
-            return self._next(self._table.seats[self._agent])
+            self._seat.actions.put(action.text)
+            return self._next()
 
         @property
         def state(self) -> State:
@@ -259,21 +282,18 @@ def _application(tables: _Tables, max_clients: int) -> Any:
 
         def close(self) -> None:
             if self._table is not None:
-                tables.leave(self._table, self._agent)
+                tables.leave(self._table, self._seat)
                 self._table = None
 
-        def _next(self, seat: _Seat) -> Seen:
-            try:  # all other clients may be slow, one after the other
-                event = seat.events.get(timeout=tables.wait_s * len(tables.clients) + 60)
-            except queue.Empty:
-                self.close()
-                raise StallError(f"nothing came for {self._agent!r}: other clients did not join or act") from None
-            seen = Seen(
-                agent=self._agent, text=event.text, instructions=seat.instructions, error=event.error,
+        def _next(self) -> Seen:
+            table, self._table = self._table, None
+            assert table is not None
+            event = tables.next(table, self._seat)
+            if not event.done:
+                self._table = table
+            return Seen(
+                agent=self._seat.agent, text=event.text, instructions=self._seat.instructions, error=event.error,
                 done=event.done, reward=event.reward,
             )  # fmt: skip
-            if event.done:
-                self._table = None
-            return seen
 
     return create_fastapi_app(Served, Text, Seen, max_concurrent_envs=max_clients)

@@ -140,10 +140,10 @@ def test_partner_that_leaves_ends_the_episode(connect):
 
 def test_client_that_leaves_a_game_loses_it():
     tables = openenv._Tables(lambda: fa.make("forge/KuhnPoker-v0"), ("player_0", "player_1"), {}, wait_s=30)
-    table, _ = tables.sit("player_0", "x", 5)
+    table, seat = tables.sit("player_0", "x", 5)
     tables.sit("player_1", "x", 5)
-    assert table.seats["player_0"].events.get(timeout=30).text
-    tables.leave(table, "player_0")
+    assert seat.events.get(timeout=30).text
+    tables.leave(table, seat)
     ends = {agent: [seat.events.get(timeout=30)] for agent, seat in table.seats.items()}
     assert ends["player_0"][0].done and ends["player_1"][0].done
     assert [ends[agent][0].reward for agent in ("player_0", "player_1")] == [-1.0, 1.0]
@@ -161,7 +161,12 @@ def test_failure_of_the_environment_is_an_observation(connect):
 
 @pytest.mark.parametrize(
     ("reset", "problem"),
-    [({"agent": "left"}, "same episode_id"), ({"agent": "middle", "episode_id": "x"}, "played by no client")],
+    [
+        ({"agent": "left"}, "with agent and episode_id"),
+        ({"episode_id": "x"}, "with agent and episode_id"),
+        ({"agent": "middle", "episode_id": "x"}, "played by no client"),
+        ({"agent": "left", "episode_id": "x", "seed": -1}, "seed=-1 must be a number from 0"),
+    ],
 )
 def test_reset_that_fits_no_seat_is_refused(connect, reset, problem):
     with (
@@ -171,19 +176,38 @@ def test_reset_that_fits_no_seat_is_refused(connect, reset, problem):
         connect(url).reset(**reset)
 
 
-def test_seat_is_taken_once_and_free_again_after_its_client_left():
+def test_seat_is_free_again_after_its_client_left():
     tables = openenv._Tables(lambda: fa.make("served/Letters-v0"), ("left", "right"), {}, wait_s=30)
-    table, agent = tables.sit("left", "x", 5)
-    with pytest.raises(ArgumentError, match="'left' has no free seat in this episode. Free: right"):
-        tables.sit("left", "x", 6)
-    tables.leave(table, agent)
-    other, _ = tables.sit("left", "x", 6)
-    assert other is not table and other.free == {"right"}, "an episode without clients is forgotten"
-    assert tables.sit("right", "x", 7) == (other, "right") and not other.free
-    assert other.seats["left"].events.get(timeout=30).text.startswith("Word ")
-    assert tables.sit("left", "x", 8)[0] is not other, "the id is free again"
-    tables.leave(other, "left")
-    assert other.seats["right"].events.get(timeout=30).error == "PlayerLeftError: the client of 'left' left"
+    tables.leave(*tables.sit("left", "x", 5))
+    table, left = tables.sit("left", "x", None)
+    assert table.free == {"right"}, "an episode without clients is forgotten"
+    joined, right = tables.sit("right", "x", 6)
+    assert joined is table and not table.free
+    assert left.events.get(timeout=30).text.startswith("Word ")
+    assert tables.sit("left", "x", 8)[0] is not table, "the id is free again"
+    tables.leave(table, left)
+    assert right.events.get(timeout=30).error == "PlayerLeftError: the client of 'left' left"
+
+
+def test_client_that_comes_back_replaces_itself():
+    tables = openenv._Tables(lambda: fa.make("served/Letters-v0"), ("left", "right"), {}, wait_s=30)
+    table, ghost = tables.sit("left", "x", 5)
+    again, left = tables.sit("left", "x", 6)
+    assert again is table
+    with pytest.raises(ArgumentError, match="another client took agent='left'"):
+        tables.next(table, ghost)
+    with pytest.raises(ArgumentError, match="seed=7, but the client of 'left' reset with seed=6"):
+        tables.sit("right", "x", 7)
+    tables.leave(table, ghost)
+    assert table.free == {"right"}, "the ghost's end changes nothing"
+    _, right = tables.sit("right", "x", 6)
+    tables.leave(table, ghost)
+    seats = {"left": left, "right": right}
+    for agent in ("left", "right", "left", "right"):
+        assert tables.next(table, seats[agent]).text.startswith("Word ")
+        seats[agent].actions.put("a")
+    ends = [tables.next(table, seat) for seat in seats.values()]
+    assert [(end.done, end.reward, end.error) for end in ends] == [(True, 2.0, "")] * 2
 
 
 @pytest.mark.parametrize(
