@@ -65,7 +65,15 @@ def episode(partner):
     return solve
 
 
-@scorer(metrics=[grouped(mean(), "env"), grouped(stderr(), "env", name_template="stderr of {group_name}")])
+by_seed = stderr(cluster="seed")  # the roles of one seed are not independent
+
+
+@scorer(
+    metrics=[
+        grouped(mean(), "env"),
+        grouped(by_seed, "env", name_template="stderr of {group_name}", all_label="stderr of all"),
+    ]
+)
 def reward():
     async def score(state, target):
         return Score(value=state.metadata["reward"])

@@ -48,9 +48,13 @@ async def episode(env, roles, request):
     traces, variable = [], f"KEY_{request['number']}"
     os.environ[variable] = request["key"]
     gateway = vf.EvalClientConfig(base_url=request["url"], api_key_var=variable)
-    task = next(iter(env.taskset.include(idx=[str(request["task"])])))
-    done = await env.run_episode(task, vf.ModelContext(model="", client=gateway), on_trace=traces.append)
-    del os.environ[variable]
+    task = next(iter(env.taskset.include(idx=[str(request["task"])])), None)
+    if task is None:
+        raise ValueError(f"the taskset has no task {request['task']}. Pass fewer --tasks")
+    try:
+        done = await env.run_episode(task, vf.ModelContext(model="", client=gateway), on_trace=traces.append)
+    finally:
+        del os.environ[variable]
     if not done.ok:
         raise RuntimeError([*done.errors, *(error for trace in done.traces for error in trace.errors)])
     asked = [trace for trace in traces if trace.num_turns]
@@ -59,8 +63,9 @@ async def episode(env, roles, request):
 
 async def serve(taskset, env_id):
     """Answer each line of standard input, a request, with a line."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the library and its processes may print
     env, roles = await asyncio.to_thread(environment, taskset, env_id)
-    output, sys.stdout = sys.stdout, sys.stderr  # the library may print
     print(json.dumps(roles), file=output, flush=True)
 
     async def answer(request):
@@ -122,6 +127,16 @@ def register(program, tasks):
     fa.register("my/Verifiers-v0", entry_point=fa.Program, program=program, agents=agents, tasks=tasks, timeout_s=300)
 
 
+def policies(roles, model, rank, sampling):
+    import forge_agents as fa
+
+    lora = fa.LoRA(rank=rank, alpha=2 * rank) if rank else None
+    return {
+        role: fa.Policy(model, name=role, trainable=trainable, lora=lora if trainable else None, sampling=sampling)
+        for role, trainable in roles.items()
+    }
+
+
 def main():
     import _study
 
@@ -137,9 +152,7 @@ def main():
 
     program = Verifiers(args.python, args.taskset, args.env)
     register(program, range(args.tasks))
-    lora = fa.LoRA(rank=args.rank, alpha=2 * args.rank) if args.rank else None
-    shared = {"sampling": fa.Sampling(max_tokens=args.max_tokens), "lora": lora}
-    team = {role: fa.Policy(args.model, name=role, trainable=on, **shared) for role, on in program.roles.items()}
+    team = policies(program.roles, args.model, args.rank, fa.Sampling(max_tokens=args.max_tokens))
     config = fa.GRPOConfig(
         seed=args.seed,
         max_resamples=0,

@@ -198,6 +198,7 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
 
 
 TASKSET = """
+import os
 import verifiers.v1 as vf
 
 class SumData(vf.TaskData):
@@ -206,6 +207,7 @@ class SumData(vf.TaskData):
 class SumTask(vf.Task[SumData]):
     @vf.reward
     async def right(self, trace: vf.Trace) -> float:
+        os.system("echo a line on standard output")
         return float(self.data.answer in str(trace.last_reply))
 
 class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
@@ -228,12 +230,12 @@ def in_verifiers(load_example, tmp_path, monkeypatch):
     module, programs = load_example("verifiers_v1"), []
     python = Path(shutil.which("vf-validate")).parent / "python"
 
-    def start(taskset, env_id="", needs=()):
+    def start(taskset, env_id="", needs=(), tasks=range(7)):
         command = [python, "-c", f"import {', '.join(needs or ['sys'])}"]
         if subprocess.run(command, capture_output=True, check=False).returncode:
             pytest.skip(f"install forge_agents without an extra, and {', '.join(needs)}, next to verifiers")
         programs.append(module.Verifiers(str(python), taskset, env_id))
-        module.register(programs[-1], range(7))
+        module.register(programs[-1], tasks)
         return programs[-1]
 
     yield start
@@ -275,6 +277,18 @@ def test_roles_of_verifiers_are_agents(in_verifiers):
 
 def test_roles_that_verifiers_does_not_train_are_frozen(in_verifiers):
     assert in_verifiers("sums", "user-sim").roles == {"assistant": True, "user": False}
+
+
+def test_roles_of_verifiers_that_are_frozen_have_no_adapter(load_example):
+    team = load_example("verifiers_v1").policies({"writer": True, "critic": False}, "tiny-random", 4, fa.Sampling())
+    assert team["writer"].trainable and team["writer"].lora.rank == 4
+    assert not team["critic"].trainable and team["critic"].lora is None
+
+
+def test_task_that_a_taskset_of_verifiers_lacks_is_named(in_verifiers):
+    in_verifiers("sums", tasks=[50])
+    with pytest.warns(RuntimeWarning, match="the taskset has no task 50. Pass fewer --tasks"):
+        fa.play("my/Verifiers-v0", fa.Scripted(lambda _: "?"), seed=1)
 
 
 RATED = """
@@ -345,29 +359,100 @@ def test_written_package_is_an_environment_of_verifiers(in_verifiers, tmp_path, 
     assert json.loads(done.stdout[done.stdout.index("{") :])["outcomes"]["valid"] == 4, done.stdout + done.stderr
 
 
-SUMS_TASK = """
+INSPECT_TASKS = """
 from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.scorer import Score, includes, mean, model_graded_qa, scorer
 from inspect_ai.solver import generate, system_message
+
+def sums_with(scorer, **options):
+    data = MemoryDataset([Sample(input=f"{a} * 7?", target=str(a * 7)) for a in range(2, 9)])
+    data.shuffle()
+    solver = [system_message("Answer with a number."), generate()]
+    return Task(dataset=data, solver=solver, scorer=scorer, **options)
 
 @task
 def sums():
-    samples = [Sample(input=f"{a} * 7?", target=str(a * 7)) for a in range(2, 9)]
-    return Task(dataset=samples, solver=[system_message("Answer with a number."), generate()], scorer=includes())
+    return sums_with(includes(), epochs=2)
+
+@task
+def graded():
+    return sums_with(model_graded_qa())
+
+@scorer(metrics=[mean()])
+def parts():
+    async def score(state, target):
+        return Score(value={"right": 1.0, "brief": 0.5})
+    return score
+
+@task
+def several():
+    return sums_with(parts())
+
+@task
+def options():
+    data = MemoryDataset([Sample(input="Which?", choices=list("abcdefghij"), target="C") for _ in range(5)])
+    data.shuffle_choices()
+    return Task(dataset=data, solver=generate(), scorer=includes())
 """
 
 
-@pytest.mark.skipif(shutil.which("inspect") is None, reason="pip install inspect-ai openai somewhere on the path")
-def test_inspect_task_runs_in_its_own_python_with_its_own_score(load_example, tmp_path):
-    (tmp_path / "sums.py").write_text(SUMS_TASK)
-    python = Path(shutil.which("inspect")).parent / "python"
-    load_example("inspect_task").register(str(python), f"{tmp_path}/sums.py@sums", 7)
+@pytest.fixture
+def in_inspect(load_example, tmp_path):
+    """Return a function that registers a task of Inspect."""
+    if shutil.which("inspect") is None:
+        pytest.skip("pip install inspect-ai openai somewhere on the path")
+    (tmp_path / "tasks.py").write_text(INSPECT_TASKS)
+    python = str(Path(shutil.which("inspect")).parent / "python")
+    register = load_example("inspect_task").register
+    return lambda name, numbers=range(7), **options: register(python, f"{tmp_path}/tasks.py@{name}", numbers, **options)
+
+
+def test_inspect_task_runs_in_its_own_python_with_its_own_score(in_inspect):
+    in_inspect("sums")
     right = fa.Scripted(lambda observation: str(int(re.search(r"(\d) \* 7", observation)[1]) * 7))
+    seen = set()
     for player, reward in ((right, 1.0), (fa.Scripted(lambda _: "?"), 0.0)):
         episode = fa.play("my/Task-v0", player, seed=1)
         assert episode.error is None and episode.rewards == {"agent": reward}, str(episode)
         assert episode.turns[0].observation.startswith("[system]\nAnswer with a number.")
+        seen |= {turn.observation for turn in episode.turns}
+        assert len(episode.turns) == 1, "an episode is one epoch"
+    assert len(seen) == 1, "episodes of a group have the same sample"
+
+
+def test_scorer_of_inspect_asks_a_frozen_grader(in_inspect):
+    def act(observation, agent):
+        return "GRADE: I" if agent == "grader" else "GRADE: C"
+
+    in_inspect("graded", grader="tiny-random")
+    episode = fa.play("my/Task-v0", fa.Scripted(act), seed=1)
+    assert episode.error is None and episode.rewards["agent"] == 0.0, str(episode)
+    assert [turn.agent for turn in episode.turns] == ["agent", "grader"]
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [("graded", "the scorer asked the agent. Pass --grader"), ("several", r"value is {'right': 1.0, 'brief': 0.5}")],
+)
+def test_inspect_task_without_a_reward_is_an_error_of_the_environment(in_inspect, task, problem):
+    in_inspect(task)
+    with pytest.warns(RuntimeWarning, match=problem):
+        assert problem in fa.play("my/Task-v0", fa.Scripted(lambda _: "GRADE: C"), seed=1).error.message
+
+
+def test_inspect_task_with_another_order_in_each_process_is_refused(in_inspect):
+    in_inspect("options", range(1))
+    player = fa.Scripted(lambda _: "C")
+    assert fa.play("my/Task-v0", player, seed=1).error is None
+    with pytest.warns(RuntimeWarning, match="sample 0 differs between episodes"):
+        assert fa.play("my/Task-v0", player, seed=1).error is not None
+
+
+def test_samples_that_an_inspect_task_lacks_are_named(in_inspect):
+    in_inspect("sums", range(30, 31))
+    with pytest.warns(RuntimeWarning, match="the task has 7 samples. Pass their number with --samples"):
+        fa.play("my/Task-v0", fa.Scripted(lambda _: "C"), seed=1)
 
 
 # ---- players and benchmarks
@@ -387,7 +472,8 @@ def test_suite_runs_as_a_task_of_inspect(load_example, tmp_path):
     (log,) = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path))
     assert log.status == "success", log.error
     metrics = {name: metric.value for name, metric in log.results.scores[0].metrics.items()}
-    assert {"forge/Relay-v0", "stderr of forge/Relay-v0", "forge/KuhnPoker-v0", "all"} <= set(metrics)
+    assert {"forge/Relay-v0", "forge/KuhnPoker-v0", "all", "stderr of all"} <= set(metrics)
+    assert metrics["stderr of forge/Relay-v0"] == pytest.approx(0), "the mean of both roles is 1/2 for each seed"
     relay = [sample for sample in log.samples if sample.metadata["env"] == "forge/Relay-v0"]
     rewards = {(sample.metadata["agent"], sample.scores["reward"].value) for sample in relay}
     assert rewards == {("asker", 0.0), ("answerer", 1.0)}, "the answerer repeats the oracle's number"
