@@ -188,7 +188,10 @@ def openenv_app(
         ArgumentError: An agent does not exist, a player needs an engine, or the token is too short.
     """
     if not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
-        raise ArgumentError("the token needs 16 or more letters, digits, hyphens or underscores")
+        raise ArgumentError(
+            f"the token has {len(token)} characters. It needs 16 or more letters, digits, hyphens or underscores. "
+            "Servers that `forge-agents init` wrote read it from OPENENV_TOKEN"
+        )
     made = registry.make(env, **(env_args or {}))
     agents = list(made.possible_agents)
     made.close()
@@ -209,7 +212,10 @@ def openenv_app(
 def serve(app: _WithToken, *, port: int = 8000) -> None:
     """Serve the result of `openenv_app` to this machine until Ctrl-C, and print its address with the token."""
     config = uvicorn.Config(app, host="127.0.0.1", port=port, **{**http_settings(), "ws": "auto"})
-    listener = config.bind_socket()  # ends the process if the port is in use
+    try:
+        listener = config.bind_socket()
+    except SystemExit:
+        sys.exit(f"port {port} is in use. Choose another: python -m server.app PORT")
     sys.stdout.write(f"serving http://127.0.0.1:{port}/{app.token}\n")
     sys.stdout.flush()
     Server(config).run(sockets=[listener])

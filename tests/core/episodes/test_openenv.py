@@ -248,7 +248,7 @@ def test_requests_without_the_token_are_refused(path):
 
 
 def test_short_token_is_refused():
-    with pytest.raises(ArgumentError, match="16 or more letters"):
+    with pytest.raises(ArgumentError, match="the token has 6 characters. It needs 16 or more letters"):
         openenv.openenv_app("served/Letters-v0", token="secret")
 
 
@@ -271,7 +271,7 @@ def test_port_in_use_ends_the_server_before_it_prints_an_address(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit, match=f"port {taken.getsockname()[1]} is in use"):
             openenv.serve(openenv_app("served/Letters-v0"), port=taken.getsockname()[1])
     assert capsys.readouterr().out == ""
 
