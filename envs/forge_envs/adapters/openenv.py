@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
@@ -23,6 +25,8 @@ T = TypeVar("T")
 _MAX_MESSAGE_MB = 4
 """Maximum size of a server's message. Parsed JSON may take 20 times as much memory."""
 _HIDDEN = ("done", "reward", "metadata")
+_freed: dict[str, float] = {}
+"""Time at which an episode of this process ended, by address."""
 
 
 class OpenEnv(TurnEnv):
@@ -41,7 +45,7 @@ class OpenEnv(TurnEnv):
         action_field: Field of the server's action that receives the text.
         instructions: System prompt.
         illegal_reward: Reward of a refused action.
-        timeout_s: Maximum seconds for the connection, and for each answer.
+        timeout_s: Maximum seconds for the connection, for each answer, and until a server at its capacity is free.
         max_turns: As in `TurnEnv`.
     """
 
@@ -73,21 +77,39 @@ class OpenEnv(TurnEnv):
 
         _connect_directly()
         self.close()
-        self._client = GenericEnvClient(
+        client = GenericEnvClient(
             self._url,
             connect_timeout_s=self._timeout_s,
             message_timeout_s=self._timeout_s,
             max_message_size_mb=_MAX_MESSAGE_MB,
             mode="simulation",
         ).sync()
-        self._client.connect()
-        self._seen = _observed(self._client.reset(seed=int(rng.integers(2**31))))
+        try:
+            client.connect()
+            self._seen = _observed(client.reset(seed=int(rng.integers(2**31))))
+        except BaseException:
+            _drop(client)
+            raise
+        self._client = client
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call` in a thread if it waits for the server, so that other episodes go on."""
+        """Run `call` in a thread if it waits for the server, so that other episodes go on. Wait for a full server."""
         if where not in ("reset", "step", "close"):
             return call(*args, **kwargs)
-        return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
+        start, pause_s = time.monotonic(), 0.25
+        while True:
+            try:
+                return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
+            except RuntimeError as error:
+                if "CAPACITY_REACHED" not in str(error):
+                    raise
+                if time.monotonic() > max(start, _freed.get(self._url, start)) + self._timeout_s:
+                    raise RuntimeError(
+                        f"{error}, also after timeout_s={self._timeout_s:g}. Raise max_concurrent_envs of the server, "
+                        "or lower max_concurrent_episodes of the trainer or of BenchLimits"
+                    ) from None
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 4.0)
 
     def instructions(self, agent: str) -> str:
         return self._instructions
@@ -110,8 +132,7 @@ class OpenEnv(TurnEnv):
             result = self._client.step(sent)
             seen, reward = _observed(result), _reward(result)
         except Exception as error:  # noqa: BLE001  # a foreign server on model-written text
-            # Close in a thread, because the server may not answer.
-            threading.Thread(target=self._client.close, daemon=True).start()
+            _drop(self._client)
             self._client = None
             return ended(agent, self._illegal_reward, error=failure(error))
         self._seen = seen
@@ -121,7 +142,12 @@ class OpenEnv(TurnEnv):
         if self._client is not None:
             with contextlib.suppress(Exception):  # the connection may be closed already
                 self._client.close()
-            self._client = None
+            self._client, _freed[self._url] = None, time.monotonic()
+
+
+def _drop(client: Any) -> None:
+    """Close a client in a thread, because the server may not answer."""
+    threading.Thread(target=client.close, daemon=True).start()
 
 
 def _observed(result: Any) -> dict[str, Any]:

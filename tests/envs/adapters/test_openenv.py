@@ -20,8 +20,7 @@ RELEASED = threading.Event()
 """Set at the end of a test to release hanging servers."""
 
 
-@pytest.fixture(scope="module")
-def server():
+def guessing(places):
     from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
     class Say(Action):
@@ -47,8 +46,12 @@ def server():
         def state(self):
             return self._state
 
-    app = create_fastapi_app(Guessing, Say, Heard, max_concurrent_envs=8)
-    with served(app) as url:
+    return served(create_fastapi_app(Guessing, Say, Heard, max_concurrent_envs=places))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with guessing(8) as url:
         yield url
         RELEASED.set()
 
@@ -88,6 +91,18 @@ def test_waiting_for_a_server_does_not_delay_other_episodes(server, monkeypatch)
     env_args = {"url": server, "action_field": "text"}
     episode = fa.play("openenv/Server-v0", fa.Scripted(lambda _: "7"), seed=1, env_args=env_args)
     assert episode.rewards == {"agent": 1.0} and in_loop == [False, False]
+
+
+def test_episodes_wait_for_a_place_on_a_full_server():
+    with guessing(1) as url:
+        env_args = {"url": url, "action_field": "text"}
+        games, players = {"openenv/Server-v0": env_args}, {"seven": fa.Scripted(lambda _: "7")}
+        (cell,) = fa.benchmark(players, games, episodes=5, progress=False).summary.cells
+        assert cell.reward.value == 1.0 and cell.failed == 0
+        env = begin(fa.make("openenv/Server-v0", **env_args))
+        with pytest.warns(RuntimeWarning, match=r"timeout_s=0.5. Raise max_concurrent_envs"):
+            fa.play("openenv/Server-v0", fa.Random(), env_args={**env_args, "timeout_s": 0.5})
+        env.close()
 
 
 def test_a_server_that_hangs_costs_one_episode(server):
