@@ -20,8 +20,17 @@ from forge_agents.imports import add_user_folder
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 for failure, 2 for an unknown command or option, 130 if interrupted."""
+    try:
+        status = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _main(argv: list[str]) -> int:
     _escape_logs()
-    argv = list(sys.argv[1:] if argv is None else argv)
     if completion_requested():
         complete(COMMANDS)
         return 0
@@ -71,9 +80,6 @@ def _run(name: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt as interrupt:
         print(str(interrupt) or "\nstopped", file=sys.stderr)  # our own interrupts have printed a newline already
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (ForgeError, ValueError) as error:  # any other exception is a bug and keeps its traceback
         print(f"forge-agents {name}: {visible_error(str(error))}", file=sys.stderr)  # it may quote files and models
         return 1

@@ -192,9 +192,9 @@ class Program(TurnEnv):
             raise TimeoutError(f"{self._describe_timeout(late)}. {self._client_hint()}") from None
         if isinstance(event, Ended):
             hint = "" if callable(self._program) or self._image else relative_path_hint(self._program, self._task_files)
-            reason = f"{event}{self._rejection()}{hint}"
+            reason = f"{event}{self._rejection() or f'. {self._client_hint()}'}{hint}"
             self.close()
-            raise ForgeError(f"the program of {self} ended before it asked any model: {reason}. {self._client_hint()}")
+            raise ForgeError(f"the program of {self} ended before it asked any model: {reason}")
         self._call = event
         return self._publish(event)
 
@@ -400,10 +400,14 @@ class Program(TurnEnv):
         for agent, rewards in reward.items() if isinstance(reward, Mapping) else ():
             sessions = self._session.sessions.get(agent, {})
             if agent in self.agents and isinstance(rewards, Mapping) and set(rewards) != set(sessions):
+                missing = set(sessions) - set(rewards)
                 paid, called = (", ".join(map(repr, names)) or "none" for names in (rewards, sessions))
+                advice = "Every call of the agent must name its session, in the header X-Session-ID"
+                if "" not in missing and set(rewards) <= set(sessions):
+                    advice = f"Return rewards of {', '.join(map(repr, sorted(missing))):.500} as well"
                 return (
                     f"the reward of {self} names the sessions {paid:.500} of {agent!r}, but its calls named "
-                    f"{called:.500}. Every call of the agent must name its session, in the header X-Session-ID"
+                    f"{called:.500}. {advice}"
                 )
         return ""
 

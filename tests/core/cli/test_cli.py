@@ -156,3 +156,10 @@ def test_warning_of_this_project_is_one_line_without_code(tmp_path):
     assert "warning: my/Plain-v0 does not always list legal actions" in done.stderr
     assert "episode.py" not in done.stderr and "_warn_of_illegal_text" not in done.stderr
     assert "my_plain.py:2: UserWarning: mine" in done.stderr, "the user's own warnings keep their place"
+
+
+def test_closed_pipe_ends_the_help_without_a_traceback():
+    words = [sys.executable, "-m", "forge_agents", "--help"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait(60) == 0

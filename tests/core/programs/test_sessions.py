@@ -84,8 +84,8 @@ def test_rewards_by_session_that_are_no_numbers_are_refused(rewards, message):
     [
         ("bac", {"a": 1.0, "b": 0.5}, "names the sessions 'a', 'b' of 'solver', but its calls named 'b', 'a', 'c'"),
         ("a", {"a": 1.0, "b": 0.5}, "names the sessions 'a', 'b' of 'solver', but its calls named 'a'"),
-        ("a", {}, "names the sessions none of 'solver', but its calls named 'a'"),
-        (["a", None], {"a": 1.0}, "names the sessions 'a' of 'solver', but its calls named 'a', ''"),
+        ("a", {}, "names the sessions none of 'solver', but its calls named 'a'. Return rewards of 'a' as well"),
+        (["a", None], {"a": 1.0}, "names the sessions 'a' of 'solver', but its calls named 'a', ''. Every call"),
     ],
 )
 @pytest.mark.parametrize("as_result", [False, True])

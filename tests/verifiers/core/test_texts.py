@@ -91,6 +91,8 @@ def test_ensemble_learns_over_calls():
     [
         ({"prompts": ["a"], "completions": ["b", "c"]}, "prompts has 1 values for 2 completions"),
         ({"prompts": ["a"], "completions": ["b"], "answer": []}, "answer has 0 values for 1 completions"),
+        ({"prompts": ["a"], "completions": ["42"], "answer": "42"}, "answer='42' is a single text. Pass a list"),
+        ({"prompts": "42", "completions": "42"}, "prompts='42' is a single text"),
         ({"prompts": ["a"], "completions": [3]}, "a text arrived as 3"),
         ({"prompts": [[]], "completions": ["b"]}, r"a text arrived as \[\]"),
     ],

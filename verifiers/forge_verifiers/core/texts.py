@@ -69,10 +69,13 @@ class TextReward:
 
 
 def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Trajectory]:
+    for name, values in {"prompts": prompts, "completions": completions, **columns}.items():
+        if isinstance(values, str):
+            raise ArgumentError(f"{name}={values!r:.80} is a single text. Pass a list with one value per completion")
     lists = {
         name: values.tolist() if isinstance(values, np.ndarray) else values
         for name, values in columns.items()
-        if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+        if isinstance(values, Sequence | np.ndarray)
     }
     for name, values in {"prompts": prompts, **lists}.items():
         if len(values) != len(completions):
