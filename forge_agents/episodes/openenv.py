@@ -117,7 +117,7 @@ class _Tables:
         self._waiting: dict[str, _Table] = {}
         self._lock = threading.Lock()
 
-    def sit(self, agent: str | None, episode_id: str | None, seed: int | None) -> tuple[_Table, _Seat]:
+    def sit(self, agent: str | None, episode_id: str | None, seed: Any) -> tuple[_Table, _Seat]:
         """Take a seat in a new episode, or in the one with this id that waits for clients."""
         if len(self.clients) > 1 and not (agent and episode_id):
             raise ArgumentError(f"{len(self.clients)} clients play together. Reset each with agent and episode_id")

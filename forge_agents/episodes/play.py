@@ -181,8 +181,9 @@ def play(
 
 def _warn_if_failed(episode: Episode) -> None:
     if (error := episode.error) is not None and error.kind != PlayerLeftError.__name__:
+        message = printable(error.message).rstrip(".")
         warnings.warn(
-            f"{episode.env_id} failed in {error.where}, {error.kind}: {printable(error.message)}. Its rewards are "
+            f"{episode.env_id} failed in {error.where}, {error.kind}: {message}. Its rewards are "
             "those that were paid before the failure. Episode.error has the traceback",
             RuntimeWarning,
             stacklevel=4,  # the caller of `play`, behind the frame of named_arguments
