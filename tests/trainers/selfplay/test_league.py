@@ -444,4 +444,8 @@ def test_opponent_that_fails_is_named_once(tmp_path, caplog):
     for step in range(2):
         metrics = asyncio.run(league.record(step, played, None))
     assert metrics["league/win_rate"] == metrics["league/win_rate/random"] == 1.0
-    assert caplog.text.count("opponent random failed in 3 of 4 games of step") == 1
+    assert caplog.text.count("opponent random failed in 3 of 4 games up to step 1.") == 1
+    assert caplog.text.count(" failed in ") == 1
+    # the policy won the one game by 2: a failed game counts as won by as much
+    (random,) = (one for one in league.standings.opponents if one.name == "random")
+    assert random.recent_score == random.recent_games and random.recent_margin == 2 * random.recent_games

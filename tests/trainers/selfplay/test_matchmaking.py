@@ -217,29 +217,49 @@ def test_what_does_not_fit_is_refused():
     }
 
 
-@pytest.mark.parametrize("matchmaking", ["pfsp", "pfsp_even", "near", "regret"])
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_opponent_is_not_drawn_more_often_for_its_failures(matchmaking, share):
-    """The policy wins 75 % of its games, and "bad" fails in `share` of its own, of which none is a result."""
+def share_of_draws(matchmaking, win_rate, fails):
+    """Mean probability of "bad" after 50 of 100 steps, where the policy wins `win_rate` of the games against all.
+
+    Args:
+        fails: Whether "bad" fails in a game, given whether the policy wins it.
+    """
     drawn = []
-    for seed in range(4):
+    for seed in range(3):
         standings, rng = Standings(anchors=("first", "second", "bad"), start="p-0"), np.random.default_rng(seed)
-        for step in range(150):
+        for step in range(100):
             probabilities = standings.probabilities(matchmaking)
             results = {}
-            for pick in rng.choice(4, size=8, p=probabilities):
+            for pick in rng.choice(4, size=4, p=probabilities):
                 name = standings.opponents[pick].name
-                failed = (name == "bad") & (rng.random(4) < share)
-                results.setdefault(name, []).extend(np.where(failed, np.nan, rng.random(4) < 0.75))
+                won = rng.random(4) < win_rate
+                results.setdefault(name, []).extend(np.where((name == "bad") & fails(won, rng), np.nan, won))
             margins = {name: 2 * float(np.nanmean(x)) - 1 for name, x in results.items() if not np.isnan(x).all()}
-            standings.record(results, margins)
-            drawn += [probabilities[3]] * (step > 75)
-        assert standings.opponents[3].games > 0
-    assert standings.opponents[3].name == "bad" and 0.05 < np.mean(drawn) < 0.34
+            standings.record(results, margins, win_margin=float(bool(margins)))
+            drawn += [probabilities[3]] * (step >= 50)
+    assert standings.opponents[3].name == "bad" and standings.opponents[3].games > 0
+    return float(np.mean(drawn))
 
 
-def test_only_opponent_that_fails_has_an_even_result():
-    standings = Standings(start="p-0")
-    standings.record({"p-0": [math.nan, math.nan]})
-    (start,) = standings.opponents
-    assert (start.games, start.recent_games, start.recent_score, start.recent_margin) == (2, 2.0, 1.0, 0.0)
+@pytest.mark.parametrize("win_rate", [0.3, 0.75])
+@pytest.mark.parametrize("matchmaking", ["pfsp", "pfsp_even", "near", "regret"])
+def test_opponent_is_not_drawn_more_often_for_its_failures(matchmaking, win_rate):
+    """An opponent that failed whenever it was about to lose was drawn in half or nearly all of the games."""
+    assert share_of_draws(matchmaking, win_rate, lambda won, rng: won) < 0.36
+    assert share_of_draws(matchmaking, win_rate, lambda won, rng: rng.random(4) < 0.5) < 0.36
+    assert share_of_draws(matchmaking, win_rate, lambda won, rng: won | True) < 0.1
+
+
+def test_failed_game_counts_as_a_win_by_the_usual_margin():
+    standings = with_snapshots(1)
+    standings.record({"p-0": [1, 0], "p-1": [math.nan, 0]}, {"p-0": -1.0, "p-1": -4.0}, win_margin=3.0)
+    first = standings.opponents[-1]
+    assert (first.name, first.games, first.recent_games, first.recent_score) == ("p-1", 2, 2.0, 1.0)
+    assert first.recent_margin == -4.0 + 3.0
+    restored = Standings(anchors=("random",), start="p-0")
+    restored.load_state_dict(standings.state_dict())
+    restored.record({"p-1": [math.nan]})  # the margin of earlier steps
+    assert restored.opponents[-1].recent_margin == pytest.approx(0.9 * -1.0 + 3.0)
+    restored.record({"p-0": [1] * 50}, {"p-0": 9.0})
+    restored.record({"p-1": [math.nan]})  # at least as easy as the easiest other
+    easiest = max(one.margin for one in restored.opponents[:-1])
+    assert easiest > 8 and restored.opponents[-1].recent_margin == pytest.approx(0.9 * 2.1 + easiest)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from forge_trainers.run.processes import Processes
 
 _log = logging.getLogger(__name__)
+_WARNED_SHARE = 0.1
+"""Fraction of failed games of an opponent above which a warning names it."""
 
 
 def policies_of(policies: PolicyMapping | League, config: GRPOConfig, folder: Path) -> FixedPolicies:
@@ -64,7 +66,7 @@ class LeaguePolicies(FixedPolicies):
             anchors=[anchor.name for anchor in league.anchors], start=league.start, pool=league.pool
         )
         self._engine, self._engine_lock = SnapshotEngine(league, config, self._snapshots), asyncio.Lock()
-        self._warned = set[str]()
+        self._warned, self._games, self._failed = set[str](), Counter[str](), Counter[str]()
 
     def declared(self, agents: Mapping[str, tuple[str, ...]], *, partial: bool = False) -> dict[str, AnyPolicy]:
         """Return the policy, the policy that plays snapshots, and fixed opponents."""
@@ -125,18 +127,22 @@ class LeaguePolicies(FixedPolicies):
         """Count the games, take a snapshot when it is due, and write the table. Returns metrics."""
         played, margins_by = (of(groups, self._league.policy.name) for of in (results_of, margins_of))
         margins = {name: [margin for margin in each if not math.isnan(margin)] for name, each in margins_by.items()}
-        self.standings.record(played, {name: float(np.mean(each)) for name, each in margins.items() if each})
+        means = {name: float(np.mean(each)) for name, each in margins.items() if each}
+        not_drawn = [abs(margin) for each in margins.values() for margin in each if margin]
+        self.standings.record(played, means, win_margin=float(np.mean(not_drawn)) if not_drawn else 0.0)
         results = {name: valid for name, each in played.items() if (valid := [s for s in each if not math.isnan(s)])}
         for name, each in played.items():
-            failed = len(each) - len(results.get(name, ()))
-            if 2 * failed > len(each) and name not in self._warned:
+            self._games[name] += len(each)
+            self._failed[name] += len(each) - len(results.get(name, ()))
+            if self._failed[name] > max(2, _WARNED_SHARE * self._games[name]) and name not in self._warned:
                 self._warned.add(name)
                 _log.warning(
-                    "opponent %s failed in %d of %d games of step %d, which teach nothing. See the errors in "
-                    "episodes.jsonl, and leave the opponent out if it goes on",
+                    "opponent %s failed in %d of %d games up to step %d. They count as won, and groups with such a "
+                    "game are not trained on. See the errors in episodes.jsonl, and leave the opponent out if it "
+                    "goes on",
                     name,
-                    failed,
-                    len(each),
+                    self._failed[name],
+                    self._games[name],
                     step + 1,
                 )
         if (step + 1) % self._league.snapshot_every == 0:

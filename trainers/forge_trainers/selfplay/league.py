@@ -197,8 +197,7 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
 
     The environment's reward decides: the mean over the policy's agents against the mean over the opponent's. Games
     against itself and failed games are left out, except those that an opponent's failure ended, which are NaN: see
-    `Standings.record`. A forfeit counts as it is paid. Otherwise an opponent that always fails or forfeits would look
-    unbeaten and be drawn most often.
+    `Standings.record`. A forfeit counts as it is paid.
     """
     return {
         name: [0.5 if margin == 0 else margin if math.isnan(margin) else float(margin > 0) for margin in margins]

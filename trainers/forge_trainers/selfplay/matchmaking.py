@@ -78,6 +78,8 @@ class Standings:
         fresh = self._ratings.rating()
         self.mu, self.sigma = float(fresh.mu), float(fresh.sigma)
         """The policy's rating."""
+        self._win_margin = 0.0
+        """`win_margin` of the latest step that had one."""
         names = (start, *anchors)
         if len(set(names)) < len(names):
             raise ValueError(f"opponents need different names, got {', '.join(names)}")
@@ -122,42 +124,52 @@ class Standings:
         probabilities_n: np.ndarray = weights_n / weights_n.sum()
         return probabilities_n
 
-    def record(self, results: Mapping[str, Sequence[float]], margins: Mapping[str, float] | None = None) -> None:
+    def record(
+        self,
+        results: Mapping[str, Sequence[float]],
+        margins: Mapping[str, float] | None = None,
+        *,
+        win_margin: float = 0.0,
+    ) -> None:
         """Record the games of a step: by opponent, the policy's results, 1 for a win, 0.5 for a draw, 0 for a loss.
 
-        NaN is a game that the opponent's failure ended, which the policy may have caused. It counts like the mean of
-        the other opponents, so that an opponent is drawn neither more nor less often for its failures, and changes no
-        rating. Games against opponents that left are ignored. Raises ValueError for another result.
+        NaN is a game that the opponent's failure ended. It counts as a win, because an opponent may fail only when it
+        is about to lose: any lower result would make it look harder than it is, and it would be drawn most often.
+        Games against opponents that left are ignored. Raises ValueError for another result.
 
         Args:
             results: Results by opponent.
             margins: The policy's mean reward minus the opponent's, by opponent, to update the regrets. Without failed
                 games.
+            win_margin: Mean absolute difference of the rewards in the games that were not drawn, which stands for that
+                of failed games.
         """
-        for name, scores in results.items():
-            valid = [score for score in scores if not math.isnan(score)]
-            invalid = [score for score in valid if score not in (0, 0.5, 1)]
+        self._win_margin = win_margin or self._win_margin
+        for name, each in results.items():
+            scores = [1.0 if math.isnan(score) else score for score in each]
+            invalid = [score for score in scores if score not in (0, 0.5, 1)]
             if invalid:
                 raise ValueError(f"a game against {name} gave {invalid[0]}. Expected 1, 0.5 or 0")
             opponent = self._opponents.get(name)
             if opponent is None or not scores:
                 continue
-            mu, sigma = self._rate(opponent, valid)
-            failed = len(scores) - len(valid)
-            of_others = self._mean_of_others(opponent) if failed else (0.0, 0.0)
+            mu, sigma = self._rate(opponent, scores)
+            failed = sum(map(math.isnan, each))
+            # at least that of the easiest other opponent, if the games were of different length
+            won = max((other.margin for other in self.opponents if other.name != name), default=0.0)
             self._opponents[name] = replace(
                 opponent,
                 mu=mu,
                 sigma=sigma,
                 games=opponent.games + len(scores),
                 recent_games=MEMORY * opponent.recent_games + len(scores),
-                recent_score=MEMORY * opponent.recent_score + float(sum(valid)) + failed * of_others[0],
+                recent_score=MEMORY * opponent.recent_score + float(sum(scores)),
                 recent_margin=MEMORY * opponent.recent_margin
-                + len(valid) * (margins or {}).get(name, 0.0)
-                + failed * of_others[1],
+                + (len(scores) - failed) * (margins or {}).get(name, 0.0)
+                + failed * max(self._win_margin, won),
             )
         if margins:
-            self._update_regrets({n: 1 - float(np.isnan(scores).mean()) for n, scores in results.items() if scores})
+            self._update_regrets()
 
     def add(self, name: str, version: int) -> list[Opponent]:
         """Add a snapshot of the policy, with its rating. Returns the opponents that left.
@@ -183,6 +195,7 @@ class Standings:
             "numbers": np.array([(row.mu, row.sigma, row.recent_games, row.recent_score) for row in rows]),
             "own": np.array([self.mu, self.sigma]),
             "regrets": np.array([(row.recent_margin, row.regret) for row in rows]),
+            "win_margin": np.array([self._win_margin]),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -201,10 +214,12 @@ class Standings:
                 f"the checkpoint's league has the anchors {sorted(saved)}, this one {sorted(fixed)}. Choose another "
                 "out_dir"
             )
-        state = {"regrets": np.zeros((num, 2)), **state}  # checkpoints of earlier versions have none
+        # checkpoints of earlier versions have none of these
+        state = {"regrets": np.zeros((num, 2)), "win_margin": np.zeros(1), **state}
         own = states.numbers(state, "own", 2, low=-_MAX_RATING, high=_MAX_RATING)
         numbers = states.numbers(state, "numbers", num, 4, low=-_MAX_RATING, high=_MAX_RATING)
         regrets = states.numbers(state, "regrets", num, 2, low=-_MAX_REGRET, high=_MAX_REGRET)
+        (win_margin,) = states.numbers(state, "win_margin", 1, low=0, high=_MAX_REGRET)
         are_possible = (
             len(rows) == num
             and min(own[1], *numbers[:, 1]) > 0
@@ -220,7 +235,7 @@ class Standings:
                 "the checkpoint's league holds a negative or too large count, score, deviation or regret, or an "
                 "opponent or version twice. Choose another checkpoint"
             )
-        self.mu, self.sigma = (float(value) for value in own)
+        self.mu, self.sigma, self._win_margin = *map(float, own), float(win_margin)
         self._opponents = {
             name: Opponent(
                 name=name,
@@ -244,26 +259,13 @@ class Standings:
         snapshots.sort(key=lambda opponent: (-opponent.win_rate, opponent.version))
         return [self._opponents.pop(opponent.name) for opponent in snapshots[: max(0, len(snapshots) + 1 - most)]]
 
-    def _update_regrets(self, valid: Mapping[str, float]) -> None:
-        """Add the difference between each opponent's margin and that of the opponents that were drawn.
-
-        `valid` has the fraction of this step's games that an opponent did not fail in. Its regret grows by no more.
-        """
+    def _update_regrets(self) -> None:
+        """Add the difference between each opponent's margin and that of the opponents that were drawn."""
         # regret matching+ (arXiv 1407.5042): R <- max(0, R + u(opponent) - sum over opponents of p u), u = -margin
         probabilities_n = self.probabilities("regret")
         margins_n = np.array([opponent.margin for opponent in self.opponents])
         for opponent, gain in zip(self.opponents, probabilities_n @ margins_n - margins_n, strict=True):
-            change = min(float(gain), float(gain) * valid.get(opponent.name, 1.0))
-            self._opponents[opponent.name] = replace(opponent, regret=max(0.0, opponent.regret + change))
-
-    def _mean_of_others(self, opponent: Opponent) -> tuple[float, float]:
-        """Return win rate and margin of the policy against the other opponents, weighted as "regret" draws them."""
-        opponents = zip(self.opponents, self.probabilities("regret"), strict=True)
-        others = [(float(weight), other) for other, weight in opponents if other.name != opponent.name]
-        if not (total := sum(weight for weight, _ in others)):
-            return 0.5, 0.0
-        win_rate = sum(weight * other.win_rate for weight, other in others) / total
-        return win_rate, sum(weight * other.margin for weight, other in others) / total
+            self._opponents[opponent.name] = replace(opponent, regret=max(0.0, opponent.regret + float(gain)))
 
     def _rate(self, opponent: Opponent, scores: Sequence[float]) -> tuple[float, float]:
         """Update the policy's rating. Returns the opponent's."""
