@@ -328,9 +328,9 @@ def _exploitability(report: Results) -> Iterator[Section]:
     note = "Mean over both agents, 0 at an equilibrium. Exact for random and scripted players."
     if samples := report.settings.get("exploitability_samples", 0):
         note += (
-            f" For models computed from at least {samples} answers per information set, without illegal ones. It is "
-            "slightly overestimated, because the best opponent also exploits the noise. Exact for models with "
-            "constrained actions."
+            f" For models computed from at least {samples} answers per information set, illegal ones included "
+            "unless the game goes on after them. It is slightly overestimated, because the best opponent also exploits "
+            "the noise. Exact for models with constrained actions."
         )
     rows = [(env, name, number(value, 6)) for env, row in measured.items() for name, value in row.items()]
     heads = ("environment", "player", "reward of the best opponent")

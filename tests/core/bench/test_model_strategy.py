@@ -12,8 +12,10 @@ from refusals import raises
 import forge_agents as fa
 from forge_agents.bench import play as playing
 from forge_agents.bench.exploitability import (
+    ILLEGAL,
     GameTree,
     InformationSet,
+    average_strategy,
     exploitability,
     exploited,
     model_exploitability,
@@ -123,9 +125,35 @@ def test_illegal_answers_are_counted_separately(kuhn, renderer, strategy):
 
     model = strategy(kuhn, Engine(renderer, half), samples=200)
     assert model.illegal == pytest.approx(0.5, abs=0.05)
-    assert exploitability(kuhn, model.table) == pytest.approx(0, abs=0.06)
+    assert all(row[ILLEGAL] == pytest.approx(0.5, abs=0.15) for row in model.table.values())
+    assert exploitability(kuhn, model.table) > 0.5, "half of its first answers lose the ante"
     model = strategy(kuhn, Engine(renderer, mute), samples=4)
-    assert model.illegal == 1 and exploitability(kuhn, model.table) == pytest.approx(11 / 24), "uniform"
+    assert model.illegal == 1 and all(row[ILLEGAL] == 1 for row in model.table.values())
+    assert exploitability(kuhn, model.table) == 1, "each game costs the ante"
+    average = average_strategy(kuhn, [model.table, lambda agent, seen, legal: {legal[0]: 1.0}])
+    assert {row[ILLEGAL] for info_set, row in average.items() if not info_set.past} == {0.5}
+
+
+def test_illegal_answers_are_left_out_of_a_game_that_goes_on_after_them(renderer, strategy):
+    fa.register("model-strategy-test/Again-v0", max_turns=4)(Again)
+    game = GameTree("model-strategy-test/Again-v0")
+    assert game.endless == set(game.info_sets)
+
+    def chance(prompt, text):
+        return {"check": 0.0, "umm": 0.5}.get(text, 0.0)
+
+    model = strategy(game, Engine(renderer, chance), samples=8)
+    assert model.illegal == 1 and {tuple(row.values()) for row in model.table.values()} == {(0.5, 0.5)}
+    raises(ValueError, "Expected probabilities", exploitability, game, lambda agent, seen, legal: {ILLEGAL: 1.0})
+
+
+def test_benchmark_names_models_with_illegal_answers(monkeypatch, renderer, tiny_llama, tmp_path, caplog):
+    monkeypatch.setattr(playing, "_fleet", fake_fleet(lambda name: Playing(renderer, mute), renderer, []))
+    free = fa.Policy(str(tiny_llama), sampling=POLICY.sampling)
+    report = play(tmp_path, {"mute": free, "random": fa.Random()}, episodes=1, exploitability_samples=4)
+    assert report.exploitability[KUHN] == {"mute": 1.0, "random": pytest.approx(11 / 24)}
+    assert f"100 % of the answers of mute in {KUHN} are illegal. Its exploitability includes" in caplog.text
+    assert "illegal ones included" in report.markdown()
 
 
 def test_the_same_weights_give_the_same_samples(kuhn, renderer, strategy):
@@ -151,6 +179,12 @@ class Pennies(WordGame):
         outcome = super().act(agent, action)
         lead = 1.0 if len(set(self.words)) == 1 else -1.0
         return replace(outcome, rewards={"player_0": lead, "player_1": -lead}) if outcome.done else outcome
+
+
+class Again(Pennies):
+    def step(self, action):
+        if action in self.sides:
+            super().step(action)
 
 
 class Beginning(Pennies):
