@@ -118,6 +118,12 @@ def check_same_tokens(folder: Path, other: Path) -> None:
         )
 
 
+def num_tokens(folder: Path) -> int:
+    """Return the number of token ids of a complete model's tokenizer, unused ones included."""
+    settings = bounded_json((folder / "tokenizer.json").read_bytes(), MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS)
+    return 1 + max((number for number, _ in _tokens(settings).values()), default=-1)
+
+
 def _tokens(settings: Mapping[str, Any]) -> dict[str, tuple[int, bool]]:
     """Return id of each token, and whether the token is special."""
     vocabulary = settings["model"].get("vocab") or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 import zlib
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from batch_helpers import sample_of
 from learner_helpers import check_resume, config, hf_model
+from safetensors.torch import load_file, save_file
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models.tiny import tiny_model
@@ -179,6 +181,40 @@ def test_unsuitable_teachers_are_refused_by_name(tiny_llama, tmp_path):
     (wider / "config.json").write_text(json.dumps({**stored, "architectures": ["Mystery"]}))
     assert "'Mystery' cannot be trained" in fails(wider)
     assert "does not exist" in fails(tmp_path / "absent")
+    small = tiny_model(tmp_path / "small", settings={"vocab_size": 260})
+    assert f"the teacher {small} has embeddings of 260 tokens, and the model {tiny_llama} uses 264" in fails(small)
+    large = tiny_model(tmp_path / "large", settings={"vocab_size": 320})
+    assert f"the teacher {large} has logits of 320 tokens and the model {tiny_llama} of 264" in fails(large)
+
+
+def test_token_without_an_embedding_in_a_teacher_is_refused(tiny_llama, tmp_path, random_batch):
+    student = tiny_model(tmp_path / "student", settings={"vocab_size": 320})
+    core = LearnerCore(config(student, loss="distill", reference=str(tiny_llama), kl_coef=1.0, kl="k2"))
+    batch = random_batch()
+    core.train_step(batch)
+    batch["tokens"]["ids"][3] = 300  # an unused one, which may be sampled
+    with pytest.raises(ValueError, match=f"the token 300, and the teacher {tiny_llama} embeddings of 264 tokens"):
+        core.train_step(batch)
+
+
+@pytest.mark.parametrize("many", [True, False], ids=["teams", "one"])
+@pytest.mark.parametrize("kl", ["exact", "k2"])
+@pytest.mark.parametrize("tensor", ["lm_head.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_teacher_with_weights_that_are_not_finite_is_named(  # noqa: PLR0917
+    tiny_llama, tmp_path, random_batch, kl, many, tensor
+):
+    """The learner's loss was NaN in each step, as if training had diverged."""
+    damaged = tiny_model(tmp_path / "damaged", seed=5, tied=False)
+    weights = load_file(damaged / "model.safetensors")
+    weights[tensor][5] = math.nan
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    sound, bad = str(tiny_llama), str(damaged)
+    reference = {agent: bad if agent == "editor" else sound for agent in AGENTS} if many else bad
+    core = LearnerCore(config(tiny_llama, loss="distill", reference=reference, kl_coef=1.0, kl=kl))
+    who = " of editor" if many else ""
+    with pytest.raises(ValueError, match=f"the divergence from the teacher {damaged}{who} is nan: its log-prob"):
+        core.train_step(of_agents(random_batch()))
+    assert core.version == 0
 
 
 def test_exact_divergence_has_a_tenth_of_the_gradient_noise_of_k2(tiny_llama, teachers, monkeypatch):

@@ -280,6 +280,12 @@ def test_unsuitable_teachers_are_refused_before_anything_starts(tiny_llama, tmp_
         f"team-learner has samples of up to 128 tokens, and the teacher {short} a context of 64. Set "
         "engine.max_model_len to at most 64"
     )
+    small = tiny_model(tmp_path / "small", settings={"vocab_size": 260})
+    assert f"team-learner cannot learn from the teacher {small}: the teacher {small} has embeddings of 260" in fails(
+        small
+    )
+    large = tiny_model(tmp_path / "large", settings={"vocab_size": 320})
+    assert "has logits of 320 tokens" in fails(large) and "Set kl='k2'" in fails(large)
     other = tiny_model(tmp_path / "other")
     settings = json.loads((other / "tokenizer.json").read_text())
     settings["model"]["vocab"] = {token: number for token, number in settings["model"]["vocab"].items() if number != 7}

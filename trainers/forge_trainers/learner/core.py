@@ -294,6 +294,8 @@ class LearnerCore:
                 token_S = microbatch.row.token_S.to(log_ratio_T.device)
                 log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
         metrics = self._reduce(totals)
+        if self._reference is not None:
+            self._reference.check_teachers(metrics)
         for name in [name for name in metrics if name.startswith("kl/")]:
             part.kl_sums[name.removeprefix("kl/")] = metrics.pop(name) * part.num_computed
         start = time.perf_counter()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from forge_agents.models.sizes import ModelSize
+from forge_agents.models.tokenizer_file import check_same_tokens, num_tokens
 from forge_agents.policy import LoRA
 from forge_agents.settings import settings_class, values_of
 from forge_trainers.learner.config import LearnerConfig
@@ -90,3 +93,23 @@ class LearnerPlan(LearnerConfig):
     def loss_settings(self) -> LossSettings:
         """The loss with all defaults filled in, at the sampler's temperature."""
         return replace(super().loss_settings, temperature=self.temperature)
+
+
+def check_teacher_tokens(plan: LearnerPlan, folder: Path) -> None:
+    """Check that a teacher has logits of the tokens of the learner's model.
+
+    Raises:
+        ValueError: The tokenizers differ, or the teacher has too few embeddings, or other ones with ``kl="exact"``.
+    """
+    check_same_tokens(Path(plan.model), folder)
+    student, teacher = (ModelSize.of(each).vocab for each in (Path(plan.model), folder))
+    if teacher < (needed := min(student, num_tokens(Path(plan.model)))):
+        raise ValueError(
+            f"the teacher {folder} has embeddings of {teacher} tokens, and the model {plan.model} uses {needed}. "
+            "Choose a teacher with an embedding of each token"
+        )
+    if plan.loss_settings.kl == "exact" and teacher != student:
+        raise ValueError(
+            f"the teacher {folder} has logits of {teacher} tokens and the model {plan.model} of {student}, which "
+            "kl='exact' compares. Set kl='k2', which compares the sampled tokens"
+        )

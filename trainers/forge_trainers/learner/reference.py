@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from forge_agents.models import resolve as models
-from forge_agents.models.tokenizer_file import check_same_tokens
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import lora
 from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded
-from forge_trainers.learner.plan import LearnerPlan
+from forge_trainers.learner.plan import LearnerPlan, check_teacher_tokens
 
 
 class Reference:
@@ -46,9 +45,10 @@ class Reference:
         self._every = config.reference if isinstance(config.reference, int) else 0
         self.agents = tuple(config.teachers)
         """Agents with a teacher, in the order of the parts of a batch. A teacher of all agents has the name ""."""
+        self._teachers, self._dtype = config.teachers, config.compute_dtype
         self._earlier = None
         if self.agents:
-            self._models = [_teacher(config, name, learner, ranks, teachers) for name in config.teachers.values()]
+            self._models = [_teacher(config, name, ranks, teachers) for name in config.teachers.values()]
         elif adapter is None:
             self._models = [build_model(config, ranks, trainable=False)]
         else:
@@ -67,8 +67,33 @@ class Reference:
         """Models that were built for the reference, without duplicates."""
         return list(dict.fromkeys(built.model for built in self._models if built is not self._learner))
 
+    def check_teachers(self, metrics: Mapping[str, float]) -> None:
+        """Raise ValueError if the divergence from a teacher is not finite, and the learner is not the reason.
+
+        `metrics` are those of a pass over a batch, with ``kl/AGENT`` if teachers have agents.
+        """
+        for agent, teacher in self._teachers.items():
+            divergence = metrics.get(f"kl/{agent}" if agent else "kl", 0.0)
+            if not math.isfinite(divergence) and math.isfinite(metrics["entropy"]):
+                raise ValueError(
+                    f"the divergence from the teacher {teacher}{f' of {agent}' if agent else ''} is {divergence}: its "
+                    f"log-probabilities are not finite. Its weights are damaged, or overflow in {self._dtype}. Set "
+                    "compute_dtype='float32', or choose another teacher"
+                )
+
     def split(self, batch: EpisodeBatch, samples: Sequence[int] | None) -> list[Sequence[int] | None]:
-        """Split samples of a batch (None: all) into the parts that have a teacher each."""
+        """Split samples of a batch (None: all) into the parts that have a teacher each.
+
+        Raises:
+            ValueError: A sample has no teacher, or a token no embedding in a teacher.
+        """
+        highest = int(batch["tokens"]["ids"].max())  # padding of the learner's vocabulary may be sampled, too
+        for teacher, built in zip(self._teachers.values(), self._models, strict=False):
+            if highest >= built.vocab_size:
+                raise ValueError(
+                    f"the batch has the token {highest}, and the teacher {teacher} embeddings of {built.vocab_size} "
+                    "tokens. Choose a teacher with an embedding of each token"
+                )
         if len(self.agents) < 2:
             return [samples]
         numbers = {zlib.crc32(agent.encode()): number for number, agent in enumerate(self.agents)}
@@ -136,7 +161,7 @@ class Reference:
         free_unsharded(self.model)
 
 
-def _teacher(config: LearnerPlan, name: str, learner: Built, ranks: Ranks, teachers: dict[str, Built]) -> Built:
+def _teacher(config: LearnerPlan, name: str, ranks: Ranks, teachers: dict[str, Built]) -> Built:
     """Return the teacher with this name or folder, from `teachers` if it is there.
 
     Raises:
@@ -145,12 +170,6 @@ def _teacher(config: LearnerPlan, name: str, learner: Built, ranks: Ranks, teach
     """
     folder = models.resolve(name)
     if str(folder) not in teachers:
-        check_same_tokens(Path(config.model), folder)
-        built = build_model(replace(config, model=str(folder), lora=None), ranks, trainable=False)
-        if config.loss_settings.kl == "exact" and built.vocab_size != learner.vocab_size:
-            raise ValueError(
-                f"the teacher {folder} has logits of {built.vocab_size} tokens and the model {config.model} of "
-                f"{learner.vocab_size}, which kl='exact' compares. Set kl='k2', which compares the sampled tokens"
-            )
-        teachers[str(folder)] = built
+        check_teacher_tokens(config, folder)
+        teachers[str(folder)] = build_model(replace(config, model=str(folder), lora=None), ranks, trainable=False)
     return teachers[str(folder)]

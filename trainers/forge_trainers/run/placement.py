@@ -17,7 +17,6 @@ from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.families import check_trainable, context_of
 from forge_agents.models.sizes import ModelSize
-from forge_agents.models.tokenizer_file import check_same_tokens
 from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.runtime import mesh, startup
 from forge_agents.runtime.hosts import HERE, ProcessSlot
@@ -44,7 +43,7 @@ from forge_agents.serving.shares import (
 )
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, offloaded_bytes, published_bytes
-from forge_trainers.learner.plan import LearnerPlan
+from forge_trainers.learner.plan import LearnerPlan, check_teacher_tokens
 
 if TYPE_CHECKING:
     from forge_verifiers.judge.clients import EngineChat
@@ -262,7 +261,7 @@ def _check_teacher(name: str, plan: LearnerPlan, folder: Path) -> None:
     try:
         models.check_complete(folder)
         check_trainable(config, plan.max_sample_tokens)
-        check_same_tokens(Path(plan.model), folder)
+        check_teacher_tokens(plan, folder)
         check_degrees(plan, ModelSize.of(folder))
     except ModelNotFoundError:
         raise
