@@ -1,13 +1,15 @@
-"""Reads the files of LoRA adapters in PEFT's format, which a stranger may have written."""
+"""Reads weights of a league's snapshots, which a stranger may have written: adapters in PEFT's format, and models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_agents.models.resolve import safetensors_header
+from forge_agents.files import check_dense
+from forge_agents.models.resolve import safetensors_header, weight_files
 from forge_agents.policy import LoRA
-from forge_agents.serving._shapes import adapter_shapes, check_shapes
+from forge_agents.serving._shapes import adapter_shapes, check_shapes, expected_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -27,19 +29,47 @@ def read_adapter(file: Path, model: Path, lora: LoRA) -> dict[str, torch.Tensor]
     Raises:
         ValueError: The file cannot be read, has other tensors, or weights that are not finite.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    return _read(file, [file], adapter_shapes(str(model), lora), f"{lora} on {model.name}")
 
-    advice = "Export the adapter again, or restore the file"
+
+def read_snapshot(folder: Path, model: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model that was trained from the one in the folder `model`.
+
+    Checks and errors are those of `read_adapter`.
+    """
+    return _read(
+        folder, weight_files(folder), expected_shapes(str(model)) or {}, model.name, optional=("lm_head.weight",)
+    )
+
+
+def _read(
+    path: Path,
+    files: Sequence[Path],
+    expected: Mapping[str, tuple[int, ...]],
+    target: str,
+    *,
+    optional: Sequence[str] = (),
+) -> dict[str, torch.Tensor]:
+    """Return the `expected` tensors of `files`. `optional` ones, such as a tied head, are not read."""
+    from safetensors import SafetensorError, safe_open
+
+    advice = "Export it again, or restore the file"
+    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, torch.Tensor] = {}
     try:
-        header = safetensors_header(file)
-        check_shapes({name: tuple(entry["shape"]) for name, entry in header.items()}, adapter_shapes(str(model), lora))
-        tensors: dict[str, torch.Tensor] = load_file(file)
+        for file in files:
+            check_dense(file)
+            shapes |= {name: tuple(entry["shape"]) for name, entry in safetensors_header(file).items()}
+        check_shapes({n: shape for n, shape in shapes.items() if n in expected or n not in optional}, expected)
+        for file in files:
+            with safe_open(file, framework="pt") as opened:
+                names = [name for name in opened.keys() if name in expected]  # noqa: SIM118  # not a mapping
+                tensors |= {name: opened.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as cause:
-        raise ValueError(f"{file} cannot be read ({cause}). {advice}") from None
+        raise ValueError(f"{path} cannot be read ({cause}). {advice}") from None
     except ValueError as cause:
-        raise ValueError(f"{file} does not fit {lora} on {model.name}: {cause}. {advice}") from None
+        raise ValueError(f"{path} does not fit {target}: {cause}. {advice}") from None
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise ValueError(f"{file} has weights in {name!r:.200} that are not finite numbers. {advice}")
+        if not tensor.is_floating_point() or not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise ValueError(f"{path} has weights in {name!r:.200} that are not finite numbers. {advice}")
     return tensors

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from refusals import raises
 from safetensors.torch import save_file
@@ -20,7 +21,7 @@ from forge_agents.errors import MismatchError
 from forge_agents.policy import SnapshotPolicy
 from forge_agents.rollout.players import LoadedSnapshot, PolicyEngine
 from forge_agents.rollout.rollout import Rollout
-from forge_agents.serving._shapes import adapter_shapes
+from forge_agents.serving._shapes import adapter_shapes, expected_shapes
 from forge_agents.serving.adapter_files import ADAPTER_FILE, read_adapter
 from forge_agents.serving.fleet import assign_engines
 from forge_agents.types import Completion, VersionSpan
@@ -239,8 +240,57 @@ def test_adapter_of_a_stranger_is_refused(tiny_llama, tmp_path, change, message)
 def test_large_adapter_is_refused_before_its_weights_are_read(tiny_llama, tmp_path, monkeypatch):
     name = next(iter(adapter_shapes(str(tiny_llama), LORA)))
     file = write_adapter(tmp_path, tiny_llama, **{name: torch.zeros(10_000, 128)})
-    monkeypatch.setattr("safetensors.torch.load_file", lambda file: pytest.fail("read"))
+    opens = safetensors.safe_open
+    monkeypatch.setattr(
+        safetensors,
+        "safe_open",
+        lambda file, framework: pytest.fail("read") if framework == "pt" else opens(file, "np"),
+    )
     raises(ValueError, "has shape", read_adapter, file, Path(tiny_llama), LORA)
+
+
+def write_model(folder, model, **changes):
+    """Write a snapshot of all weights, which are 0.5 where `changes` have no others."""
+    tensors = {name: torch.full(shape, 0.5) for name, shape in expected_shapes(str(model)).items()}
+    folder.mkdir(parents=True)
+    save_file(tensors | changes, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def read_model(model, folder):
+    league = fa.League(fa.Policy(str(model), name="hero"))
+    return SnapshotEngine(league, fa.GRPOConfig(), folder)._read("hero-000003", 3)
+
+
+def test_snapshot_of_all_weights_is_read_without_a_tied_head(tiny_llama, tmp_path):
+    write_model(tmp_path / "hero-000003", tiny_llama)
+    tensors = read_model(tiny_llama, tmp_path)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected_shapes(str(tiny_llama))
+    assert all(tensor.eq(0.5).all() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(99_999, 64), r"has shape \(99999, 64\)"),
+        (torch.tensor(float("nan")), "not finite numbers"),
+        (None, r"1 are unknown \(\['extra'\]\)"),
+    ],
+    ids=["large", "nan", "unknown"],
+)
+def test_snapshot_of_a_stranger_is_refused(tiny_llama, tmp_path, value, message):
+    name, shape = next(iter(expected_shapes(str(tiny_llama)).items()))
+    change = {"extra": torch.zeros(1)} if value is None else {name: value if value.ndim else value.repeat(shape)}
+    write_model(tmp_path / "hero-000003", tiny_llama, **change)
+    raises(ValueError, message, read_model, tiny_llama, tmp_path)
+
+
+def test_sparse_snapshot_or_adapter_is_refused(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr("forge_agents.files.MAX_BYTES", 1 << 20)
+    for file in (write_model(tmp_path / "hero-000003", tiny_llama), write_adapter(tmp_path / "adapter", tiny_llama)):
+        os.truncate(file, 1 << 40)
+    raises(ValueError, "hero-000003 does not fit .*almost none are on the disk", read_model, tiny_llama, tmp_path)
+    raises(ValueError, "almost none are on the disk", read_adapter, file, Path(tiny_llama), LORA)
 
 
 def test_cut_or_missing_adapter_is_named(tiny_llama, tmp_path):

@@ -565,8 +565,9 @@ def load_batch(file: str | os.PathLike[str]) -> EpisodeBatch:
     from forge_trainers.batch.packing import check_batch
 
     try:
+        check_dense(Path(file))
         flat = load_file(file)
-    except (OSError, SafetensorError) as cause:
+    except (OSError, ValueError, SafetensorError) as cause:
         raise RunFolderError(f"{os.fspath(file)} cannot be read as a batch ({cause})") from cause
     parts: dict[str, dict[str, Any]] = {"tokens": {}, "samples": {}}
     for name, column in flat.items():

@@ -16,7 +16,7 @@ from forge_agents.models import resolve as models
 from forge_agents.policy import SnapshotPolicy
 from forge_agents.rollout.players import LoadedSnapshot, PolicyEngine
 from forge_agents.runtime.machine import visible_gpus
-from forge_agents.serving.adapter_files import ADAPTER_FILE, read_adapter
+from forge_agents.serving.adapter_files import ADAPTER_FILE, read_adapter, read_snapshot
 from forge_trainers.selfplay.league import League
 
 if TYPE_CHECKING:
@@ -145,8 +145,9 @@ class SnapshotEngine:
         policy = self._league.policy
         if policy.lora is not None:
             return read_adapter(self.weights_of(name), models.resolve(policy.model), policy.lora)
-        folder = self.weights_of(name) if version else models.resolve(policy.model)
+        if version:
+            return read_snapshot(self.weights_of(name), models.resolve(policy.model))
         tensors: dict[str, Any] = {}
-        for file in models.weight_files(folder):
+        for file in models.weight_files(models.resolve(policy.model)):
             tensors |= load_file(file)
         return tensors

@@ -11,11 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forge_agents.files import check_dense
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import NotFittedError
 from forge_verifiers.core.verifier import (
@@ -177,6 +179,7 @@ class Distilled(Composable):
         """Load the file that `save` wrote. Raises ValueError for any other file."""
         from safetensors import SafetensorError, safe_open
 
+        check_dense(Path(path))
         try:
             with safe_open(os.fspath(path), framework="numpy") as file:
                 metadata = file.metadata() or {}
