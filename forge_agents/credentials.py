@@ -54,6 +54,12 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 """A credential after its name, as in a command line or the query of a URL."""
+_ADDRESS = re.compile(r"\b(?:https?|wss?)://[^\s/\"'<>]+/[^\s\"'<>?#]*", re.IGNORECASE)
+_PATH_KEY = re.compile(
+    r"(:\d{2,5}/(?=[\w-]*\d)(?=[\w-]{16})|/(?=[\w-]*\d)(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?=\w{20}|[\w-]{40}))"
+    r"[\w-]+(?![\w-]|\.\w)"
+)
+"""A part of an address that looks generated, as of webhooks and servers of OpenEnv. After a port it may be short."""
 
 
 def is_secret_variable(name: str, value: str = "") -> bool:
@@ -75,6 +81,7 @@ def redact(text: str) -> str:
     """Return `text` with ``(hidden)`` instead of each text in the form of a known credential."""
     for pattern in (_ASSIGNED, _SCHEME):
         text = pattern.sub(rf"\1{HIDDEN}", text)
+    text = _ADDRESS.sub(lambda address: _PATH_KEY.sub(rf"\1{HIDDEN}", address[0]), text)
     return _TEXTS.sub(HIDDEN, text)
 
 

@@ -90,10 +90,15 @@ def player_type(facts: Mapping[str, Any]) -> str:
 
 def public_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an environment without credentials."""
-    return {
-        name: HIDDEN if is_secret(name, value) else redact(value) if isinstance(value, str) else value
-        for name, value in arguments.items()
-    }
+    return {name: HIDDEN if is_secret(name, value) else _public(value) for name, value in arguments.items()}
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return public_arguments(value)
+    if isinstance(value, list | tuple):
+        return [_public(each) for each in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 # ---- warnings

@@ -46,6 +46,9 @@ def test_key_of_a_known_form_is_hidden_within_a_text(secret):
         ("https://me:hunter2@host/x", f"https://{HIDDEN}@host/x"),
         ("https://host/v1?api_key=abc&x=1", f"https://host/v1?api_key={HIDDEN}&x=1"),
         ("--token=abc run", f"--token={HIDDEN} run"),
+        ("at ws://127.0.0.1:8123/0123456789abcdef/ws: no", f"at ws://127.0.0.1:8123/{HIDDEN}/ws: no"),
+        ("https://h/openenv/KYnp-euZA5QxYUMwWHKbJEvh1VJuRoZUSaVTr8qWTXRq?x", f"https://h/openenv/{HIDDEN}?x"),
+        ("https://hooks.example/T00/B00/Xa3yyyyyyyyyyyyyyyyyyyyy.", f"https://hooks.example/T00/B00/{HIDDEN}."),
         ('{"api_key": "abc"}', f'{{"api_key": "{HIDDEN}"}}'),
         ("a -----BEGIN RSA PRIVATE KEY-----\nMII+/=\n-----END RSA PRIVATE KEY----- (b)", f"a {HIDDEN}(b)"),
     ],
@@ -57,7 +60,9 @@ def test_credential_after_its_name_is_hidden(text, visible_text):
 @pytest.mark.parametrize(
     "text",
     ["max_tokens=5", "The token limit holds.", "Say the password: swordfish.", "basic arithmetic", "org/hf_datasets",
-     "task-12345678", "http://127.0.0.1:8000/v1", "risk-12345678", "scikit-learn-1.2.3",
+     "task-12345678", "http://127.0.0.1:8000/v1", "http://h:8000/chat-completions",
+     "https://h/Qwen3-30B-A3B-Instruct-2507/x", "https://h/0e9e39f249a16976918f6564b8830bc894c89659/config.json",
+     "risk-12345678", "scikit-learn-1.2.3",
      "-----BEGIN CERTIFICATE-----"],
 )  # fmt: skip
 def test_ordinary_text_is_left(text):
@@ -66,9 +71,9 @@ def test_ordinary_text_is_left(text):
 
 def test_long_texts_are_searched_quickly():
     started = time.process_time()
-    for part in ("a", "://", "sk-", "eyJ", "token ", "api_key = ", "bearer  ", "://a:", "x@"):
+    for part in ("a", "://", "sk-", "eyJ", "token ", "api_key = ", "bearer  ", "://a:", "x@", "http://a:80/", "/a1A"):
         redact(part * 50_000)
-        redact("://" + part.replace("/", "") * 50_000)
+        redact("http://a:80/" + part.replace("/", "") * 50_000)
     assert time.process_time() - started < 5
 
 

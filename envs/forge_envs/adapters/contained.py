@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forge_agents.credentials import redact
 from forge_agents.envs.env import Outcome, writable
 
 _lock = threading.RLock()
@@ -41,7 +42,7 @@ class Randomness:
 
 def failure(error: BaseException) -> str:
     """Return an exception as one short line for an info."""
-    text = " ".join(str(error).split())
+    text = redact(" ".join(str(error)[:2000].split()))  # addresses may hold a token
     return f"{type(error).__name__}: {text[:200]}"
 
 

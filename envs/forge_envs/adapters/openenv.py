@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from forge_agents.credentials import redact
 from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.runtime.peers import check_server
 from forge_agents.runtime.threads import in_thread
@@ -87,6 +88,9 @@ class OpenEnv(TurnEnv):
         try:
             client.connect()
             self._seen = _observed(client.reset(seed=int(rng.integers(2**31))))
+        except ConnectionError as error:
+            _drop(client)
+            raise ConnectionError(redact(str(error))) from None  # the address may hold a token
         except BaseException:
             _drop(client)
             raise

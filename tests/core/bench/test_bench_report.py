@@ -17,6 +17,7 @@ from forge_agents.bench.fingerprints import _commit, code_of, player_facts, prov
 from forge_agents.bench.merge import board, leaderboard
 from forge_agents.bench.records import EpisodeLog
 from forge_agents.bench.report import ReportError
+from forge_agents.bench.sections import public_arguments
 from forge_agents.bench.tables import as_markdown
 from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
@@ -561,3 +562,10 @@ def test_reports_and_folders_replace_no_file_of_another_program(report, tmp_path
     (tmp_path / "run" / "episodes.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(RunFolderError, match="has episodes.jsonl, which"), EpisodeLog(tmp_path / "run"):
         pass
+
+
+def test_arguments_in_reports_have_no_credentials():
+    address = "http://127.0.0.1:8123/0123456789abcdef"
+    shown = public_arguments({"url": address, "headers": {"api_key": "hunter2", "x": [address]}, "number": 3})
+    hidden = "http://127.0.0.1:8123/(hidden)"
+    assert shown == {"url": hidden, "headers": {"api_key": "(hidden)", "x": [hidden]}, "number": 3}
