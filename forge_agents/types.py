@@ -425,6 +425,10 @@ class Episode(_Stored):
         results = [(agent, f"{t.reward:+g} ({t.policy}){_of_sessions(t)}") for agent, t in self.trajectories.items()]
         if self.program_error:
             results.append(("because", f"the program failed: {self.program_error}"))
+        else:
+            infos = [trajectory.info for trajectory in self.trajectories.values()]
+            reasons = [info[name] for info in infos for name in ("error", "illegal") if info.get(name)]
+            results += [("because", reason) for reason in dict.fromkeys(map(str, reasons))]
         end = f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
         yield end + (": a conversation outgrew its model's context" if self.end_reason == "context" else ""), results
 

@@ -48,7 +48,11 @@ def init(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     root = create(options.dir, options.template, options.env)
     print_visible(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
-    commands = {ENV: "pip install -e . && pytest", OPENENV: "python -m server.app", VERIFIERS: "pip install -e ."}
+    commands = {
+        ENV: "pip install -e . pytest && pytest",
+        OPENENV: "python -m server.app",
+        VERIFIERS: "pip install -e .",
+    }
     then = commands.get(options.template, "forge-agents train train.yaml")
     print_next(then if options.dir == "." else f"cd {root} && {then}")
     return 0

@@ -130,7 +130,7 @@ class OpenEnv(TurnEnv):
         except (ValueError, RecursionError) as error:
             return ended(agent, self._illegal_reward, illegal=f"no JSON: {error}"[:200])
         if not isinstance(sent, dict):
-            reason = f"a JSON object is expected, not {type(sent).__name__}"
+            reason = f"a JSON object is expected, not {type(sent).__name__}. Set action_field= to send texts"
             return ended(agent, self._illegal_reward, illegal=reason)
         try:
             result = self._client.step(sent)
@@ -138,7 +138,10 @@ class OpenEnv(TurnEnv):
         except Exception as error:  # noqa: BLE001  # a foreign server on model-written text
             _drop(self._client)
             self._client = None
-            return ended(agent, self._illegal_reward, error=failure(error))
+            reason = failure(error) if str(error) else f"{failure(error)}no answer within timeout_s={self._timeout_s:g}"
+            if "VALIDATION_ERROR" in reason:
+                reason += f". The action had the fields {', '.join(sent)[:80]}"
+            return ended(agent, self._illegal_reward, error=reason)
         self._seen = seen
         return Outcome(rewards={agent: reward}, done=result.done is True)
 

@@ -3,6 +3,7 @@ import contextlib
 import http
 import json
 import math
+import re
 import threading
 import time
 
@@ -109,8 +110,18 @@ def test_a_server_that_hangs_costs_one_episode(server):
     env = begin(fa.make("openenv/Server-v0", url=server, action_field="text", timeout_s=0.5))
     started = time.monotonic()
     env.step("hang")
-    assert time.monotonic() - started < 30 and "Timeout" in env.infos["agent"]["error"]
+    assert time.monotonic() - started < 30
+    assert env.infos["agent"]["error"] == "TimeoutError: no answer within timeout_s=0.5"
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [("word", r"VALIDATION_ERROR\)\. The action had the fields word"), (None, "Set action_field= to send texts")],
+)
+def test_reason_of_a_refused_action_is_printed(server, field, reason):
+    episode = fa.play("openenv/Server-v0", fa.Scripted(lambda _: "7"), env_args={"url": server, "action_field": field})
+    assert re.search(f"because .*{reason}", str(episode)), str(episode)
 
 
 def test_hostile_texts_are_actions_like_others(server):
