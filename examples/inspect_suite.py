@@ -22,6 +22,7 @@ from inspect_ai.solver import generate, solver
 
 import forge_agents as fa
 from forge_agents.bench import GameTree, actions_of, exploitability
+from forge_agents.bench.exploitability import ILLEGAL
 from forge_agents.bench.plan import seeds_of
 from forge_agents.rollout.episode import play
 
@@ -104,7 +105,7 @@ game_tree = functools.cache(GameTree)
 
 @metric(name="exploitability")
 def exploited(env):
-    """Mean winnings of the best opponents. Situations without a legal answer count as uniform play."""
+    """Mean winnings of the best opponents. Illegal answers cost what they cost in the game."""
 
     def compute(scores: list[SampleScore]):  # Inspect reads the annotation
         game, rows = game_tree(env), {score.sample_id: score.score.value for score in scores}
@@ -112,8 +113,7 @@ def exploited(env):
             return float("nan")  # --limit left out situations
         table = {}
         for number, info_set in enumerate(game.info_sets):
-            legal = sum(rows[number].values())
-            table[info_set] = {m: v / legal if legal else 1 / len(rows[number]) for m, v in rows[number].items()}
+            table[info_set] = {**rows[number], ILLEGAL: max(0.0, 1 - sum(rows[number].values()))}
         return exploitability(game, table)
 
     return compute

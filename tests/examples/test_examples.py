@@ -499,7 +499,7 @@ def test_empty_answer_of_a_team_earns_nothing(load_example):
     assert [right(task, result) for result in (None, "", "no", "41", "6 * 7 = 42")] == [0, 0, 0, 0, 1]
 
 
-@pytest.mark.parametrize(("word", "lost", "illegal"), [("I call", 1 / 3, 0.5), ("hm", 11 / 24, 1.0)])
+@pytest.mark.parametrize(("word", "lost", "illegal"), [("I call", 7 / 6, 0.5), ("hm", 1.0, 1.0)])
 def test_poker_of_inspect_measures_exploitability(load_example, tmp_path, word, lost, illegal):
     inspect_ai = pytest.importorskip("inspect_ai")
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
