@@ -278,8 +278,11 @@ class Trajectory(_Stored):
         if self.session_rewards is None:
             return (self,)
         parts = []
+        by_session: dict[int, list[Turn]] = {}
+        for turn in self.turns:
+            by_session.setdefault(turn.session, []).append(replace(turn, reward=0.0))
         for number, reward in enumerate(self.session_rewards):
-            turns = [replace(turn, reward=0.0) for turn in self.turns if turn.session == number]
+            turns = by_session.get(number, [])
             turns[-1:] = [replace(turn, reward=reward) for turn in turns[-1:]]
             parts.append(replace(self, turns=tuple(turns), initial_reward=0.0, session_rewards=None))
         return tuple(parts)

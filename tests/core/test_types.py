@@ -137,3 +137,20 @@ def test_episode_without_turns_is_printed():
     assert str(fa.Episode(env_id="", seed=1, trajectories={})) == "episode, seed 1\n\nterminated after 0 turns"
     full = fa.Episode(env_id="", seed=1, trajectories={}, end_reason="context")
     assert str(full).endswith("context after 0 turns: a conversation outgrew its model's context")
+
+
+def test_turns_are_read_once_for_all_sessions():
+    class Counted(tuple):
+        reads = 0
+
+        def __iter__(self):
+            Counted.reads += 1
+            return super().__iter__()
+
+    turns = [fa.Turn(agent="a", index=n, observation="", action="", reward=0.0, session=n % 3) for n in range(9)]
+    whole = fa.Trajectory(agent="a", policy="p", turns=Counted(turns), session_rewards=(1.0, 2.0, 3.0, *[0.0] * 1000))
+    Counted.reads = 0
+    parts = whole.sessions
+    assert Counted.reads < 10 and len(parts) == 1003
+    assert [[turn.index for turn in part.turns] for part in parts[:4]] == [[0, 3, 6], [1, 4, 7], [2, 5, 8], []]
+    assert [part.reward for part in parts[:4]] == [1.0, 2.0, 3.0, 0.0]
