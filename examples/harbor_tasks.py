@@ -2,7 +2,8 @@
 
 A task is used if its Dockerfile contains only FROM, WORKDIR and COPY, and if its solution earns more here than doing
 nothing. Other tasks are listed. FROM is ignored: agent and tests run in sandboxes with this machine's programs and
-without network.
+without network. Tests that run an agent's files run them as the same user, so a solution that searches for the tests'
+reward while they run may still change it, as in Harbor itself.
 
     python examples/harbor_tasks.py FOLDER --agent "COMMAND" [--reads FOLDER_OF_IT] [--steps 20] [--model NAME]
 """
@@ -21,7 +22,16 @@ from forge_agents.sandbox import Sandbox, SandboxLimits
 SIZES = {"cpu_s": 600, "memory_mb": 4096, "processes": 64, "open_files": 256, "file_mb": 128}
 READS = ("/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix)
 BEGIN = 'mkdir -p /logs/verifier {0}; cd {0}; export PATH={1}/bin:/usr/local/bin:/usr/bin:/bin; exec "$@" </box/task.md'
-TEST = "import subprocess, sys; subprocess.run(['bash', 'begin.sh', 'bash', sys.stdin.read()])"
+TEST = """
+import os, subprocess, sys
+if subprocess.run(["bash", "begin.sh", "bash", sys.stdin.read()]).returncode < 0:
+    sys.exit("the tests were killed")
+try:
+    os.kill(-1, 0)  # any other process of the sandbox
+except ProcessLookupError:
+    sys.exit()
+sys.exit("a process of the tests still runs")
+"""
 
 
 def inside(folder):
@@ -84,6 +94,8 @@ class Task:
         files = {name: data for name, data in left.items() if name.split("/")[0] in places}
         tested = self.run("/tests/test.sh", files | self.tests)
         self.output = (tested.limit or tested.stderr or tested.stdout)[-200:]
+        if tested.exit_code:
+            return 0.0
         files = (tested.files.get(f"logs/verifier/reward.{kind}") for kind in ("json", "txt"))
         return reward_in([text for text in files if text is not None])
 

@@ -192,6 +192,10 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
     code = module.Task(tmp_path / "deeper/code")
     written = [b"touch right", b"true", b"echo 1 > /logs/verifier/reward.json"]
     assert [code.paid({"app/code.sh": text}) for text in written] == [1.0, 0.0, 0.0]
+    reward = "/logs/verifier/reward.txt"
+    kills = f"echo 1 > {reward}; kill -9 $PPID"
+    stays = f"(for n in $(seq 200); do sleep 0.1; grep -q 0 {reward} && echo 1 > {reward}; done) >/dev/null 2>&1 &"
+    assert [code.paid({"app/code.sh": text.encode()}) for text in (kills, stays)] == [0.0, 0.0]
     for text in ("NaN", "1e300", "-1", "[]", "{", '"x"', '{"reward": "nan"}'):
         assert module.reward_in([text]) == 0.0, text
     assert [module.reward_in(texts) for texts in (["0.5"], ['{"reward": 1}'], [], ["1", "1"])] == [0.5, 1.0, 0.0, 0.0]
