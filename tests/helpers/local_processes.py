@@ -23,14 +23,15 @@ class LocalLearner:
     def __init__(self, config, base=None, publisher=None):
         self.config, self.core = config, LearnerCore(config, base=base)
         self.busy_s, self.max_sample_tokens = 0.0, self.core.max_sample_tokens
-        self._publisher, self._dtype = publisher, getattr(torch, config.compute_dtype)
+        self._publisher, self._dtype = publisher, getattr(torch, self.core.config.compute_dtype)
 
     @classmethod
     async def start_together(cls, plans, *, store=None, **_):
         learners = {}
         for name, plan in plans.items():
             base = next((learner.core for learner in learners.values()), None)
-            publisher = None if store is None else store.publisher(name, dtype=getattr(torch, plan.compute_dtype))
+            dtype = getattr(torch, plan.dtype_on(cpu=True))
+            publisher = None if store is None else store.publisher(name, dtype=dtype)
             learners[name] = cls(with_rate(replace(plan, threads=1)), base, publisher)
         return learners
 

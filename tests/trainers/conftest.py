@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,12 @@ def _random_samples(
     return samples
 
 
-@pytest.fixture(autouse=True)
-def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def fast_bfloat16() -> Iterator[None]:
     """Defaults and estimates of memory in this process are those of a processor with bfloat16 instructions."""
-    monkeypatch.setattr(machine, "_processor_flags", lambda: frozenset(["avx512_bf16"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_processor_flags", lambda: frozenset(["avx512_bf16"]))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import resource
 import time
 import tracemalloc
@@ -15,7 +16,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode, Trajectory
-from forge_trainers.learner.checkpoint import check_replaceable
+from forge_trainers.learner.checkpoint import check_replaceable, copy_exports
 from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
 from forge_trainers.records.trackers import TrackerNames
 from forge_trainers.run.plan import Plan
@@ -334,14 +335,58 @@ def test_a_folder_of_an_evaluation_becomes_that_of_a_run(tmp_path):
     assert (tmp_path / "config.yaml").exists()
 
 
-def test_only_exported_models_are_replaced_by_an_export(tmp_path):
-    for name in ("mine/thesis.txt", "model/config.json", "policies/hero/config.json"):
+MODEL = ("config.json", "generation_config.json", "model-00001-of-00002.safetensors", "adapter/adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    ("files", "other"),
+    [
+        (MODEL, None),
+        ((), None),
+        ((*MODEL, "README.md", "additional_chat_templates/tool.jinja"), None),
+        (("thesis.txt",), "thesis.txt"),
+        (("README.md",), "README.md"),
+        (("policies/hero/config.json",), "policies"),
+        ((*MODEL, ".git/config"), ".git"),
+        ((*MODEL, "src/index.js"), "src"),
+        ((*MODEL, "adapter/thesis.txt"), "adapter"),
+        ((*MODEL, "train.py"), "train.py"),
+        (("config.yaml", "export/config.json", "metrics.jsonl"), "config.yaml"),
+    ],
+)
+def test_an_export_replaces_nothing_but_an_exported_model(tmp_path, files, other):
+    for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-    with pytest.raises(RunFolderError, match="is no exported model, so it is not replaced"):
-        check_replaceable(tmp_path / "mine")
-    for name in ("model", "policies", "nothing"):
-        check_replaceable(tmp_path / name)
+    if other is None:
+        check_replaceable(tmp_path)
+    else:
+        with pytest.raises(RunFolderError, match=f"holds {re.escape(repr(other))} and is no exported model, so it is"):
+            check_replaceable(tmp_path)
+    check_replaceable(tmp_path / "nothing")
+
+
+def test_copies_of_an_export_replace_and_hold_models_only(tmp_path):
+    run, mine = tmp_path / "run" / "export", tmp_path / "mine"
+    for policy in ("hero", "rival"):
+        for name in (*MODEL, ".git/hooks/pre-commit", "setup.py"):
+            (run / policy / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / policy / name).write_text(policy)
+    (mine / "rival").mkdir(parents=True)
+    (mine / "rival" / "thesis.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match=r"rival holds 'thesis.txt' and is no exported model"):
+        copy_exports(run, mine)
+    assert [path.name for path in mine.iterdir()] == ["rival"], "nothing was copied"
+    (mine / "rival" / "thesis.txt").unlink()
+    for _ in range(2):
+        copy_exports(run, mine)
+        copied = {str(file.relative_to(mine)): file.read_text() for file in mine.rglob("*") if file.is_file()}
+        assert copied == {f"{policy}/{name}": policy for policy in ("hero", "rival") for name in MODEL}
+    with (run / "hero" / "model-00002-of-00002.safetensors").open("wb") as sparse:
+        sparse.truncate(1 << 32)
+    with pytest.raises(ValueError, match="almost none are on the disk"):
+        copy_exports(run, mine)
+    assert (mine / "hero" / "config.json").read_text() == "hero", "the earlier copy is still there"
 
 
 @pytest.mark.parametrize("value", ["x", [1, 2], {"a": 1}, 10**400, None, float("nan")])

@@ -135,6 +135,19 @@ def test_judges_may_reason_before_they_answer(thinker):
     assert len(server.requests) == asked + 1, "the limit that was too low is not tried again"
 
 
+def test_blank_answers_do_not_raise_the_limit_of_others(serve_chat):
+    def reply(request):
+        blank = answers_in(request)["answer"] == "BLANK"
+        message = {"role": "assistant", "content": "\n" * 12 if blank else is_four(request)}
+        return {"choices": [{"index": 0, "finish_reason": "length" if blank else "stop", "message": message}]}
+
+    server = serve_chat(reply)
+    with Judge(server.endpoint_with(retries=0), "Is it right?") as judge:
+        scores = [judge.score([said(text), said("4")]) for text in ("BLANK", "5")]
+    np.testing.assert_array_equal(scores, np.array([[np.nan, 1], [0, 1]], np.float32))
+    assert {request["max_tokens"] for request in server.requests} == {12}
+
+
 def test_judge_that_only_reasons_is_an_error_with_advice(thinker):
     with (
         Judge(thinker(10_000).endpoint_with(retries=0), "Is it right?") as judge,

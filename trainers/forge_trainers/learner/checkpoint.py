@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError
-from forge_agents.files import Checksums
+from forge_agents.files import Checksums, check_dense
 from forge_agents.models import families
 from forge_agents.models.resolve import check_contained_files, copy_model_file, opened_folder, read_json
 from forge_trainers.learner import untrusted
@@ -55,6 +55,10 @@ _COPIED = re.compile(
 """Names of the files that an export takes from the start model."""
 _TEMPLATES = "additional_chat_templates"
 """Folder of a tokenizer with several chat templates."""
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json", re.ASCII)
+_ADAPTER = "adapter"
+_FOLDERS = {_TEMPLATES: re.compile(r".*\.jinja"), _ADAPTER: re.compile(r"adapter_(model\.safetensors|config\.json)")}
+"""Names of the files in an export's subfolders."""
 
 
 # ---- writing
@@ -311,10 +315,10 @@ def export(
                 _add_stop_token(unfinished)
                 if adapter is not None:  # in the files that PEFT writes
                     weights, settings = adapter
-                    (unfinished / "adapter").mkdir()
+                    (unfinished / _ADAPTER).mkdir()
                     plain = {name: value.cpu().contiguous() for name, value in weights.items()}
-                    save_file(plain, unfinished / "adapter" / "adapter_model.safetensors")
-                    (unfinished / "adapter" / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+                    save_file(plain, unfinished / _ADAPTER / "adapter_model.safetensors")
+                    (unfinished / _ADAPTER / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
                 _put_in_place(unfinished, folder)
         except (OSError, SafetensorError) as error:  # SafetensorError: the disk is full
             failure = error
@@ -354,10 +358,60 @@ def _add_stop_token(folder: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise RunFolderError if a folder with other files than exported models is where an export will be."""
-    is_model = (target / "config.json").exists() or any(target.glob("*/config.json"))
-    if not is_model and target.exists() and any(target.iterdir()):
-        raise RunFolderError(f"{target} is no exported model, so it is not replaced. Move it to another place")
+    """Raise RunFolderError if a folder with anything but an exported model is where an export will be."""
+    entries = sorted(target.iterdir()) if target.exists() else []
+    others = [entry.name for entry in entries if not _is_exported(entry)]
+    if entries and not others and not (target / "config.json").exists():
+        others = [entry.name for entry in entries]
+    if others:
+        raise RunFolderError(
+            f"{target} holds {others[0]!r} and is no exported model, so it is not replaced. Move it to another place"
+        )
+
+
+def _is_exported(entry: Path) -> bool:
+    """Return whether `entry` of a folder is a file or a subfolder that exports write."""
+    if entry.is_dir() and not entry.is_symlink():
+        pattern = _FOLDERS.get(entry.name)
+        return pattern is not None and all(item.is_file() and pattern.fullmatch(item.name) for item in entry.iterdir())
+    return bool(_COPIED.fullmatch(entry.name) or _WEIGHTS.fullmatch(entry.name))
+
+
+def copy_exports(source: Path, target: Path) -> None:
+    """Copy an exported model, or those in subfolders. A copy replaces nothing but another exported model.
+
+    Files that no export writes are left out.
+
+    Raises:
+        ModelNotFoundError: `source` is no folder, or has a link out of it.
+        RunFolderError: There is no exported model in `source`, or something else at the place of a copy.
+        ValueError: A file takes almost no space on its disk.
+    """
+    if (source / "config.json").exists():
+        _copy_export(source, target)
+        return
+    names = sorted(file.parent.name for file in source.glob("*/config.json"))
+    if not names:
+        raise RunFolderError(f"{source} holds no exported model")
+    for name in names:
+        check_replaceable(target / name)
+    for name in names:
+        _copy_export(source / name, target / name)
+
+
+def _copy_export(source: Path, target: Path) -> None:
+    check_replaceable(target)
+    unfinished = target.with_name(f".unfinished-{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with opened_folder(source) as opened:
+        entries = filter(_is_exported, sorted(opened.iterdir()))
+        files = [file for entry in entries for file in (sorted(entry.iterdir()) if entry.is_dir() else [entry])]
+        for file in files:
+            name = str(file.relative_to(opened))
+            check_dense(file)
+            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+            copy_model_file(opened, name, unfinished / name)
+    _put_in_place(unfinished, target)
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:

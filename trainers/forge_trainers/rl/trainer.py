@@ -7,8 +7,8 @@ see `forge_trainers.rl.session.Session.step`. ``examples/rl_loop.py`` is the sam
 
 from __future__ import annotations
 
+import asyncio
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -261,6 +261,8 @@ class GRPOTrainer:
 
     async def _export(self, folder: Path) -> Path:
         if self._lifecycle.processes is None and self._is_finished:
-            export = self.out_dir / "export"
-            return Path(shutil.copytree(export, folder, copy_function=shutil.copyfile, dirs_exist_ok=True))
+            from forge_trainers.learner.checkpoint import copy_exports  # imports torch
+
+            await asyncio.to_thread(copy_exports, self.out_dir / "export", folder)
+            return folder
         return await self._lifecycle.export(folder)

@@ -191,15 +191,18 @@ class EndpointChat:
         """Answer one question. Raises as `EndpointClient.ask`, and EndpointError if there is nothing but reasoning."""
         limit = question.max_tokens + self._reasoning_tokens
         reply = await self._ask(question, limit)
-        if reply.finish_reason == "length" and not reply.text.strip() and limit == question.max_tokens:
-            self._reasoning_tokens = _REASONING_TOKENS
-            limit = question.max_tokens + self._reasoning_tokens
-            reply = await self._ask(question, limit)
-        if reply.finish_reason == "length" and not reply.text.strip():
-            raise EndpointError(
-                f"{self._endpoint.model} reasoned for {limit} tokens and did not answer. Serve it without reasoning, "
-                "or take another judge"
-            )
+        if _only_reasons(reply) and limit == question.max_tokens:
+            limit += _REASONING_TOKENS
+            try:
+                reply = await self._ask(question, limit)
+            except QuestionTooLongError as error:
+                raise EndpointError(
+                    f"{self._no_answer(question.max_tokens)} More tokens were refused: {error}"
+                ) from error
+            if not _only_reasons(reply):
+                self._reasoning_tokens = _REASONING_TOKENS
+        if _only_reasons(reply):
+            raise EndpointError(self._no_answer(limit))
         shares, mass = shares_of(_alternatives(reply.text, reply.logprobs), question.choices)
         return Reply(
             text=reply.text,
@@ -207,6 +210,12 @@ class EndpointChat:
             mass=mass,
             prompt_tokens=reply.usage.prompt_tokens if reply.usage else 0,
             completion_tokens=reply.usage.completion_tokens if reply.usage else 0,
+        )
+
+    def _no_answer(self, limit: int) -> str:
+        return (
+            f"{self._endpoint.model} reasoned for {limit} tokens and did not answer. Serve it without reasoning, or "
+            "take another judge."
         )
 
     async def _ask(self, question: Question, max_tokens: int) -> ChatReply:
@@ -237,6 +246,11 @@ class EndpointChat:
     def max_duration_s(self, questions: int) -> float:
         """Questions run in rounds of `concurrency`. The first ones may be asked twice, see `ask`."""
         return 2 * self._endpoint.timeout_s * math.ceil(questions / self._endpoint.concurrency)
+
+
+def _only_reasons(reply: ChatReply) -> bool:
+    """Whether the limit was reached inside the reasoning. Blanks are an answer: a text can make a judge write them."""
+    return reply.finish_reason == "length" and not reply.text
 
 
 def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]]) -> dict[str, float]:
