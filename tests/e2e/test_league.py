@@ -1,6 +1,7 @@
 """A league on the whole stack: snapshots of a tiny model in the opponents' engine, or as adapters on the policy's."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -36,8 +37,9 @@ class Duel(fa.TurnEnv):
         return fa.Outcome(rewards={"left": lead, "right": -lead}, done=True)
 
 
-def logprobs_of(folder, turn, adapter=None, lora=None):
-    """Log-probabilities of a turn's response under a Hugging Face model, with the weights of `adapter` merged."""
+@functools.cache
+def merged(folder, adapter, lora):
+    """A Hugging Face model with the weights of `adapter`, if there is one."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -49,9 +51,16 @@ def logprobs_of(folder, turn, adapter=None, lora=None):
             layer = model.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
             change = tensors[name.replace("lora_A", "lora_B")] @ tensors[name]
             layer.weight.data += lora.alpha / lora.rank * change
+    return model
+
+
+def logprobs_of(folder, turn, adapter=None, lora=None):
+    """Log-probabilities of a turn's response under a Hugging Face model, with the weights of `adapter` merged."""
+    import torch
+
     ids = torch.tensor([[*turn["prompt_ids"], *turn["response_ids"]]])
     with torch.no_grad():
-        logits = model(ids).logits[0, len(turn["prompt_ids"]) - 1 : -1]
+        logits = merged(folder, adapter, lora)(ids).logits[0, len(turn["prompt_ids"]) - 1 : -1]
     return torch.log_softmax(logits, -1).gather(1, ids[0, -len(logits) :, None])[:, 0].tolist()
 
 
@@ -111,25 +120,33 @@ def adapters_of(folder):
     return {"hero-000000": None, **files}
 
 
-def test_adapters_of_a_population_play_on_the_policys_engine(tiny_llama, tmp_path, monkeypatch):
+def test_adapters_of_a_population_play_on_the_policys_engine_also_after_a_restart(tiny_llama, tmp_path, monkeypatch):
     use_local_learners(monkeypatch)
     policy = fa.Policy(str(tiny_llama), name="hero", lora=LORA, sampling=fa.Sampling(max_tokens=6))
     settings = {"snapshot_every": 1, "opponents": "uniform", "self_play": 0.0, "pool": 8, "opponents_per_step": 7}
     options = {"group_size": 2, "groups_per_step": 8, "keep_episodes": 16, "checkpoint_every": 100}
-    trainer = trainer_of(policy, tmp_path, fa.League(policy, **settings), **options)
-    with trainer:
-        trainer.fit(Duel, steps=10)
+    league = fa.League(policy, **settings)
+    first = trainer_of(policy, tmp_path, league, **options)
+    with first:
+        before = first.fit(Duel, steps=10).metrics
+        trainer = trainer_of(policy, tmp_path, league, **options)  # finds adapters of the first one in the engine
+        take_over(trainer, first)
+        rows = trainer.fit(Duel, steps=13).metrics
+        assert len(rows) == 13 and rows[:10] == before
         processes = trainer._lifecycle.running
         assert list(processes.engines) == ["hero"] and len(processes.engines["hero"].pids) == 1, "as without a league"
         files = adapters_of(tmp_path)
         pool = [one.name for one in trainer._policies.standings.opponents]
         assert len(pool) == 8
 
-        turns = {name: turn for step, turn in opponents_of(tmp_path) if (name := turn["policy"]) in files}
-        assert len(turns) >= 6
-        for name, turn in turns.items():
-            assert {span["version"] for span in turn["versions"]} == {int(name[-6:])}
-            assert logprobs_of(tiny_llama, turn, files[name], LORA) == pytest.approx(turn["logprobs"], abs=2e-3)
+        played = [(step, turn) for step, turn in opponents_of(tmp_path) if turn["policy"] in files]
+        assert len({turn["policy"] for step, turn in played if step <= 10}) >= 6
+        resumed = [turn for step, turn in played if step > 10]
+        assert any(0 < int(turn["policy"][-6:]) <= 10 for turn in resumed), "a snapshot from before the restart"
+        for turn in [*{turn["policy"]: turn for _, turn in played}.values(), *resumed]:
+            assert {span["version"] for span in turn["versions"]} == {int(turn["policy"][-6:])}
+            expected = logprobs_of(tiny_llama, turn, files[turn["policy"]], LORA)
+            assert expected == pytest.approx(turn["logprobs"], abs=2e-3)
 
         async def generate(served):
             sampling = fa.Sampling(max_tokens=6, temperature=1.0)
@@ -148,8 +165,8 @@ def test_adapters_of_a_population_play_on_the_policys_engine(tiny_llama, tmp_pat
         together, restarted = trainer._loop.run(population())
     assert {span.version for name in pool for span in together[name].versions} == {int(name[-6:]) for name in pool}
     logprobs = {name: each.logprobs for name, each in together.items()}
-    assert together["hero"].versions[0].version == 10
-    assert logprobs["hero"] == pytest.approx(logprobs["hero-000010"], abs=1e-5), "its newest snapshot"
+    assert together["hero"].versions[0].version == 13
+    assert logprobs["hero"] == pytest.approx(logprobs["hero-000013"], abs=1e-5), "its newest snapshot"
     for name in pool:
         assert restarted[name].versions == together[name].versions
         assert restarted[name].logprobs == pytest.approx(logprobs[name], abs=1e-5), "loaded by the next engine as well"
@@ -157,22 +174,3 @@ def test_adapters_of_a_population_play_on_the_policys_engine(tiny_llama, tmp_pat
         assert logprobs_of(tiny_llama, turn, files[name], LORA) == pytest.approx(logprobs[name], abs=2e-3)
         others = [logprobs_of(tiny_llama, turn, files[other], LORA) for other in pool if other != name]
         assert all(other != pytest.approx(logprobs[name], abs=2e-3) for other in others)
-
-
-def test_league_of_adapters_resumes_with_its_snapshots(tiny_llama, tmp_path, monkeypatch):
-    use_local_learners(monkeypatch)
-    policy = fa.Policy(str(tiny_llama), name="hero", lora=LORA, sampling=fa.Sampling(max_tokens=6))
-    league = fa.League(policy, snapshot_every=1, opponents="uniform", self_play=0.0, pool=4)
-    with trainer_of(policy, tmp_path, league) as first:
-        before = first.fit(Duel, steps=3).metrics
-        again = trainer_of(policy, tmp_path, league)  # finds adapters of the first trainer in the engine
-        take_over(again, first)
-        rows = again.fit(Duel, steps=6).metrics
-    assert len(rows) == 6 and rows[:3] == before
-    files = adapters_of(tmp_path)
-    turns = [turn for step, turn in opponents_of(tmp_path) if step > 3 and turn["policy"] in files]
-    assert any(0 < int(turn["policy"][-6:]) <= 3 for turn in turns), "a snapshot from before the restart"
-    for turn in turns:
-        assert {span["version"] for span in turn["versions"]} == {int(turn["policy"][-6:])}
-        expected = logprobs_of(tiny_llama, turn, files[turn["policy"]], LORA)
-        assert expected == pytest.approx(turn["logprobs"], abs=2e-3)
