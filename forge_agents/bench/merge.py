@@ -164,7 +164,7 @@ def _merged(named: Mapping[str, Report]) -> Report:
         names = set(lineup.values())
         return env_id not in competitive or not different or len(names) == 1 or bool(names & common)
 
-    records = _merged_records(named, counts, common if different and len(common) > 1 else ())
+    records = _merged_records(named, counts, common if different else ())
     planned = {(record.env, *sorted(record.lineup.items())) for record in records} | {
         (env.id, *sorted(lineup.items()))
         for report in reports
@@ -219,7 +219,7 @@ def _merged_records(
     """Return the episodes of all reports.
 
     Warns if an episode has another result in a later report, or if only a later report has an episode of a player in
-    `shared`: its author may have invented it.
+    `shared`: its author may have invented it. With a single shared player, episodes with other players are expected.
     """
     records: dict[Any, tuple[str, Record]] = {}
     differing: Counter[tuple[str, str]] = Counter()
@@ -244,7 +244,7 @@ def _merged_records(
         (label, player)
         for label, record in records.values()
         for player in {*record.lineup.values()}.intersection(shared)
-        if label != first
+        if label != first and (len(shared) > 1 or {*record.lineup.values()} <= {*shared})
     )
     for (label, player), number in sorted(later.items()):
         warnings.warn(

@@ -412,6 +412,15 @@ def test_games_of_a_shared_player_that_only_a_later_report_has_are_named(tmp_pat
     ]
 
 
+def test_episodes_of_the_only_shared_player_alone_are_named(tmp_path):
+    whole = play(tmp_path, {"random": fa.Random(), "passive": PASSIVE}, suite=[SORT])
+    own = [record for record in whole.records if set(record.lineup.values()) == {"random"}]
+    mine = replace(whole, records=tuple(record for record in whole.records if record not in own[:3]))
+    theirs = play(tmp_path, {"random": fa.Random(), "other": fa.Random(seed=7)}, suite=[SORT])
+    with pytest.warns(RuntimeWarning, match="3 episodes of player 'random' are in theirs.json and not in report 1"):
+        leaderboard(mine, theirs.save(tmp_path / "theirs.json"))
+
+
 @pytest.mark.parametrize("swap_agents", [True, False])
 def test_merged_report_is_saved_and_merged_again(tmp_path, swap_agents):
     one = play(tmp_path, {"random": fa.Random(), "passive": PASSIVE}, suite=[KUHN], swap_agents=swap_agents)
