@@ -6,13 +6,14 @@ import itertools
 import json
 import math
 import os
+import stat
 import threading
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
@@ -24,12 +25,16 @@ from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 
 T = TypeVar("T")
+_Point: TypeAlias = tuple[int, dict[str, float | None]]
+"""Step and values by curve."""
 MAX_POINTS = 1000
 """Maximum number of points of a curve. Longer curves are thinned evenly and keep their ends."""
 _MAX_ROWS = 4 * MAX_POINTS
 """Maximum number of rows of a file that are kept. Of more rows, every second, fourth, ... stays, and the last one."""
 _MAX_SERIES = 10_000
 """Maximum number of curves of a file."""
+_MAX_GAPS = 20
+"""Maximum number of points per value, beyond the first 10,000, so that a small file does not make a large page."""
 _MAX_PROBLEMS = 5
 """Number of unreadable lines of a file that are shown."""
 _MAX_OPPONENTS, _MAX_HEADS = 1000, 50
@@ -168,10 +173,10 @@ class Run:
 
     def _stamp(self, name: str) -> tuple[int, int]:
         try:
-            stat = (self.folder / name).stat()
+            status = (self.folder / name).stat()
         except OSError:
             return (0, 0)
-        return (stat.st_size, stat.st_mtime_ns)
+        return (status.st_size, status.st_mtime_ns)
 
     def _cached(self, name: str, read: Callable[[Path], T]) -> T | None:
         """Return the result of `read` for a file, computed once per change, or None without the file."""
@@ -190,7 +195,7 @@ class _Read(NamedTuple):
     total: int
     """Number of rows."""
     every: int
-    points: list[tuple[int, dict[str, float | None]]]
+    points: list[_Point]
     """Steps and numbers of every such row and of the last one, at most `MAX_POINTS` and one."""
     latest: dict[str, Any] | None
     """The whole last row."""
@@ -223,9 +228,9 @@ class _Lines:
         with self._reading:
             try:
                 with self._file.open("rb") as file:
-                    stat = os.fstat(file.fileno())
-                    if stat.st_ino != self._inode or stat.st_size < self._at:
-                        self._reset(stat.st_ino)
+                    status = os.fstat(file.fileno())
+                    if status.st_ino != self._inode or status.st_size < self._at:
+                        self._reset(status.st_ino)
                     file.seek(self._at)
                     for raw, row, problem in whole_lines(file):
                         if isinstance(row, dict) and _is_step(row.get("step")):
@@ -252,12 +257,14 @@ class _Lines:
                 problems.append(f"curves of {name} are left out: it has more than {_MAX_SERIES}")
             count, every = len(self._steps), self._every
             every *= max(1, math.ceil(count / MAX_POINTS / every))
-            points = [self._point(n) for n in self._rows if n % every == 0 or n == count - 1]
+            names = list(self._names)
+            points = [self._point(n, names) for n in self._rows if n % every == 0 or n == count - 1]
+            points, num_rare = _without_rare(points)
+            problems += [f"{num_rare} curves of {name} are left out: they have too few values"] * (num_rare > 0)
             return _Read(count, every, points, self._latest, problems)
 
-    def _point(self, number: int) -> tuple[int, dict[str, float | None]]:
+    def _point(self, number: int, names: Sequence[str]) -> _Point:
         curves, values = self._rows[number]
-        names = list(self._names)
         pairs = zip(curves, values, strict=True)
         return self._steps[number], {names[at]: None if math.isnan(value) else value for at, value in pairs}
 
@@ -337,8 +344,10 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_board(file: Path) -> bool:
-    """Return whether a JSON file begins like a benchmark report."""
+    """Return whether a JSON file begins like a benchmark report. Links and pipes, which may block, are not opened."""
     try:
+        if not stat.S_ISREG(file.lstat().st_mode):
+            return False
         with file.open("rb") as stream:
             return b'"kind": "forge-agents benchmark"' in stream.read(200)
     except OSError:  # a folder, or another user's file
@@ -373,6 +382,17 @@ def _series(points: Sequence[tuple[int, Mapping[str, float | None]]]) -> dict[st
     """Return the values by name, None where a row has none."""
     names = dict.fromkeys(name for _, values in points for name in values)
     return {name: [values.get(name) for _, values in points] for name in names}
+
+
+def _without_rare(points: list[_Point]) -> tuple[list[_Point], int]:
+    """Leave out the curves with the fewest values if there are more than `_MAX_GAPS` points per value."""
+    counts = Counter(name for _, values in points for name in values)
+    num_curves = (_MAX_GAPS * counts.total() + 10_000) // max(1, len(points))
+    if num_curves >= len(counts):
+        return points, 0
+    shown = {name for name, _ in counts.most_common(num_curves)}
+    points = [(step, {name: value for name, value in values.items() if name in shown}) for step, values in points]
+    return points, len(counts) - num_curves
 
 
 def _verifier_curves(row: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -276,6 +276,13 @@ def test_folder_with_links_or_pipes_is_refused(run_folder, tmp_path, name, kind)
     assert len(find_runs([run_folder])) == 1 or name != "board.json"
 
 
+def test_a_pipe_in_a_folder_next_to_a_run_is_not_opened(run_folder):
+    """Opening it would wait for ever."""
+    (run_folder.parent / "evil").mkdir()
+    os.mkfifo(run_folder.parent / "evil" / "x.json")
+    assert [run.name for run in find_runs([run_folder.parent])] == ["first"]
+
+
 @pytest.mark.parametrize("value", ["[{}]", "{{<<: [{}]}}"])
 def test_nested_aliases_and_rows_are_problems_not_crashes(run_folder, value):
     lines = ["a0: &a0 {x: 1}"]
@@ -365,6 +372,26 @@ def test_small_files_do_not_stand_for_gigabytes(run_folder):
     assert any("curves of metrics.jsonl are left out" in problem for problem in problems)
     assert problems[-1] == "... and at least 995 more lines"
     assert len(run.index._problems) == 1000
+
+
+def test_curves_that_stand_for_far_more_than_the_file_holds_are_left_out(run_folder):
+    """One row of 9,999 names and 1,000 rows without any took 500 MB, and 60 MB on the page."""
+    rows = [{"step": 0, **{f"{n:x}": 1 for n in range(9999)}}, *({"step": n} for n in range(1, 1000))]
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps({**row, "reward": 1.5}) + "\n" for row in rows))
+    run = only(run_folder)
+    series = run.metrics()["series"]
+    assert series["reward"] == [1.5] * 1000 and 200 < len(series) < 250
+    assert (
+        f"{10_000 - len(series)} curves of metrics.jsonl are left out: they have too few values"
+        in (run.status()["problems"])
+    )
+
+
+def test_a_curve_with_few_values_is_kept_in_a_run_of_usual_size(run_folder):
+    usual = {f"m{n}": n for n in range(40)}
+    rows = [{"step": n, **usual, **({f"eval/{k}": k for k in range(100)} if n % 100 == 0 else {})} for n in range(1000)]
+    write_lines(run_folder / "metrics.jsonl", rows)
+    assert len(only(run_folder).metrics()["series"]) == 140
 
 
 def test_reports_are_computed_once_per_change(tmp_path, monkeypatch):
