@@ -67,6 +67,16 @@ def test_id_of_a_tracker_that_no_tracker_wrote_is_refused(text, wandb, tmp_path)
         RunFolder(tmp_path, {}, tracker="wandb")
 
 
+def test_pipe_that_an_id_names_as_its_original_is_not_opened(wandb, tmp_path):
+    (tmp_path / "trap").mkdir()
+    os.mkfifo(tmp_path / "trap" / "wandb.id")  # opening it would wait for ever
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "wandb.id").write_text(f"abc\n{tmp_path / 'trap'}")
+    RunFolder(run, {}, tracker="wandb").close()
+    assert wandb.runs[-1].given["id"] == "abc"
+
+
 def test_resumed_run_continues_its_curves_in_wandb(wandb, tmp_path):
     for step in range(2):
         run = RunFolder(tmp_path / "guess", {"trainer": {"seed": 3}}, tracker="wandb")

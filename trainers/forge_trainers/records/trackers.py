@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forge_agents.errors import DISTRIBUTION, ForgeError, MissingExtraError, StallError, did_you_mean
+from forge_agents.errors import DISTRIBUTION, ForgeError, MissingExtraError, RunFolderError, StallError, did_you_mean
+from forge_agents.files import check_plain_file
 from forge_agents.imports import import_object
 from forge_agents.runtime.threads import begin_in_thread
 
@@ -175,7 +176,7 @@ def _read_mark(mark: Path) -> str | None:
         return None
     run, folder = _content_of(mark)
     original = Path(folder) / mark.name
-    with contextlib.suppress(OSError):  # the folder was moved
+    with contextlib.suppress(OSError, RunFolderError):  # the folder was moved
         if folder and not original.samefile(mark) and _content_of(original)[0] == run:
             _log.warning("%s is a copy of %s: new curves begin, and those of the original stay", mark.parent, folder)
             return None
@@ -183,7 +184,11 @@ def _read_mark(mark: Path) -> str | None:
 
 
 def _content_of(mark: Path) -> tuple[str, str]:
-    """Return the id in a mark and the run's folder. Marks of earlier versions have an empty folder."""
+    """Return the id in a mark and the run's folder. Marks of earlier versions have an empty folder.
+
+    Raises ForgeError for a text that no tracker writes, and RunFolderError for a link or a pipe.
+    """
+    check_plain_file(mark)
     with mark.open("rb") as file:
         text = os.fsdecode(file.read(8192))
     if not (match := re.fullmatch(r"([A-Za-z0-9_-]{1,128})(?:\n(/[^\0]*))?", text)):
