@@ -29,6 +29,9 @@ _OUR_FOLDERS = re.compile(
     r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
 )
 """Names of the subfolders that runs make."""
+CHECKPOINT_MARK = "experiment.json"
+"""File that marks a checkpoint as complete."""
+_CHECKPOINT = re.compile(r"step-(?:\d{6}|[1-9]\d{6,15})", re.ASCII)
 CHUNK_BYTES = 1 << 26
 """Size of the chunks with a checksum each, so that several threads can check one large file."""
 _MAX_THREADS = 8
@@ -263,10 +266,19 @@ def write_atomic(path: str | os.PathLike[str], text: str, *, replaces: str = "")
     return user_path(path)
 
 
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in `folder`, newest first, also past step 999999.
+
+    Folders with names that no run writes, such as a backup ``step-000010-best``, are not among them.
+    """
+    marks = folder.glob(f"step-*/{CHECKPOINT_MARK}")
+    names = [mark.parent for mark in marks if _CHECKPOINT.fullmatch(mark.parent.name)]
+    return sorted(names, key=lambda path: (len(path.name), path.name), reverse=True)
+
+
 def outdated_export(run: Path) -> str:
     """Return a message if a run has a newer checkpoint than its export, such as after more steps. Else empty."""
-    steps = [mark.parent for mark in run.glob("checkpoints/step-*/experiment.json")]
-    newest, export = max(steps, key=lambda step: (len(step.name), step.name), default=None), run / "export"
+    newest, export = next(iter(complete_checkpoints(run / "checkpoints")), None), run / "export"
     with contextlib.suppress(OSError):
         if newest is None or (newest / "exported").exists() or newest.stat().st_mtime <= export.stat().st_mtime:
             return ""

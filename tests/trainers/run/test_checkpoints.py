@@ -75,6 +75,20 @@ def test_the_newest_is_restored_and_the_oldest_forgotten(tmp_path):
     assert names(tmp_path) == ["step-000020", "step-000100"]
 
 
+@pytest.mark.parametrize("copy", ["step-000010-best", "step-zzzzzzzzzz", "step-0000000010", "step-999999"])
+def test_copy_of_a_checkpoint_is_not_taken_for_the_newest(tmp_path, copy):
+    """A backup by the user made the run delete each newer checkpoint and resume at the backup."""
+    save(tmp_path, 10)
+    shutil.copytree(tmp_path / "step-000010", tmp_path / copy)
+    if copy == "step-999999":  # the name of a checkpoint, with the mark of another
+        save(tmp_path, 20, keep=3)
+        assert restore(tmp_path) == (20, 20) and "damaged-999999" in names(tmp_path)
+        return
+    save(tmp_path, 20, 30, 40)
+    assert names(tmp_path) == sorted(["step-000030", "step-000040", copy])
+    assert restore(tmp_path) == (40, 40)
+
+
 def test_best_checkpoint_is_kept_and_the_newest_is_restored(tmp_path):
     save(tmp_path, 1, 2, 3, 4, 5, keep=1, scores={1: 0.2, 2: 0.9, 3: 0.9, 4: float("nan"), 5: 0.1})
     assert names(tmp_path) == ["step-000003", "step-000005"]

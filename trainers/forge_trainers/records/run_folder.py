@@ -26,6 +26,7 @@ from forge_agents.files import (
     check_contained,
     check_dense,
     check_plain_files,
+    complete_checkpoints,
     lock_file,
     user_path,
     warn_of_other_writers,
@@ -59,8 +60,6 @@ _RUN_KEYS = {
 """Files of settings, and keys of which each has at least one."""
 _MAX_CHANGES = 20
 _MAX_STEP = 1 << 53
-CHECKPOINT_MARK = "experiment.json"
-"""File that marks a checkpoint as complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
 
 
@@ -499,16 +498,10 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     return snapshots
 
 
-def checkpoint_marks(folder: Path) -> list[Path]:
-    """Return the mark of each complete checkpoint in `folder`, newest first, also past step 999999."""
-    marks = folder.glob(f"step-*/{CHECKPOINT_MARK}")
-    return sorted(marks, key=lambda mark: (len(mark.parent.name), mark.parent.name), reverse=True)
-
-
 def saved_reward(folder: Path) -> dict[str, np.ndarray]:
     """Read the state of the reward in the newest complete checkpoint in `folder`. Empty if none was saved."""
-    for mark in checkpoint_marks(folder):
-        file = mark.with_name("reward.npz")
+    for checkpoint in complete_checkpoints(folder):
+        file = checkpoint / "reward.npz"
         try:
             if (arrays := read_arrays(file)) is not None:
                 return arrays

@@ -28,7 +28,16 @@ import numpy as np
 from forge_agents import safe_yaml
 from forge_agents.bench.fingerprints import digest
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
-from forge_agents.files import CHUNK_BYTES, Checksums, check_contained, check_plain_files, find_damage, user_path
+from forge_agents.files import (
+    CHECKPOINT_MARK,
+    CHUNK_BYTES,
+    Checksums,
+    check_contained,
+    check_plain_files,
+    complete_checkpoints,
+    find_damage,
+    user_path,
+)
 from forge_agents.http_body import bounded_json
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
@@ -38,7 +47,7 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import checkpoint_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.records.description import describe
-from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, hashes_of_models, read_arrays
+from forge_trainers.records.run_folder import hashes_of_models, read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
@@ -96,6 +105,8 @@ class _Mark:
             raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
         if outside:
             raise ValueError(f"{CHECKPOINT_MARK} is damaged: {outside[0][:80]!r} leads out of the folder")
+        if folder.name != f"step-{mark.step:06d}":
+            raise ValueError(f"{CHECKPOINT_MARK} is that of step {mark.step}")
         return mark
 
 
@@ -264,7 +275,7 @@ class Checkpoints:
 
     def complete(self) -> list[Path]:
         """Return the complete checkpoints, newest first."""
-        return [mark.parent for mark in checkpoint_marks(self._folder)]
+        return complete_checkpoints(self._folder)
 
     def standing(self) -> str:
         """Return a message for a stopped run: its saved state, and how to continue."""
