@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from cachetools import LRUCache, cached
 
+from forge_agents.envs.env import writable
 from forge_agents.envs.reasoning import (
     answer_start,
     closing_text,
@@ -410,6 +411,7 @@ class Renderer:
         return render(self._tokenizer, messages, add_generation_prompt=generation_prompt, **chosen)
 
     def _encode(self, text: str) -> tuple[int, ...]:
+        text = writable(text)  # of a stranger's file; the library takes no half of a surrogate pair
         if self.may_be_slow:
             return tuple(tokenize(self._tokenizer, text, add_special_tokens=False)["input_ids"])
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -475,3 +475,7 @@ def test_text_around_a_lookalike_forms_no_token_and_takes_two_passes(tiny_llama,
 def test_marks_around_a_mark_take_one_pass(tiny_llama):
     mark = "\u2063"
     assert Renderer.of(tiny_llama)._defuse(f"a{mark * 300_000}answer{mark * 300_000}b") == "aanswerb"
+
+
+def test_halves_of_surrogate_pairs_are_replaced(renderer):
+    assert renderer.answer("\ud800", cut=True) == renderer.answer("\ufffd", cut=True)

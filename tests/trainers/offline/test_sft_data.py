@@ -373,8 +373,9 @@ def test_dropped_reasoning_is_not_in_later_prompts(read, renderer):
     assert learned == ["<think>hm</think>1<|im_end|>", "<think>so</think>2<|im_end|>", "3<|im_end|>"]
 
 
-def test_tokens_of_another_vocabulary_are_rendered_from_their_text(read, renderer):
-    foreign = turn(renderer, (1, 2), "one", response=(7, 8, 9))
+@pytest.mark.parametrize("response", [(7, 8, 9), (-1,), (1 << 40,)])
+def test_tokens_of_another_vocabulary_are_rendered_from_their_text(read, renderer, response):
+    foreign = turn(renderer, (1, 2), "one", response=response)
     result = read([Trajectory(agent="player_0", policy="big", turns=(foreign,))])
     (item,) = result.items
     assert result.counts == {"learned": 1, "rendered from text": 1}

@@ -484,6 +484,13 @@ def _siblings(keys: Iterable[object]) -> Iterable[list[int]]:
 
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     """Return whether the learner's tokenizer decodes the tokens of `turn` to its prompt and answer."""
+    try:
+        return _decodes_alike(turn, renderer)
+    except OverflowError:  # a token below 0 or above 32 bits, which no tokenizer has
+        return False
+
+
+def _decodes_alike(turn: Turn, renderer: Renderer) -> bool:
     if renderer.parse(turn.response_ids) == (turn.reasoning, turn.action):
         return True
     # The action may be only a part of the text: after a stop text, for a choice of a game, or for rewritten calls. In
