@@ -93,7 +93,7 @@ def check_token_numbers(file: Path, settings: Mapping[str, Any]) -> None:
     """
     for name, value in settings.items():
         if name in _NUMBERS_OF_TOKENS and isinstance(value, int | float) and not abs(value) <= _MAX_ADDED_TOKENS:
-            raise _refusal(file, f"{name} is {value:g}. Expected at most {_MAX_ADDED_TOKENS}")
+            raise _refusal(file, f"{name} is {value!r:.20}. Expected at most {_MAX_ADDED_TOKENS}")
         if "special_tokens" in name and isinstance(value, list | Mapping) and len(value) > _MAX_ADDED_TOKENS:
             raise _refusal(file, f"{name!s:.60} has {len(value)} entries. Expected at most {_MAX_ADDED_TOKENS}")
 

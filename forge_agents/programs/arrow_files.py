@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forge_agents.files import check_dense
 from forge_agents.http_body import bounded_json
 
 _FREE_BYTES, _MAX_EXPANSION = 1 << 28, 100
@@ -71,6 +72,7 @@ def check_files(folder: Path) -> None:
     state = folder / "state.json"
     if (folder / "dataset_dict.json").exists() or not state.is_file():
         raise ValueError(f"{folder} is not a data set without splits. Give the folder of one split, with a state.json")
+    check_dense(state)
     try:
         names = [entry["filename"] for entry in bounded_json(state.read_bytes())["_data_files"]]
     except (ValueError, LookupError, TypeError, RecursionError):

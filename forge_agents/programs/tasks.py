@@ -158,7 +158,7 @@ def _read(path: Path, name: str) -> Any:
         if not path.is_absolute():
             advice = f"The current folder is {Path.cwd()}. Next to a module use Path(__file__).with_name({path.name!r})"
         raise ValueError(f"{name}={str(path)!r} does not exist. {advice}")
-    if path.suffix.lower() not in (*_JSON, *_TABLES) and not path.is_dir():
+    if not path.is_dir() and not (path.is_file() and path.suffix.lower() in {*_JSON, *_TABLES}):
         suffixes = ", ".join((*_JSON, *_TABLES))
         raise ValueError(f"{name}={str(path)!r} is not a file of tasks. Give one that ends in {suffixes}")
     stat = path.stat()

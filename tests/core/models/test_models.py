@@ -318,8 +318,9 @@ X = {"SpecialToken": {"id": "x", "type_id": 0}}
         (
             "tokenizer_config.json",
             lambda file: file.update(extra_ids=10**6),
-            "extra_ids is 1e.06. Expected at most 10000",
+            "extra_ids is 1000000. Expected at most 10000",
         ),
+        ("tokenizer_config.json", lambda file: file.update(extra_ids=10**400), "extra_ids is 10{19}. Expected"),
         ("tokenizer_config.json", lambda file: file.update(model_max_length=10**30, pad_token_id=151_643), ""),
         (
             "special_tokens_map.json",

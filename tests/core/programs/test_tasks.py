@@ -1,6 +1,7 @@
 """Tasks of programs: where they come from, and which of them training and evaluations play."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -532,6 +533,10 @@ def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):
     for content in ("{}", "[" * 100_000, *foreign):
         state.write_text(content)
         raises(ValueError, "is damaged|Expected an .arrow file in the same folder", Tasks, tmp_path / "a")
+    os.truncate(state, 6 << 30)
+    raises(ValueError, "state.json has 6442450944 bytes, of which almost none are on the disk", Tasks, tmp_path / "a")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    raises(ValueError, "is not a file of tasks", Tasks, tmp_path / "pipe.jsonl")
 
 
 def test_invalid_tasks_are_rejected(tmp_path):
