@@ -51,6 +51,7 @@ def _read(
     optional: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
     """Return the `expected` tensors of `files`. `optional` ones, such as a tied head, are not read."""
+    import torch
     from safetensors import SafetensorError, safe_open
 
     advice = "Export it again, or restore the file"
@@ -70,6 +71,8 @@ def _read(
     except ValueError as cause:
         raise ValueError(f"{path} does not fit {target}: {cause}. {advice}") from None
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not all(bound.isfinite() for bound in tensor.aminmax()):
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):  # other types lack functions
+            raise ValueError(f"{path} has weights of type {tensor.dtype} in {name!r:.200}. {advice}")
+        if not all(bound.bfloat16().isfinite() for bound in tensor.aminmax()):
             raise ValueError(f"{path} has weights in {name!r:.200} that are not finite numbers. {advice}")
     return tensors

@@ -224,9 +224,11 @@ def test_tokens_of_other_weights_end_the_run(tiny_llama):
         ({"lm_head.weight": torch.zeros(1)}, r"1 are unknown \(\['lm_head.weight'\]\)"),
         ({"A": torch.zeros(999, 2)}, r"has shape \(999, 2\)"),
         ({"A": torch.tensor(float("nan"))}, "not finite numbers"),
-        ({"A": torch.tensor(1)}, "not finite numbers"),
+        ({"A": torch.tensor(1)}, "weights of type torch.int64"),
+        ({"A": torch.tensor(1.0).to(torch.float8_e4m3fn)}, "weights of type torch.float8_e4m3fn"),
+        ({"A": torch.tensor(3.4e38)}, "not finite numbers"),  # infinite in bfloat16
     ],
-    ids=["unknown", "head", "large", "nan", "integers"],
+    ids=["unknown", "head", "large", "nan", "integers", "float8", "infinite in bfloat16"],
 )
 def test_adapter_of_a_stranger_is_refused(tiny_llama, tmp_path, change, message):
     name, shape = next(iter(adapter_shapes(str(tiny_llama), LORA).items()))
