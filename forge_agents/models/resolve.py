@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import importlib.util
 import math
@@ -18,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
-from forge_agents.files import CACHE_VARIABLE, MAX_BYTES, cache_folder, foreign_entry, user_path
+from forge_agents.files import (
+    CACHE_VARIABLE,
+    MAX_BYTES,
+    cache_folder,
+    foreign_entry,
+    lock_file,
+    user_path,
+    warn_of_other_writers,
+)
 from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
 from forge_agents.models.tokenizer_file import check_growth, check_token_numbers, check_tokens
 
@@ -142,10 +149,13 @@ def config_folder(model: str) -> Path:
     """Return a folder with the model's config and tokenizer, without downloading its weights.
 
     Raises:
-        ModelNotFoundError: There is no such model.
+        ModelNotFoundError: There is no such model, or a file of a local one is far too large or in another folder.
     """
     folder = user_path(model)
-    return folder if folder.is_dir() else download(model, ignore=("*.safetensors",))
+    if not folder.is_dir():
+        return download(model, ignore=("*.safetensors",))
+    _check_files(folder)
+    return folder
 
 
 def local_folder(model: str) -> Path | None:
@@ -174,10 +184,7 @@ def check_complete(folder: Path) -> None:
         ModelNotFoundError: A file is missing, unreadable, incomplete, far too large or in another folder. The message
             names it.
     """
-    check_contained_files(folder)
-    for file in folder.glob("*"):  # the folder may be missing
-        if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > MAX_BYTES:
-            raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
+    _check_files(folder)
     if keys := _ELSEWHERE & read_json(folder / "config.json").keys():
         raise ModelNotFoundError(
             f"{folder / 'config.json'} names another model or file in {min(keys)}, which libraries load instead. "
@@ -203,6 +210,14 @@ def check_complete(folder: Path) -> None:
             raise ModelNotFoundError(f"model folder {folder} has no weights: no *.safetensors file is there{instead}")
     for shard in shards:
         safetensors_header(shard)
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder, which may be missing, with links out of it, pipes, or far too large files to be read whole."""
+    check_contained_files(folder)
+    for file in folder.glob("*"):
+        if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > MAX_BYTES:
+            raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -413,6 +428,7 @@ def _built_in(name: str) -> Path:
 def _cached(name: str, write: Callable[[Path], object]) -> Path:
     """Return the model folder of that name in the cache. Write it if it is missing."""
     models = cache_folder() / "models"
+    warn_of_other_writers(models)
     target = models / name
     if _is_complete(target):
         return target
@@ -474,19 +490,19 @@ def _is_complete(folder: Path) -> bool:
 def _lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path`. The kernel releases it when its holder dies."""
     deadline = time.monotonic() + UNPACK_DEADLINE_S
-    with path.open("a+", encoding="utf-8") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    file.seek(0)
-                    raise StallError(
-                        f"process {file.read().strip() or '?'} has held {path} for {UNPACK_DEADLINE_S:.0f} s. "
-                        f"Stop it and try again"
-                    ) from None
-                time.sleep(0.1)
+    while True:
+        try:
+            file = lock_file(path)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                with path.open(encoding="utf-8", errors="replace") as held:
+                    holder = held.read(20).strip() or "?"
+                raise StallError(
+                    f"process {holder} has held {path} for {UNPACK_DEADLINE_S:.0f} s. Stop it and try again"
+                ) from None
+            time.sleep(0.1)
+    with file:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

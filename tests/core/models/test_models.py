@@ -217,7 +217,11 @@ def test_layers_of_a_strangers_config_are_refused_in_a_short_line(architecture, 
 def test_a_sparse_file_of_a_model_is_refused(name, folder):
     (folder / name).touch()
     os.truncate(folder / name, 1 << 40)
-    raises(ModelNotFoundError, f"{name} has 1099511627776 bytes", models.resolve, folder)
+    for read in (models.resolve, models.config_folder):
+        raises(ModelNotFoundError, f"{name} has 1099511627776 bytes", read, folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)  # opening it would wait for ever
+    raises(ModelNotFoundError, f"{name} is not a file", models.config_folder, folder)
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -525,6 +529,17 @@ def test_a_stuck_process_is_named(cache, monkeypatch):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StallError, match="process 4711"), models._lock(path):
             pass
+
+
+def test_link_in_place_of_the_lock_of_the_cache_is_not_followed(cache, tmp_path, caplog):
+    """In a cache that others can write to, the lock emptied any file of the user."""
+    (tmp_path / "thesis.txt").write_text("my thesis")
+    (cache / "models").mkdir(parents=True)
+    (cache / "models").chmod(0o777)
+    (cache / "models" / f"{models.TINY}.{models.CONVERSION}.lock").symlink_to(tmp_path / "thesis.txt")
+    raises(RunFolderError, "cannot be written", models.resolve, models.TINY)
+    assert (tmp_path / "thesis.txt").read_text() == "my thesis"
+    assert "other users can replace files of" in caplog.text
 
 
 def test_a_missing_package_says_what_to_install(cache, monkeypatch):
