@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
 from forge_agents.files import (
@@ -489,24 +489,25 @@ def _is_complete(folder: Path) -> bool:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path`. The kernel releases it when its holder dies."""
-    deadline = time.monotonic() + UNPACK_DEADLINE_S
-    while True:
-        try:
-            file = lock_file(path)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                with path.open(encoding="utf-8", errors="replace") as held:
-                    holder = held.read(20).strip() or "?"
-                raise StallError(
-                    f"process {holder} has held {path} for {UNPACK_DEADLINE_S:.0f} s. Stop it and try again"
-                ) from None
-            time.sleep(0.1)
-    with file:
+    with _locked(path) as file:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _locked(path: Path) -> IO[str]:
+    deadline = time.monotonic() + UNPACK_DEADLINE_S
+    while True:
+        try:
+            return lock_file(path)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = path.read_text(errors="replace").strip()[:20] or "?"
+                raise StallError(
+                    f"process {holder} has held {path} for {UNPACK_DEADLINE_S:.0f} s. Stop it and try again"
+                ) from None
+            time.sleep(0.1)
 
 
 # ---- the hub
