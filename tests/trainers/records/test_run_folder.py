@@ -248,6 +248,10 @@ def test_training_refuses_a_pipe_among_its_files(tmp_path):
 def test_arrays_that_stand_for_more_than_their_file_are_refused(tmp_path):
     file = tmp_path / "league.npz"
     assert read_arrays(file) is None
+    os.mkfifo(file)  # opening it would wait for ever
+    with pytest.raises(RunFolderError, match="is a link or not a file"):
+        read_arrays(file)
+    file.unlink()
     np.savez(file, names=np.array(["a"]), empty=np.zeros((0, 3)))
     assert {name: value.shape for name, value in read_arrays(file).items()} == {"names": (1,), "empty": (0, 3)}
     np.savez_compressed(file, names=np.zeros(1_000_000))
@@ -387,6 +391,24 @@ def test_copies_of_an_export_replace_and_hold_models_only(tmp_path):
     with pytest.raises(ValueError, match="almost none are on the disk"):
         copy_exports(run, mine)
     assert (mine / "hero" / "config.json").read_text() == "hero", "the earlier copy is still there"
+
+
+def test_copy_of_an_export_is_not_written_through_links(tmp_path):
+    """A stranger's run folder may hold them, where the user saves the model."""
+    source, other, run = tmp_path / "export", tmp_path / "other", tmp_path / "run"
+    for folder in (source, other, run):
+        folder.mkdir()
+    for name in MODEL:
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("hero")
+    (other / "config.json").write_text("mine")
+    for name in (".unfinished-final", ".replaced-final"):
+        (run / name).symlink_to(other)
+    for _ in range(2):
+        copy_exports(source, run / "final")
+    assert [(file.name, file.read_text()) for file in other.iterdir()] == [("config.json", "mine")]
+    assert (run / "final" / "config.json").read_text() == "hero" and not (run / "final").is_symlink()
+    assert [path.name for path in run.iterdir()] == ["final"]
 
 
 @pytest.mark.parametrize("value", ["x", [1, 2], {"a": 1}, 10**400, None, float("nan")])

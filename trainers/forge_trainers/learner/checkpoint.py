@@ -299,9 +299,7 @@ def export(
         try:
             if _is_first_rank():
                 check_replaceable(folder)
-                unfinished = folder.with_name(f".unfinished-{folder.name}")
-                shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir(parents=True)
+                unfinished = _new_folder(folder.with_name(f".unfinished-{folder.name}"))
                 save_torch_state_dict(whole, str(unfinished), metadata={"format": "pt"})
                 templates = [f"{_TEMPLATES}/{file.name}" for file in (opened / _TEMPLATES).glob("*.jinja")]
                 for name in (*filter(_COPIED.fullmatch, sorted(os.listdir(opened))), *templates):  # noqa: PTH208
@@ -401,26 +399,38 @@ def copy_exports(source: Path, target: Path) -> None:
 
 def _copy_export(source: Path, target: Path) -> None:
     check_replaceable(target)
-    unfinished = target.with_name(f".unfinished-{target.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = _new_folder(target.with_name(f".unfinished-{target.name}"))
     with opened_folder(source) as opened:
         entries = filter(_is_exported, sorted(opened.iterdir()))
         files = [file for entry in entries for file in (sorted(entry.iterdir()) if entry.is_dir() else [entry])]
         for file in files:
             name = str(file.relative_to(opened))
             check_dense(file)
-            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / name).parent.mkdir(exist_ok=True)
             copy_model_file(opened, name, unfinished / name)
     _put_in_place(unfinished, target)
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:
     replaced = target.with_name(f".replaced-{target.name}")
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced)
     if target.exists():
         target.rename(replaced)
     unfinished.rename(target)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced)
+
+
+def _new_folder(path: Path) -> Path:
+    """Make an empty folder in place of what an earlier session left. A link, perhaps of a stranger, is not followed."""
+    _remove(path)
+    path.mkdir(parents=True)
+    return path
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def is_alone() -> bool:

@@ -25,6 +25,7 @@ from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import (
     check_contained,
     check_dense,
+    check_plain_file,
     check_plain_files,
     complete_checkpoints,
     lock_file,
@@ -514,10 +515,11 @@ def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
     """Read a file of ``np.savez``, or None if it does not exist. Memory is bounded by the size of the file.
 
     Raises ValueError or BadZipFile if it is damaged or sparse, or holds compressed or overlapping parts. Such parts
-    expand to more.
+    expand to more. Raises RunFolderError if it is a link or not a file.
     """
     if not file.exists():
         return None
+    check_plain_file(file)  # a pipe would block
     check_dense(file)
     size = file.stat().st_size
     with ZipFile(file) as parts:
