@@ -47,6 +47,7 @@ class GymnasiumText(TurnEnv):
     """
 
     possible_agents = ("player",)
+    judges_silence = True
 
     def __init__(self, game: str, *, illegal_reward: float | None = None, **options: Any) -> None:
         super().__init__()

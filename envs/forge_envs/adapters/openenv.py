@@ -38,8 +38,8 @@ class OpenEnv(TurnEnv):
 
     The observation is the server's, without ``done``, ``reward`` and ``metadata``: a single text field as text, else
     JSON. An action is sent as ``{action_field: text}``. Without `action_field` the text must be a JSON object. Other
-    texts end the episode with `illegal_reward` and ``"illegal"`` in the info. Errors of the server or connection and
-    timeouts end the episode with `illegal_reward` and ``"error"`` in the info. At reset they raise.
+    texts and empty ones end the episode with `illegal_reward` and ``"illegal"`` in the info. Errors of the server or
+    connection and timeouts end the episode with `illegal_reward` and ``"error"`` in the info. At reset they raise.
 
     Args:
         url: Address of the server, e.g. ``"http://127.0.0.1:8000"``.
@@ -52,6 +52,7 @@ class OpenEnv(TurnEnv):
 
     possible_agents = ("agent",)
     max_observation_chars = 200_000
+    judges_silence = True
 
     def __init__(
         self,
@@ -125,6 +126,8 @@ class OpenEnv(TurnEnv):
         return writable(text[: self.max_observation_chars])
 
     def act(self, agent: str, action: str) -> Outcome:
+        if not action:  # the server would not know that the model said nothing
+            return ended(agent, self._illegal_reward, illegal="empty answer")
         try:
             sent = {self._field: action} if self._field else json.loads(action)
         except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from team_play import begin
 from websockets.asyncio.server import serve
 
 import forge_agents as fa
+from forge_agents.rollout.episode import may_be_silent
 from forge_envs.adapters.openenv import OpenEnv
 
 pytest.importorskip("fastmcp")
@@ -66,6 +67,15 @@ def test_an_episode_on_a_server(server):
     env.step("7")
     assert env.rewards["agent"] == 1.0 and env.terminations["agent"]
     env.close()
+
+
+def test_model_whose_context_is_full_gets_the_lowest_reward(server):
+    """The server would take an empty text for an answer."""
+    env = fa.make("openenv/Server-v0", url=server, action_field="text", illegal_reward=-3.0, timeout_s=10)
+    env.reset(seed=0)
+    assert may_be_silent(env)
+    env.step("")
+    assert env.rewards["agent"] == -3.0 and env.terminations["agent"]
 
 
 def test_actions_can_be_json(server):
