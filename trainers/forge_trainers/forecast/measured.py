@@ -214,6 +214,7 @@ def _shape(episode: Mapping[str, Any], shared: Mapping[str, int]) -> EpisodeShap
     )
     parallel = sum(turn["generate_s"] for turn in turns) > episode["duration_s"]
     rounds: list[list[tuple[Mapping[str, Any], TurnShape]]] = []
+    decided: set[str] = set()
     conversations: dict[tuple[str, int], list[int]] = {}
     for turn in turns:
         agent, prompt, branch = turn["agent"], turn["prompt_ids"], turn.get("branch", 0)
@@ -227,9 +228,11 @@ def _shape(episode: Mapping[str, Any], shared: Mapping[str, int]) -> EpisodeShap
         )
         conversations[agent, branch] = [*prompt, *turn["response_ids"]]
         # in a round of a parallel environment every agent decides once
-        if not parallel or not rounds or agent in {other["agent"] for other, _ in rounds[-1]}:
+        if not parallel or not rounds or agent in decided:
             rounds.append([])
+            decided.clear()
         rounds[-1].append((turn, shape))
+        decided.add(agent)
     model_s = sum(max((t["generate_s"] for t, s in pairs if s.response_tokens), default=0.0) for pairs in rounds)
     return EpisodeShape(
         rounds=tuple(tuple(shape for _, shape in pairs if shape.response_tokens) for pairs in rounds),
