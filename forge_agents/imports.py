@@ -228,15 +228,17 @@ def with_lazy_package_names() -> Iterator[None]:
     """Let libraries that are imported inside the block read the file lists of all installed packages only at need.
 
     Transformers asks for `packages_distributions` at its import and then looks up three names. Reading all lists takes
-    a tenth of an engine's start.
+    a tenth of an engine's start. A block that begins inside one of another thread changes and restores nothing.
     """
     module: Any = metadata
     read = module.packages_distributions
-    module.packages_distributions = functools.partial(_PackageNames, read)
+    if getattr(read, "func", None) is not _PackageNames:
+        module.packages_distributions = functools.partial(_PackageNames, read)
     try:
         yield
     finally:
-        module.packages_distributions = read
+        if getattr(read, "func", None) is not _PackageNames:
+            module.packages_distributions = read
 
 
 @contextmanager

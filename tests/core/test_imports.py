@@ -109,3 +109,13 @@ def test_a_child_process_searches_folders_in_the_same_order(tmp_path: Path, monk
 )
 def test_library_files_are_recognized_by_folder_and_not_by_prefix(path: str, expected: bool) -> None:
     assert imports.is_library(path) is expected
+
+
+def test_overlapping_blocks_restore_the_names_of_packages():
+    """They do in two threads that load a renderer each."""
+    read, first, second = metadata.packages_distributions, with_lazy_package_names(), with_lazy_package_names()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert metadata.packages_distributions is read
