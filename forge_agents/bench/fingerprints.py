@@ -20,6 +20,7 @@ from typing import Any
 import forge_agents
 from forge_agents.bench.code import code_at, described
 from forge_agents.bench.entrants import Player, Team
+from forge_agents.credentials import redact
 from forge_agents.envs.oracles import oracle_of
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.files import user_path
@@ -76,10 +77,11 @@ def player_facts(player: Player, engine: EngineConfig | None = None, specs: Sequ
         name = getattr(player.fn, "__qualname__", type(player.fn).__name__)
         facts |= {"function": name, "code": digest(described(player.fn))}
     fingerprint = digest(facts)
-    # the name of a model and the price of an endpoint do not change how they play
+    # the name of a model, a token in an address and the price of an endpoint do not change how they play
     if isinstance(player, Policy):
         facts["model"] = Path(player.model).name if Path(player.model).is_dir() else player.model
     if isinstance(player, Endpoint):
+        facts["url"] = redact(player.url)
         facts |= {name: price for name in ("price_in", "price_out") if (price := getattr(player, name))}
     return facts | {"fingerprint": fingerprint}
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from forge_agents.credentials import redact
 from forge_agents.envs.env import writable
 from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.http_body import ENCODINGS, BodyError, read_bounded
@@ -79,7 +80,7 @@ class EndpointClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._key = endpoint.api_key()
-        self._label = f"{endpoint.model} at {endpoint.url}"
+        self._label = f"{endpoint.model} at {redact(endpoint.url)}"
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         self._refused_fields = _unsupported_fields.setdefault(endpoint, set())
         self._requests = 0
@@ -347,7 +348,7 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
         try:
             await read_bounded(response, _MAX_BODY_BYTES)
         except BodyError as cause:
-            raise EndpointError(f"{endpoint.model} at {endpoint.url}: {cause}. Check url") from None
+            raise EndpointError(f"{endpoint.model} at {redact(endpoint.url)}: {cause}. Check url") from None
         if response.is_success:
             response.extensions[_REPLY] = parsed(response.text)
             status = status_of(response.text, response.extensions[_REPLY])

@@ -224,3 +224,12 @@ def test_code_from_stdin_is_told_apart_by_its_constants():
     assert prints[0] == prints[3]
     assert prints[0][0] == prints[1][0] != prints[2][0]
     assert len({player for _, player in prints}) == 3
+
+
+def test_token_in_the_address_of_an_endpoint_is_hidden_but_counts():
+    """Facts of players are part of reports, which are published."""
+    facts, other = (
+        player_facts(fa.Endpoint(f"https://models.example/{key}0123456789abcdefABCDEF/v1", "m")) for key in "xy"
+    )
+    assert facts["url"] == other["url"] == "https://models.example/(hidden)/v1"
+    assert facts["fingerprint"] != other["fingerprint"]
