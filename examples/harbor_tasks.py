@@ -20,6 +20,7 @@ import forge_agents as fa
 from forge_agents.sandbox import Sandbox, SandboxLimits
 
 SIZES = {"cpu_s": 600, "memory_mb": 4096, "processes": 64, "open_files": 256, "file_mb": 128}
+DISK_MB = 512
 READS = ("/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix)
 BEGIN = 'mkdir -p /logs/verifier {0}; cd {0}; export PATH={1}/bin:/usr/local/bin:/usr/bin:/bin; exec "$@" </box/task.md'
 TEST = """
@@ -66,6 +67,8 @@ class Task:
     def __init__(self, folder):
         if links := [path.name for path in (folder, *folder.rglob("*")) if path.is_symlink() and leaves(path, folder)]:
             raise ValueError(f"links of it lead to other folders: {links[:5]}")
+        if sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) > DISK_MB << 20:
+            raise ValueError(f"its files have more than the {DISK_MB} MB of a sandbox")
         settings = tomllib.loads((folder / "task.toml").read_text())
         machine = settings.get("environment", {})
         needs = [name for name in ("mcp_servers", "healthcheck", "env", "gpus", "tpu") if machine.get(name)]
@@ -84,7 +87,7 @@ class Task:
 
     def run(self, script, files):
         """Run a script of the task by bash, on these files."""
-        limits = SandboxLimits(**self.limits, disk_mb=512, files=20_000)
+        limits = SandboxLimits(**self.limits, disk_mb=DISK_MB, files=20_000)
         box = Sandbox(limits=limits, import_paths=READS, folders=folders(self.places))
         return box.run(TEST, stdin=script, files={**files, **self.begin}, collect=True)
 

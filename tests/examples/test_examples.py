@@ -173,12 +173,16 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
         secret.parent.mkdir(exist_ok=True)
         (tmp_path / name / linked).rename(secret)
         (tmp_path / name / linked).symlink_to(secret)
+    shutil.copytree(tmp_path / "sorts", tmp_path / "huge")
+    with (tmp_path / "huge" / "tests" / "data.bin").open("wb") as sparse:
+        sparse.truncate(1 << 40)
     module = load_example("harbor_tasks")
     tasks, left_out = module.register(tmp_path, [sys.executable, "-c", AGENT])
     assert tasks == ["sorts"]
-    assert sorted(left_out) == ["asks", "builds", "plants", "reads", "shows", "system", "tells", "unsolved"]
+    assert sorted(left_out) == ["asks", "builds", "huge", "plants", "reads", "shows", "system", "tells", "unsolved"]
     assert left_out["shows"].endswith("lead to other folders: ['tests']") and "['instruction.md']" in left_out["tells"]
     assert left_out["builds"] == "ValueError: its Dockerfile needs a container: 'RUN apt-get install -y nodejs'"
+    assert left_out["huge"].endswith("its files have more than the 512 MB of a sandbox")
     assert left_out["asks"].endswith("for its mcp_servers and docker-compose.yaml")
     assert "COPY ../../sorts" in left_out["reads"] and "'/usr' is readable" in left_out["system"]
     assert "earns 0.0 here, nothing done 0.0" in left_out["plants"]
