@@ -77,4 +77,4 @@ def test_bfloat16_is_fast_on_gpus_and_with_instructions_for_it(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine.has_fast_bfloat16() is fast
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert machine.has_fast_bfloat16()
+    assert machine.has_fast_bfloat16() and machine.has_fast_bfloat16(cpu=True) is fast
