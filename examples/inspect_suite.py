@@ -1,12 +1,15 @@
 """Suites of environments as a task of Inspect (UK AISI): every role of every environment, on the seeds of ``bench``.
 
     inspect eval examples/inspect_suite.py@suite -T suite=core-v1 -T episodes=20 -T partner=random --model openai/gpt-4o
+    inspect eval examples/inspect_suite.py@suite -T partner=self,random,openai/gpt-4o --model openai/gpt-4o,openai/o3
     inspect eval examples/inspect_suite.py@poker --model openai/gpt-4o
     inspect view
 
-A sample is one episode in which the model plays one agent. ``partner`` plays the others: ``self`` is the model, and
-``random`` and ``oracle`` are players of this project. The score is the agent's reward, with mean and standard error by
-environment. The log has the model's conversation. Install Inspect next to this project: ``pip install inspect-ai``.
+A sample is one episode in which the model plays one agent, and each agent in turn. ``partner`` plays the others:
+``self`` is the model, ``random`` and ``oracle`` are players of this project, and other names are models of Inspect.
+With several models and partners, every model meets every partner (cross-play). The score is the agent's reward, with
+mean and standard error by environment and partner. The log has the model's conversation. Install Inspect next to this
+project: ``pip install inspect-ai``.
 
 The second task measures how much the best opponent wins from the model. The task asks for 20 answers in every situation
 of the game: 12 situations in Kuhn poker, and 288 in Leduc poker, ``-T env=forge/LeducPoker-v0``.
@@ -32,29 +35,31 @@ PARTNERS = {"random": fa.Random(), "oracle": fa.Oracle()}
 class Conversation:
     """The model as a player: the conversation of one agent."""
 
-    def __init__(self, env, agent):
-        self.env, self.agent, self.messages = env, agent, []
+    def __init__(self, env, agent, model):
+        self.env, self.agent, self.model, self.messages = env, agent, model, []
 
     async def answer(self, observation):
         if not self.messages and (instructions := getattr(self.env, "instructions", None)):
             self.messages.append(ChatMessageSystem(content=instructions(self.agent)))
         self.messages.append(ChatMessageUser(content=observation))
-        output = await get_model().generate(self.messages)
+        output = await self.model.generate(self.messages)
         self.messages.append(output.message)
         return output.completion
 
 
 @solver
-def episode(partner):
+def episode():
     async def solve(state, generate):
         facts = state.metadata
-        env = fa.make(facts["env"])
-        models = env.possible_agents if partner == "self" else [facts["agent"]]
-        chats = {agent: Conversation(env, agent) for agent in models}
-        players = {agent: fa.Scripted(chat.answer, name="model") for agent, chat in chats.items()}
-        others = {agent: PARTNERS[partner] for agent in env.possible_agents if agent not in chats}
+        env, partner = fa.make(facts["env"]), facts["partner"]
+        chats, players = {}, dict.fromkeys(env.possible_agents, PARTNERS.get(partner))
+        for agent in env.possible_agents:
+            if agent == facts["agent"] or partner not in PARTNERS:
+                model = get_model() if partner == "self" or agent == facts["agent"] else get_model(partner)
+                chats[agent] = Conversation(env, agent, model)
+                players[agent] = fa.Scripted(chats[agent].answer, name="model")
         try:
-            played = await play(env, players | others, seed=facts["seed"], max_turns=env.spec.max_turns or 1000)
+            played = await play(env, players, seed=facts["seed"], max_turns=env.spec.max_turns or 1000)
         finally:
             env.close()
         state.messages = chats[facts["agent"]].messages
@@ -71,8 +76,8 @@ by_seed = stderr(cluster="seed")  # the roles of one seed are not independent
 
 @scorer(
     metrics=[
-        grouped(mean(), "env"),
-        grouped(by_seed, "env", name_template="stderr of {group_name}", all_label="stderr of all"),
+        grouped(mean(), "pairing"),
+        grouped(by_seed, "pairing", name_template="stderr of {group_name}", all_label="stderr of all"),
     ]
 )
 def reward():
@@ -84,18 +89,26 @@ def reward():
 
 @task
 def suite(suite="core-v1", episodes=8, partner="self"):
-    """All roles and environments of a suite."""
-    if partner not in {"self", *PARTNERS}:
-        raise ValueError(f"partner={partner!r} is unknown. Choose self, random or oracle")
+    """All roles and environments of a suite, with each partner (one name, or a list)."""
+    partners = [partner] if isinstance(partner, str) else partner
+    for name in partners:
+        if name not in {"self", *PARTNERS} and "/" not in name:
+            raise ValueError(
+                f"partner={name!r} is unknown. Choose self, random, oracle or a model such as openai/gpt-4o"
+            )
     samples = []
     for env in fa.suite(suite):
         made = fa.make(env)
-        for agent in made.possible_agents:
-            for seed in seeds_of(0, episodes, env):
-                facts = {"env": env, "agent": agent, "seed": seed}
-                samples.append(Sample(id=f"{env} {agent} {seed}", input=f"Play {agent} of {env}.", metadata=facts))
+        alone = len(made.possible_agents) == 1
+        for name in partners[:1] if alone else partners:
+            pairing = env if alone or len(partners) == 1 else f"{env} with {name}"
+            for agent in made.possible_agents:
+                for seed in seeds_of(0, episodes, env):
+                    facts = {"env": env, "agent": agent, "seed": seed, "partner": name, "pairing": pairing}
+                    text = f"Play {agent} of {pairing}."
+                    samples.append(Sample(id=f"{pairing} {agent} {seed}", input=text, metadata=facts))
         made.close()
-    return Task(dataset=samples, solver=episode(partner), scorer=reward())
+    return Task(dataset=samples, solver=episode(), scorer=reward())
 
 
 # ---- exploitability

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -486,6 +487,39 @@ def test_suite_runs_as_a_task_of_inspect(load_example, tmp_path):
     rewards = {(sample.metadata["agent"], sample.scores["reward"].value) for sample in relay}
     assert rewards == {("asker", 0.0), ("answerer", 1.0)}, "the answerer repeats the oracle's number"
     assert [message.role for message in relay[-1].messages] == ["system", "user", "assistant"]
+
+
+def test_models_of_inspect_meet_every_partner(load_example, tmp_path, monkeypatch):
+    inspect_ai = pytest.importorskip("inspect_ai")
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
+
+    asked = Counter()
+
+    def model(name):
+        def answer(messages, tools, tool_choice, config):
+            asked[name] += 1
+            output = ModelOutput.from_content("mock", "call")
+            output.usage = ModelUsage()
+            return output
+
+        return get_model(f"mockllm/{name}", custom_outputs=answer)
+
+    module, models = load_example("inspect_suite"), {name: model(name) for name in ("one", "other")}
+    monkeypatch.setattr(module, "get_model", lambda name="mockllm/one": models[name.removeprefix("mockllm/")])
+    task = module.suite("core-v1", episodes=4, partner=["self", "mockllm/other", "random"])
+    kuhn = [sample for sample in task.dataset if sample.metadata["env"] == "forge/KuhnPoker-v0"]
+    task = inspect_ai.Task(dataset=kuhn, solver=task.solver, scorer=task.scorer)
+    (log,) = inspect_ai.eval(task, model=models["one"], display="none", log_dir=str(tmp_path))
+    rows = {}
+    for sample in log.samples:
+        rows.setdefault(sample.metadata["partner"], []).append(sample.scores["reward"].value)
+    assert {name: len(row) for name, row in rows.items()} == {"self": 8, "mockllm/other": 8, "random": 8}
+    assert sum(rows["self"]) == 0, "both roles of a seed sum to zero in play against itself"
+    assert rows["mockllm/other"] == rows["self"] and asked["other"] >= 4, "the other plays alike"
+    metrics = {name: metric.value for name, metric in log.results.scores[0].metrics.items()}
+    assert metrics["forge/KuhnPoker-v0 with random"] == pytest.approx(sum(rows["random"]) / 8)
+    with pytest.raises(ValueError, match="partner='gpt' is unknown"):
+        module.suite(partner="gpt")
 
 
 def test_game_that_a_failing_model_leaves_has_no_score_in_inspect(load_example, tmp_path):
