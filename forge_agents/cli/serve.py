@@ -108,13 +108,17 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> None:
         say(f"model  {policy} as {', '.join(name for name, target in served.names.items() if target == policy)}")
     for policy, reason in served.missing.items():
         say(f"left   frozen policy {policy}: {reason}")
-    url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{config.port}/v1"
-    say(f"url    {url}")
-    say(f"token  {token}   (printed only once)" if is_new else f"token  from {config.api_key_env}")
-    say(f'use    fa.Endpoint("{url}", "{next(iter(served.names))}", api_key_env="{config.api_key_env}")')
     sys.stdout.flush()
+
+    def announce(url: str) -> None:
+        """Tell clients where to send the token, now that no other user can listen there."""
+        say(f"url    {url}")
+        say(f"token  {token}   (printed only once)" if is_new else f"token  from {config.api_key_env}")
+        say(f'use    fa.Endpoint("{url}", "{next(iter(served.names))}", api_key_env="{config.api_key_env}")')
+        sys.stdout.flush()
+
     with contextlib.closing(LoopRunner(status=lambda: "the server is stopped")) as runner:
-        if runner.run(_until_terminated(_serve(served, config, token))):
+        if runner.run(_until_terminated(_serve(served, config, token, announce))):
             sys.exit(128 + signal.SIGTERM)
 
 
@@ -135,12 +139,13 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> bool:
     return bool(terminated)
 
 
-async def _serve(served: ServedPolicies, config: ServeConfig, token: str) -> None:
+async def _serve(served: ServedPolicies, config: ServeConfig, token: str, announce: Callable[[str], None]) -> None:
     with startup.show() as say:
         fleet = await Fleet.start(served.policies, config.engine(served.engine), tuned=served.adapters)
         try:
             with Gateway(host=config.host, port=config.port) as gateway:
                 server = PolicyServer(gateway, served.names, served.policies, fleet.policy_engines, token=token)
+                announce(gateway.url)
                 say(f"answering on {gateway.url}")
                 try:
                     await server.failed

@@ -1,6 +1,7 @@
 import os
 import shutil
 import socket
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -103,20 +104,42 @@ def test_token_comes_from_the_environment_or_is_created(monkeypatch):
     assert len({config.token() for _ in range(3)}) == 3 and len(config.token()) >= 40
 
 
-def test_only_a_new_token_is_printed(run, monkeypatch):
+@pytest.mark.parametrize("token", ["", "a-token-of-mine"])
+def test_address_and_new_token_are_printed_when_nobody_else_can_listen_there(run, monkeypatch, token):
+    lines = []
+
     async def start(policies, config, *, tuned):
-        raise ForgeError(f"{list(policies)} with {config.max_model_len} tokens, {config.max_num_seqs} sequences")
+        assert (list(policies), config.max_model_len, config.max_num_seqs) == (["guess"], 99, 3)
+        assert lines == ["model  guess as guess"]
+        return SimpleNamespace(policy_engines={}, stop=stop)
+
+    async def stop(*_):
+        pass
+
+    async def fail():
+        raise ForgeError("an engine is lost")
+
+    class Server:
+        def __init__(self, gateway, *_, **settings):
+            with pytest.raises(OSError, match="in use"):
+                socket.create_server((config.host, config.port), reuse_port=False)
+            assert len(settings["token"]) >= 8
+            self.drain = stop
+
+        @property
+        def failed(self):
+            return fail()
 
     monkeypatch.setattr(serving.Fleet, "start", start)
+    monkeypatch.setattr(serving, "PolicyServer", Server)
+    monkeypatch.setitem(os.environ, "MY_TOKEN", token)
     options = {"max_model_len": 99, "max_num_seqs": 3, "api_key_env": "MY_TOKEN"}
     config = ServeConfig(checkpoint=str(run), port=free_port(), **options)
-    for token in ("", "a-token-of-mine"):
-        monkeypatch.setitem(os.environ, "MY_TOKEN", token)
-        lines = []
-        raises(ForgeError, r"\['guess'\] with 99 tokens, 3 sequences", serve, config, say=lines.append)
-        printed = next(line for line in lines if line.startswith("token"))
-        assert printed == "token  from MY_TOKEN" if token else len(printed.split()[1]) >= 40
-        assert "model  guess as guess" in lines and not any(token and token in line for line in lines)
+    raises(ForgeError, "an engine is lost", serve, config, say=lines.append)
+    printed = next(line for line in lines if line.startswith("token"))
+    assert printed == "token  from MY_TOKEN" if token else len(printed.split()[1]) >= 40
+    assert f"url    http://127.0.0.1:{config.port}/v1" in lines
+    assert not any(token and token in line for line in lines)
 
 
 def test_export_that_is_older_than_a_checkpoint_is_named(run, monkeypatch, caplog):
