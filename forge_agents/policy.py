@@ -38,9 +38,9 @@ class Sampling:
     """Sampling of tokens from a model."""
 
     temperature: float = 1.0
-    """Divisor of the logits, in [0, 5]. 0 is greedy."""
+    """Divisor of the logits, in [0, 2]. 0 is greedy."""
     initial_temperature: float | None = None
-    """Temperature of the first training step, in (0, 5]. The temperature changes linearly to `temperature` over
+    """Temperature of the first training step, in (0, 2]. The temperature changes linearly to `temperature` over
     `temperature_steps` steps. Evaluations always use `temperature`. None: `temperature` from the start."""
     temperature_steps: int = 0
     """Number of training steps until `temperature` is reached. At least 1 if `initial_temperature` is set."""
@@ -72,7 +72,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, low, high, default in (
-            ("temperature", 0, 5, "1.0 samples the model's own distribution"),
+            ("temperature", 0, 2, "1.0 samples the model's own distribution"),
             ("top_k", 0, math.inf, "0 keeps every token"),
             ("min_p", 0, 1, "0 keeps every token"),
             ("presence_penalty", -2, 2, "0 is none"),
@@ -99,8 +99,8 @@ class Sampling:
 
     def _check_schedule(self) -> None:
         initial, steps = self.initial_temperature, self.temperature_steps
-        if initial is not None and not 0 < initial <= 5:
-            raise ValueError(f"initial_temperature={initial} is outside (0, 5]. None keeps `temperature`")
+        if initial is not None and not 0 < initial <= 2:
+            raise ValueError(f"initial_temperature={initial} is outside (0, 2]. None keeps `temperature`")
         if (initial is None) != (steps == 0) or steps < 0:
             raise ValueError(
                 f"initial_temperature={initial}, temperature_steps={steps}: set both, the first temperature and the "

@@ -79,6 +79,7 @@ def client_variables(session: Session, no_proxy: str = "", address: tuple[str, i
         "OPENAI_API_KEY": session.token,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": session.token,
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",  # OpenAI's SDK would send tasks and answers to its servers
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
     }

@@ -89,6 +89,7 @@ def test_function_must_not_return_unnamed_models():
         ({"bad_words": ("a",) * 65}, "bad_words has 65 texts. Engines accept at most 64"),
         ({"bad_words": (7,)}, "bad_words=.* must contain only non-empty texts"),
         ({"initial_temperature": 0, "temperature_steps": 3}, "initial_temperature=0 is outside"),
+        ({"temperature": 2.1}, r"temperature=2.1 is outside \[0, 2\]"),
         ({"initial_temperature": 1.5}, "set both"),
         ({"temperature_steps": 5}, "set both"),
     ],

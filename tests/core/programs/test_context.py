@@ -279,3 +279,14 @@ def test_clients_and_variables_outside_of_programs_are_not_changed(serve_chat, m
 def test_reward_function_has_the_variables_of_the_process():
     episode = played(makes_openai, reward=lambda task, result: float(os.environ["OPENAI_API_KEY"] == "sk-real"))
     assert episode.rewards == {"agent": 1.0}
+
+
+def test_openais_agents_sdk_sends_no_traces_from_programs():
+    from agents.tracing.provider import DefaultTraceProvider
+
+    def program(task, client):
+        asked(client)
+        return str(DefaultTraceProvider()._disabled)
+
+    assert helpers.result_of(played(program)) == "True"
+    assert not DefaultTraceProvider()._disabled, "outside of programs it is the user's choice"
