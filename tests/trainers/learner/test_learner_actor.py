@@ -31,14 +31,14 @@ def test_publish_after_a_replaced_store_uses_the_new_one():
     second = SimpleNamespace(publisher=lambda name, **_: Publisher("second"))
 
     async def order() -> dict[str, Any]:
+        core = SimpleNamespace(version=3, published=list, config=LearnerPlan(compute_dtype="bfloat16"))
         learner: Any = SimpleNamespace(
             _name="hero-learner",
-            _configs={"hero": LearnerPlan()},
             _store="first",
             _publishers={"hero": Publisher("first")},
             _one_at_a_time=asyncio.Lock(),
             _thread=None,
-            _core=lambda whose: SimpleNamespace(version=3, published=list),
+            _core=lambda whose: core,
         )
         async with learner._one_at_a_time:  # as a step that takes long
             replaced = asyncio.ensure_future(use_store(learner, "hero", second))

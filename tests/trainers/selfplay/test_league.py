@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -428,7 +429,7 @@ def test_snapshots_are_packed_in_another_thread(tmp_path, tiny_llama, monkeypatc
         loaded.append(version)
 
     shutil.copytree(tiny_llama, tmp_path / "league/hero-000001")
-    league = LeaguePolicies(fa.League(HERO), fa.GRPOConfig(), tmp_path)
+    league = LeaguePolicies(fa.League(replace(HERO, model=str(tiny_llama))), fa.GRPOConfig(), tmp_path)
     engine = PolicyEngine(SimpleNamespace(load_weights=load_weights), None)
     processes = SimpleNamespace(policy_engines={"hero-opponent": engine}, with_store=lambda load: load(Storage()))
     served = asyncio.run(league._engine.serve({"hero-000001": 1}, processes))["hero-000001"].snapshot
