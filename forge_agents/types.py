@@ -430,8 +430,9 @@ class Episode(_Stored):
             results.append(("because", f"the program failed: {self.program_error}"))
         else:
             infos = [trajectory.info for trajectory in self.trajectories.values()]
-            reasons = [info[name] for info in infos for name in ("error", "illegal") if info.get(name)]
-            results += [("because", reason) for reason in dict.fromkeys(map(str, reasons))]
+            reasons = [info.get(name) for info in infos for name in ("error", "illegal")]
+            texts = dict.fromkeys(reason for reason in reasons if isinstance(reason, str) and reason)  # no marks (True)
+            results += [("because", text) for text in texts]
         end = f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
         yield end + (": a conversation outgrew its model's context" if self.end_reason == "context" else ""), results
 

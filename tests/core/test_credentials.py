@@ -95,6 +95,7 @@ def test_credential_variables_are_recognized_by_name(name):
 )  # fmt: skip
 def test_ordinary_variables_are_no_secrets(name):
     assert not is_secret_variable(name, "/usr/bin:/bin")
+    assert not is_secret_variable(name, "http://10.0.0.5:8000/wikipedia-2018-index"), "programs need such addresses"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import forge_agents as fa
@@ -124,6 +125,15 @@ def test_printed_episode_escapes_control_characters():
     assert all(char == "\n" or char.isprintable() for char in text)
     assert not re.search(r"^(3\. p9|  reward   \+9)", text, re.MULTILINE), "an answer cannot pass for a turn"
     assert repr(EPISODE).startswith("Episode(env_id='my/Game-v0'") and len(repr(EPISODE)) < 200
+
+
+@pytest.mark.parametrize(
+    ("info", "reasons"), [({"illegal": True}, 0), ({"error": np.zeros(2)}, 0), ({"error": "no such move"}, 1)]
+)
+def test_printed_reasons_are_texts_and_no_marks(info, reasons):
+    trajectories = {"a": replace(EPISODE.trajectories["a"], info=info)}
+    text = str(replace(EPISODE, error=None, trajectories=trajectories))
+    assert text.count("because") == text.count("\n  because  no such move") == reasons
 
 
 def test_notebook_output_escapes_markup():

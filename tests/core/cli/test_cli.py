@@ -158,6 +158,12 @@ def test_warning_of_this_project_is_one_line_without_code(tmp_path):
     assert "my_plain.py:2: UserWarning: mine" in done.stderr, "the user's own warnings keep their place"
 
 
+def test_command_runs_without_a_standard_output():
+    command = f"{sys.executable} -m forge_agents --version >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_closed_pipe_ends_the_help_without_a_traceback():
     words = [sys.executable, "-m", "forge_agents", "--help"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -650,8 +650,9 @@ def stored_rounded(tiny_models: Callable[..., Path]) -> Path:
     return tiny_models(dtype="bfloat16")
 
 
-def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_counts(stored_rounded, random_batch):
-    core = LearnerCore(config(stored_rounded, compute_dtype="bfloat16", lr=1e-5))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_counts(stored_rounded, random_batch, dtype):
+    core = LearnerCore(config(stored_rounded, compute_dtype=dtype, lr=1e-5))
     stored = load_file(stored_rounded / "model.safetensors")
     begun = core.hf_state_dict(dtype=torch.bfloat16)
     assert all(torch.equal(begun[name], stored[name]) for name in begun)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.layout import Microbatch, Row, lay_out
@@ -32,6 +33,7 @@ from forge_trainers.learner.model import (
     build_model,
     free_unsharded,
     join_ranks,
+    randomly_rounded,
     sync_gradients,
     unused_tensors,
 )
@@ -83,7 +85,9 @@ class LearnerCore:
         config = config.with_memory()
         if not config.model:
             raise ValueError("model is empty. Set it to the folder of a Hugging Face model")
-        dtype = config.dtype_on(cpu=titan.DEVICE_TYPE == "cpu")
+        # on CPU, engines compute recurrent models in bfloat16 only, and would round small updates of float32 away
+        is_recurrent = families.is_recurrent(models.read_json(Path(config.model, "config.json")))
+        dtype = config.dtype_on(cpu=titan.DEVICE_TYPE == "cpu" and not is_recurrent)
         self.config = config = with_rate(replace(config, compute_dtype=dtype))
         self._ranks: Ranks = join_ranks(config) if base is None else base._ranks
         self._built: Built = build_model(config, self._ranks) if base is None else base._built
@@ -331,14 +335,21 @@ class LearnerCore:
         state = self._whole_state()
         scale = 0.0 if self.config.lora is None else self.config.lora.alpha / self.config.lora.rank
         for name, value in state.items() if self.config.lora is None else lora.merged(state, scale):
-            is_bias = name.endswith(".expert_bias_E")  # of a router, see `families.is_exact`
-            copy = value.to(torch.float32 if is_bias else dtype, copy=True)
+            copy = self._in_dtype(name, value, dtype)
             if isinstance(copy, DTensor) and copy.ndim == 3:  # TorchTitan would name only the experts of this rank
                 copy = copy.full_tensor()
             for hf_name, part in self._built.adapter.to_hf({name: copy}).items():
                 # parts of stacked experts are views of one storage, and those of gpt-oss are transposed
                 is_view = ".experts." in hf_name
                 yield hf_name, part.clone(memory_format=torch.contiguous_format) if is_view else part.contiguous()
+
+    def _in_dtype(self, name: str, value: Any, dtype: torch.dtype) -> Any:
+        """A copy of a weight in `dtype`."""
+        if name.endswith(".expert_bias_E"):  # of a router, see `families.is_exact`
+            return value.to(torch.float32, copy=True)
+        if dtype == torch.bfloat16 and value.dtype == torch.float32 and self.config.compute_dtype == "float32":
+            value = randomly_rounded(name, value, self.config.seed)
+        return value.to(dtype, copy=True)
 
     def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
         """Weights for an engine: all weights, as in `hf_state_dict`, or only the adapter, in PEFT's layout.

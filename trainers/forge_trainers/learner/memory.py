@@ -50,7 +50,7 @@ def learner_bytes(
     """
     config = config.with_memory()
     assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
-    item, tp = _BYTES[config.dtype_on(cpu=on_cpu)], config.tp
+    item, tp = _BYTES[config.dtype_on(cpu=on_cpu and size.recurrence is None)], config.tp
     shard = shards_of(config, ranks)
     parts = shard * tp
     adapter = 0 if config.lora is None else adapter_weights(size, config.lora)

@@ -383,15 +383,35 @@ def dither_weights(model: torch.nn.Module, seed: int) -> None:
         if not weight.requires_grad or weight.dtype != torch.float32:
             continue
         local = weight.to_local() if isinstance(weight, DTensor) else weight
-        random = torch.Generator(local.device).manual_seed(zlib.crc32(titan.canonical_fqn(name).encode()) + seed)
-        # bfloat16 drops the lower 16 bits of a float32; 2^15 is the middle between two bfloat16 numbers
-        limits = 1 - 2**15, 2**15
-        moves = torch.randint(*limits, weight.shape, generator=random, dtype=torch.int32, device=local.device)
-        if isinstance(weight, DTensor):
-            moves = distribute_tensor(moves, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
-            moves = moves.to(local.device)  # with `cpu_offload` the weight is on the CPU, but the mesh is of GPUs
+        moves = _random_moves(name, weight, seed, 1 - 2**15, 2**15)  # 2^15 is the middle between two bfloat16 numbers
         bits = local.view(torch.int32)
         bits.add_(moves.masked_fill_((bits & 0xFFFF != 0) | (local == 0), 0))
+
+
+def randomly_rounded(name: str, weight: Any, seed: int) -> Any:
+    """Return float32 weights rounded to bfloat16 numbers, up or down with probabilities that keep their mean.
+
+    Weights of a learner that computes in float32 are not dithered. Rounding to nearest would undo all updates of less
+    than half an interval, see `dither_weights`. All ranks compute the same values.
+    """
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    bits = local.contiguous().view(torch.int32) + _random_moves(name, weight, seed, 0, 2**16)
+    rounded = bits.bitwise_and_(-(2**16)).view(torch.float32)
+    if isinstance(weight, DTensor):
+        return DTensor.from_local(
+            rounded, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+        )
+    return rounded
+
+
+def _random_moves(name: str, weight: Any, seed: int, low: int, high: int) -> torch.Tensor:
+    """Random integers for the bits of a rank's part of a float32 weight. bfloat16 drops the lower 16 bits."""
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    random = torch.Generator(local.device).manual_seed(zlib.crc32(titan.canonical_fqn(name).encode()) + seed)
+    moves = torch.randint(low, high, weight.shape, generator=random, dtype=torch.int32, device=local.device)
+    if isinstance(weight, DTensor):
+        moves = distribute_tensor(moves, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
+    return moves.to(local.device)  # with `cpu_offload` the weight is on the CPU, but the mesh is of GPUs
 
 
 def unused_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from threading import TIMEOUT_MAX
 
 from forge_agents.policy import Policy
@@ -104,6 +104,8 @@ class ProcessConfig:
         Raises TypeError or ValueError if one is unknown, has a wrong value or cannot differ between policies.
         """
         settings = self.learner.for_policy(policy)
+        if settings.compute_dtype == "auto" and self.engine.dtype == "bfloat16":
+            settings = replace(settings, compute_dtype="bfloat16")  # the engine would round small updates away
         settings = settings.for_old_samples() if self.max_staleness else settings
         try:
             refuse_ineffective(settings, only=policy.learner or {})
