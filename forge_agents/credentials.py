@@ -64,7 +64,7 @@ _PATH_KEY = re.compile(
 
 def is_secret_variable(name: str, value: str = "") -> bool:
     """Return whether an environment variable may hold a credential, by its name and by its value."""
-    return bool(_VARIABLE.search(name)) or _without_keys(value) != value  # the paths of addresses may be harmless
+    return bool(_VARIABLE.search(name)) or without_keys(value) != value  # the paths of addresses may be harmless
 
 
 def is_secret(name: Any, value: Any) -> bool:
@@ -79,10 +79,11 @@ def is_secret(name: Any, value: Any) -> bool:
 
 def redact(text: str) -> str:
     """Return `text` with ``(hidden)`` instead of each text in the form of a known credential."""
-    return _without_keys(_ADDRESS.sub(lambda address: _PATH_KEY.sub(rf"\1{HIDDEN}", address[0]), text))
+    return without_keys(_ADDRESS.sub(lambda address: _PATH_KEY.sub(rf"\1{HIDDEN}", address[0]), text))
 
 
-def _without_keys(text: str) -> str:
+def without_keys(text: str) -> str:
+    """Return `text` as `redact` does, but with whole addresses: their paths may hold a token, or name a service."""
     for pattern in (_ASSIGNED, _SCHEME):
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return _TEXTS.sub(HIDDEN, text)

@@ -166,3 +166,14 @@ def test_code_without_a_source_file_and_cached_functions_have_a_hash(module):
     assert describe(functools.cache(module().helper))["source"]
     one, two = lambda ts: 1, lambda ts: 2
     assert describe(one) != describe(two)
+
+
+def test_judges_at_different_addresses_have_different_hashes():
+    def judge(service):
+        return fv.Judge(fa.Endpoint(f"http://10.0.0.1:8000/sales-assistant-{service}/v1", "m"), "Is it right?")
+
+    assert "sales-assistant" not in json.dumps(describe(judge("v2"))), "such a part may be a token"
+    first, same, other = (describe(judge(name), whole_addresses=True) for name in ("v2", "v2", "v3"))
+    assert first == same != other
+    key = describe({"url": "http://user:secret-2024@host/v1"}, whole_addresses=True)
+    assert "secret-2024" not in json.dumps(key)

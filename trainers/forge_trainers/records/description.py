@@ -24,7 +24,7 @@ import numpy as np
 
 from forge_agents.bench.code import described
 from forge_agents.bench.fingerprints import digest
-from forge_agents.credentials import HIDDEN, is_secret, redact
+from forge_agents.credentials import HIDDEN, is_secret, redact, without_keys
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 64
@@ -37,21 +37,23 @@ _HASH_LENGTH = 12
 _OUR_PACKAGES = ("forge_agents", "forge_envs", "forge_verifiers", "forge_trainers")
 
 
-def describe(value: Any) -> Any:
+def describe(value: Any, *, whole_addresses: bool = False) -> Any:
     """Describe `value` by nested dicts, lists, texts, numbers, booleans and None, for YAML and JSON.
 
     Functions and classes become ``{"function": "module:name", "source": HASH}`` and ``{"class": ..., "source": ...}``.
     Instances also have the arguments of the constructor if they are known, else their attributes. Code of this project
     and of libraries has no hash, because their versions are recorded. Keys, tokens and passwords are hidden if the name
-    of the argument or their form reveals them.
+    of the argument or their form reveals them. With `whole_addresses`, for hashes that tell servers apart, parts of
+    addresses that may be tokens stay.
     """
-    return _Describer().describe(value)
+    return _Describer(without_keys if whole_addresses else redact).describe(value)
 
 
 class _Describer:
     """One description, with a bound on its size."""
 
-    def __init__(self) -> None:
+    def __init__(self, redact: Callable[[str], str]) -> None:
+        self._redact = redact
         self._parts = 0
         self._open: set[int] = set()
         """Ids of the objects that are being described, to detect cycles."""
@@ -61,7 +63,7 @@ class _Describer:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str | os.PathLike):
-            return _text(os.fspath(value) if isinstance(value, os.PathLike) else value)
+            return _shortened(self._redact(os.fspath(value) if isinstance(value, os.PathLike) else value))
         if isinstance(value, enum.Enum):
             return self.describe(value.value, depth)
         if isinstance(value, int | float | np.number | np.bool_):
@@ -133,7 +135,7 @@ class _Describer:
         if module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
             return code
         text = str(value)  # of a date, a pattern, a fraction or a tensor
-        return code if text.startswith("<") or " at 0x" in text else {**code, "value": _text(text)}
+        return code if text.startswith("<") or " at 0x" in text else {**code, "value": _shortened(self._redact(text))}
 
     def _named(self, values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         if len(values) > _MAX_ITEMS:
@@ -162,8 +164,7 @@ class _Describer:
         return total.hexdigest()[:_HASH_LENGTH]
 
 
-def _text(text: str) -> str:
-    text = redact(text)
+def _shortened(text: str) -> str:
     if len(text) <= _MAX_TEXT:
         return text
     return f"{text[:_MAX_TEXT]}... ({len(text)} characters, hash {_hash_of(text.encode('utf-8', 'replace'))})"

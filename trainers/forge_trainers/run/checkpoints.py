@@ -230,7 +230,7 @@ def _part_hashes(ensembles: Sequence[Ensemble]) -> dict[str, str]:
         for number, ensemble in enumerate(ensembles)
         for verifier in ensemble.verifiers
     }
-    return {name: digest(describe(part)) for name, part in parts.items()}
+    return {name: digest(describe(part, whole_addresses=True)) for name, part in parts.items()}
 
 
 class Checkpoints:
