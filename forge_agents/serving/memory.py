@@ -131,14 +131,14 @@ def served_adapter_weights(size: ModelSize, loras: Sequence[LoRA]) -> int:
     return len(loras) * adapter_weights(size, LoRA(rank=adapter_rank(loras), targets=targets))
 
 
-def engine_dtype(stored: str, config: EngineConfig, *, recurrent: bool) -> str:
+def engine_dtype(stored: str, config: EngineConfig, *, is_fixed: bool) -> str:
     """Return the data type in which an engine computes on this machine, for a model that is stored in `stored`.
 
-    On CPU, vLLM computes recurrent layers in bfloat16 only.
+    `is_fixed` says that vLLM has kernels for this type only: for recurrent layers on CPU, and for quantized weights.
     """
     if config.dtype != "auto":
         return config.dtype
-    return "float32" if stored == "bfloat16" and not (recurrent or has_fast_bfloat16()) else stored
+    return "float32" if stored == "bfloat16" and not (is_fixed or has_fast_bfloat16()) else stored
 
 
 def item_bytes(dtype: str, config: EngineConfig) -> int:
@@ -181,7 +181,7 @@ def check_cache(size: ModelSize, config: EngineConfig, model: str, *, dtype: str
     """Raise ValueError if the configured cache on CPU does not hold one conversation. `dtype` is the stored model's."""
     if config.kv_cache_gb is None:
         return
-    item = 4 if engine_dtype(dtype, config, recurrent=size.recurrence is not None) == "float32" else 2
+    item = 4 if engine_dtype(dtype, config, is_fixed=size.recurrence is not None) == "float32" else 2
     context, per_token = config.max_model_len or size.context, size.kv_per_token(tp) * item
     if (needed := context * per_token) > config.kv_cache_gb * 1e9:
         raise ValueError(
@@ -202,7 +202,7 @@ def check_kernels(folder: Path, model: str, config: EngineConfig, adapters: Coll
         return
     if size.recurrence is not None:
         _, _, key_size, value_size, _ = recurrent_sizes(read_json(folder / "config.json"))
-        dtype = engine_dtype(dtype_of(folder), config, recurrent=True)
+        dtype = engine_dtype(dtype_of(folder), config, is_fixed=True)
         reasons = {
             f"in {dtype}, only in bfloat16: set engine.dtype": dtype != "bfloat16",
             "with LoRA adapters: leave out Policy.lora": bool(adapters),

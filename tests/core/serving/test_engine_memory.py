@@ -174,7 +174,7 @@ def test_engine_reads_the_format_that_was_checked(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("stored", "dtype", "recurrent", "computed"),
+    ("stored", "dtype", "is_fixed", "computed"),
     [
         ("bfloat16", "auto", False, ("float32", "bfloat16")),
         ("bfloat16", "auto", True, ("bfloat16", "bfloat16")),
@@ -183,8 +183,15 @@ def test_engine_reads_the_format_that_was_checked(monkeypatch):
         ("float32", "auto", False, ("float32", "float32")),
     ],
 )
-def test_engines_compute_in_float32_where_bfloat16_is_slow(monkeypatch, stored, dtype, recurrent, computed):
+def test_engines_compute_in_float32_where_bfloat16_is_slow(monkeypatch, stored, dtype, is_fixed, computed):
     """`computed` on a processor without bfloat16 instructions, and on one with them."""
     for fast in (False, True):
         monkeypatch.setattr(memory, "has_fast_bfloat16", lambda fast=fast: fast)
-        assert memory.engine_dtype(stored, EngineConfig(dtype=dtype), recurrent=recurrent) == computed[fast]
+        assert memory.engine_dtype(stored, EngineConfig(dtype=dtype), is_fixed=is_fixed) == computed[fast]
+
+
+def test_engines_of_quantized_models_keep_their_type(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "has_fast_bfloat16", lambda: False)
+    for settings, computed in (({}, "float32"), ({"quantization_config": {"quant_method": "gptq"}}, "bfloat16")):
+        (tmp_path / "config.json").write_text(json.dumps(SHAPES["8b"] | {"dtype": "bfloat16"} | settings))
+        assert _vllm._dtype(EnginePlan(model=str(tmp_path))) == computed
