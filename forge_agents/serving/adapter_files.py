@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_agents.files import check_dense
-from forge_agents.models.resolve import safetensors_header, weight_files
+from forge_agents.models import families
+from forge_agents.models.resolve import read_json, safetensors_header, weight_files
 from forge_agents.policy import LoRA
 from forge_agents.serving._shapes import adapter_shapes, check_shapes, expected_shapes
 
@@ -35,11 +36,15 @@ def read_adapter(file: Path, model: Path, lora: LoRA) -> dict[str, torch.Tensor]
 def read_snapshot(folder: Path, model: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that was trained from the one in the folder `model`.
 
-    Checks and errors are those of `read_adapter`.
+    Checks and errors are those of `read_adapter`. Tensors that no engine computes, as of image encoders, are left out.
     """
-    return _read(
-        folder, weight_files(folder), expected_shapes(str(model)) or {}, model.name, optional=("lm_head.weight",)
-    )
+    config = read_json(model / "config.json")
+
+    def is_left_out(name: str) -> bool:
+        return name == "lm_head.weight" or families.is_unused(name, config)  # a head that is tied
+
+    expected = expected_shapes(str(model)) or {}
+    return _read(folder, weight_files(folder), expected, model.name, is_left_out=is_left_out)
 
 
 def _read(
@@ -48,9 +53,9 @@ def _read(
     expected: Mapping[str, tuple[int, ...]],
     target: str,
     *,
-    optional: Sequence[str] = (),
+    is_left_out: Callable[[str], bool] = lambda _: False,
 ) -> dict[str, torch.Tensor]:
-    """Return the `expected` tensors of `files`. `optional` ones, such as a tied head, are not read."""
+    """Return the `expected` tensors of `files`. There may be others that `is_left_out`."""
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -61,7 +66,7 @@ def _read(
         for file in files:
             check_dense(file)
             shapes |= {name: tuple(entry["shape"]) for name, entry in safetensors_header(file).items()}
-        check_shapes({n: shape for n, shape in shapes.items() if n in expected or n not in optional}, expected)
+        check_shapes({n: shape for n, shape in shapes.items() if n in expected or not is_left_out(n)}, expected)
         for file in files:
             with safe_open(file, framework="pt") as opened:
                 names = [name for name in opened.keys() if name in expected]  # noqa: SIM118  # not a mapping

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusals import raises
+from safetensors.torch import load_file, save_file
 
 from forge_agents.errors import StallError
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.serving import _shapes, _vllm
+from forge_agents.serving.adapter_files import read_snapshot
 from forge_agents.serving.config import EnginePlan
 from forge_agents.serving.memory import adapter_weights
 from forge_agents.types import VersionSpan
@@ -145,3 +148,17 @@ def test_ranks_receive_an_adapter_without_the_buffer_around_it(tiny_llama, intac
     ((_, _, _, tensors, version),) = sent
     assert version == 3 and len(pickle.dumps(tensors)) < 2 * 4 * start + 5000
     assert all(torch.equal(tensors[name], view) for name, view in views.items())
+
+
+def test_snapshot_keeps_the_tensors_that_an_engine_computes(tiny_models, tmp_path):
+    model = tiny_models(dtype="bfloat16")
+    stored = load_file(model / "model.safetensors")
+    shutil.copytree(model, tmp_path / "snapshot")
+    others = {"model.visual.patch_embed.weight": torch.ones(2), "mtp.norm.weight": torch.ones(2)}
+    save_file(stored | others, tmp_path / "snapshot" / "model.safetensors", {"format": "pt"})
+    read = read_snapshot(tmp_path / "snapshot", model)
+    assert read.keys() == stored.keys() - {"lm_head.weight"}
+    assert all(torch.equal(read[name], stored[name]) for name in read)
+    save_file(stored | {"novel.weight": torch.ones(2)}, tmp_path / "snapshot" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"snapshot does not fit .*novel.weight"):
+        read_snapshot(tmp_path / "snapshot", model)

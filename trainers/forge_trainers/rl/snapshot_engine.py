@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge_agents.models import resolve as models
 from forge_agents.policy import SnapshotPolicy
@@ -140,14 +140,8 @@ class SnapshotEngine:
 
     def _read(self, name: str, version: int) -> Mapping[str, torch.Tensor]:
         """Read all tensors of a snapshot: of its adapter in PEFT's layout, or of its model by Hugging Face's names."""
-        from safetensors.torch import load_file
-
         policy = self._league.policy
         if policy.lora is not None:
             return read_adapter(self.weights_of(name), models.resolve(policy.model), policy.lora)
-        if version:
-            return read_snapshot(self.weights_of(name), models.resolve(policy.model))
-        tensors: dict[str, Any] = {}
-        for file in models.weight_files(models.resolve(policy.model)):
-            tensors |= load_file(file)
-        return tensors
+        model = models.resolve(policy.model)
+        return read_snapshot(self.weights_of(name) if version else model, model)
