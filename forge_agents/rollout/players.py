@@ -12,7 +12,6 @@ import weakref
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -44,8 +43,7 @@ from forge_agents.types import Compaction, Completion, FinishReason, Message, To
 _MAX_INLINE_CHARS = 1 << 14
 """Maximum length of new messages that are tokenized in the event loop. Tokenizing takes up to 6 us per character, and
 all other episodes of the process wait. Switching to a thread takes 0.1 ms."""
-_MESSAGE_CHARS = 64
-"""Length of text that takes as long as the chat template of one message."""
+_MESSAGE_CHARS = 64  # of text take as long as the chat template of one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +232,7 @@ class ModelPlayer:
         request = info.get(CONVERSATION)
         after, messages, only_results = self._new_messages(observation, info, request)
         conversation = copy.copy(self._empty if after is None else self._conversations[after])
-        num_chars, limit = sum(map(len, map(itemgetter(1), messages))), self._engine.max_model_len
+        num_chars, limit = sum(len(text) for _, text in messages), self._engine.max_model_len
         if len(messages) > limit:  # each has tokens around it
             raise ContextFullError(f"{len(messages)} messages fill the context of {limit} tokens. Send fewer")
         if num_chars > _MAX_INLINE_CHARS and num_chars > (most := limit * self._renderer.max_token_chars):

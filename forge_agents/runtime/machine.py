@@ -109,15 +109,13 @@ def _output(command: Sequence[str]) -> str:
 # ---- processor
 
 
-def has_fast_bfloat16(*, cpu: bool = False) -> bool:
-    """Return whether this machine computes in bfloat16 at least as fast as in float32: on GPUs, or by instructions.
+def has_fast_bfloat16() -> bool:
+    """Return whether the processor has instructions for bfloat16: AVX512-BF16, AMX or those of Arm.
 
-    With `cpu`, GPUs do not count.
-
-    Without AVX512-BF16 or AMX, matrix products in bfloat16 are emulated: 4 to 60 times slower than in float32 on a
-    processor with AVX2.
+    Without them, matrix products in bfloat16 are emulated: 4 to 60 times slower than in float32 on a processor with
+    AVX2.
     """
-    return (not cpu and bool(visible_gpus())) or not _FAST_BFLOAT16.isdisjoint(_processor_flags())
+    return not _FAST_BFLOAT16.isdisjoint(_processor_flags())
 
 
 @functools.cache

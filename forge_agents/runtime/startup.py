@@ -126,7 +126,8 @@ def machine(threads: int | None = None) -> str:
     """
     count, unit = (gpus, "GPU") if (gpus := len(visible_gpus())) else (len(os.sched_getaffinity(0)), "CPU core")
     part = f"{threads} of " if threads is not None and not gpus and threads < count else ""
-    return f"{part}{count} {unit}{'s' * (count != 1)}{'' if has_fast_bfloat16() else ' without bfloat16'}"
+    lacks = "" if gpus or has_fast_bfloat16() else " without bfloat16"
+    return f"{part}{count} {unit}{'s' * (count != 1)}{lacks}"
 
 
 def _seconds(seconds: float) -> str:

@@ -12,7 +12,7 @@ from forge_agents.models.families import adapted_layers, recurrent_sizes
 from forge_agents.models.resolve import dtype_of, read_json
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
-from forge_agents.runtime.machine import has_fast_bfloat16
+from forge_agents.runtime.machine import has_fast_bfloat16, visible_gpus
 from forge_agents.serving.config import EngineConfig
 
 OVERHEAD_BYTES = 2_500_000_000
@@ -138,7 +138,7 @@ def engine_dtype(stored: str, config: EngineConfig, *, is_fixed: bool) -> str:
     """
     if config.dtype != "auto":
         return config.dtype
-    return "float32" if stored == "bfloat16" and not (is_fixed or has_fast_bfloat16()) else stored
+    return "float32" if stored == "bfloat16" and not (is_fixed or visible_gpus() or has_fast_bfloat16()) else stored
 
 
 def item_bytes(dtype: str, config: EngineConfig) -> int:

@@ -390,8 +390,8 @@ def _without_rare(points: list[_Point]) -> tuple[list[_Point], int]:
     num_curves = (_MAX_GAPS * counts.total() + 10_000) // max(1, len(points))
     if num_curves >= len(counts):
         return points, 0
-    shown = {name for name, _ in counts.most_common(num_curves)}
-    points = [(step, {name: value for name, value in values.items() if name in shown}) for step, values in points]
+    frequent = {name for name, _ in counts.most_common(num_curves)}
+    points = [(step, {name: value for name, value in values.items() if name in frequent}) for step, values in points]
     return points, len(counts) - num_curves
 
 

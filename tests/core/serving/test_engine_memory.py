@@ -188,6 +188,9 @@ def test_engines_compute_in_float32_where_bfloat16_is_slow(monkeypatch, stored, 
     for fast in (False, True):
         monkeypatch.setattr(memory, "has_fast_bfloat16", lambda fast=fast: fast)
         assert memory.engine_dtype(stored, EngineConfig(dtype=dtype), is_fixed=is_fixed) == computed[fast]
+    monkeypatch.setattr(memory, "has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr(memory, "visible_gpus", lambda: ("0",))
+    assert memory.engine_dtype(stored, EngineConfig(dtype=dtype), is_fixed=is_fixed) == computed[True]
 
 
 def test_engines_of_quantized_models_keep_their_type(monkeypatch, tmp_path):

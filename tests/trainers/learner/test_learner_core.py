@@ -696,3 +696,10 @@ def test_learner_computes_in_float32_where_bfloat16_is_slow(monkeypatch, tiny_ll
     assert LearnerCore(plan).config.compute_dtype == plan.dtype_on(cpu=True) == dtype
     assert plan.dtype_on(cpu=False) == "bfloat16"
     assert config(tiny_llama, compute_dtype="bfloat16").dtype_on(cpu=True) == "bfloat16"
+
+
+def test_learner_of_a_recurrent_model_computes_as_its_engines(monkeypatch, tiny_models):
+    """On CPU, engines compute such models in bfloat16 only, and would round small updates in float32 away."""
+    monkeypatch.setattr(learner_config, "has_fast_bfloat16", lambda: False)
+    plan = config(tiny_models(family="qwen3_5"), compute_dtype="auto")
+    assert LearnerCore(plan).config.compute_dtype == "bfloat16"

@@ -129,3 +129,13 @@ def test_each_learner_starts_with_its_policys_settings():
 
 def test_snapshots_of_a_league_have_no_learner_settings():
     assert fa.League(policy(learner={"lr": 1e-4})).frozen("past").learner is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "chosen", "computed"),
+    [("auto", None, "auto"), ("bfloat16", None, "bfloat16"), ("bfloat16", "float32", "float32")],
+)
+def test_learner_of_engines_in_bfloat16_computes_alike_unless_it_is_set(engine, chosen, computed):
+    config = fa.GRPOConfig(engine=fa.EngineConfig(dtype=engine))
+    settings = {} if chosen is None else {"compute_dtype": chosen}
+    assert config.learner_of(policy(learner=settings)).compute_dtype == computed

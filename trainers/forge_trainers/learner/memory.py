@@ -8,6 +8,7 @@ from typing import Literal
 
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
+from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import shards_of
@@ -123,7 +124,7 @@ def _logits(size: ModelSize, config: LearnerPlan, chunk: int, *, on_cpu: bool) -
 def checkpoint_bytes(config: LearnerConfig) -> int:
     """Bytes of one weight in a checkpoint without an adapter: itself, its moments, and a reference that moves."""
     moves = bool(config.kl_coef) and isinstance(config.reference, int)
-    return 4 + moment_bytes(config) + moves * _BYTES[config.dtype_on(cpu=True)]
+    return 4 + moment_bytes(config) + moves * _BYTES[config.dtype_on(cpu=not visible_gpus())]
 
 
 def moment_bytes(config: LearnerConfig) -> int:

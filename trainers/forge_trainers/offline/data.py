@@ -617,9 +617,9 @@ def _rerendered(
             if number in last_use:
                 if len(waiting) == _MAX_WAITING:
                     raise ValueError(f"more than {_MAX_WAITING} turns are continued by later ones")
-                kept = prompt_ids[: room + 1]
-                talk.add_turn(new_messages, *renderer.parse(response_ids), kept, response_ids)
-                waiting[number] = talk, kept, num_cut + len(prompt_ids) - len(kept)
+                first_ids = prompt_ids[: room + 1]
+                talk.add_turn(new_messages, *renderer.parse(response_ids), first_ids, response_ids)
+                waiting[number] = talk, first_ids, num_cut + len(prompt_ids) - len(first_ids)
             if branch_ends[turn.branch] == number:
                 streams.close(turn.branch)
     except ControlTokenError as cause:

@@ -122,7 +122,7 @@ class TextModel:
 
         folder = models.resolve(self.model)
         check_described(folder)
-        slow = self.device == "cpu" and models.dtype_of(folder) == "bfloat16" and not has_fast_bfloat16(cpu=True)
+        slow = self.device == "cpu" and models.dtype_of(folder) == "bfloat16" and not has_fast_bfloat16()
         dtype = "float32" if slow else "auto"
         with models.no_remote_code(folder) as arguments:
             config = transformers.AutoConfig.from_pretrained(folder, **arguments)
