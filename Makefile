@@ -21,7 +21,7 @@ help:  ## Say what there is
 	@echo "PYTHON=...        the Python for .venv (default: the first of python3.11, 3.12, 3.13, python3 that fits)"
 	@echo "TORCH_INDEX=URL   one more wheel index, e.g. PyTorch's for CPU builds"
 
-demo: $(STAMP)  ## Train two agents end to end (five minutes on two cores, after the installation)
+demo: $(STAMP)  ## Train two agents end to end (five to ten minutes on two cores, after the installation)
 	$(BIN)/forge-agents demo
 
 test: $(STAMP)  ## Run the whole test suite
