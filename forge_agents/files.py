@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 28
 _MAX_SPARSE = 1000
 """Maximum ratio of a large file's size to its space on the disk. Some file systems compress texts."""
 _OUR_FOLDERS = re.compile(
-    r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
+    r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|\.?wandb|warm-start", re.ASCII
 )
 """Names of the subfolders that runs make."""
 CHECKPOINT_MARK = "experiment.json"

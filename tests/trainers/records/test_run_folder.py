@@ -223,7 +223,10 @@ def test_a_folder_with_links_is_not_written_through_them(tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    [*("checkpoints", "export", "league", "learner", "seed-3", "warm-start"), "checkpoints/step-1", "export/a/x.json"],
+    [
+        *("checkpoints", "export", "league", "learner", "seed-3", "tensorboard", "wandb", ".wandb", "warm-start"),
+        *("checkpoints/step-1", "export/a/x.json"),
+    ],
 )
 @pytest.mark.parametrize("begin", [lambda path: RunFolder(path, {}), lambda path: check_resumable(path, {}, [])])
 def test_training_refuses_folders_with_links_out_of_the_run(tmp_path, name, begin):

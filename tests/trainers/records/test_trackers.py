@@ -47,10 +47,11 @@ def wandb(monkeypatch):
     return fake
 
 
-def test_wandb_settings_of_the_current_folder_choose_no_server(wandb, tmp_path, monkeypatch):
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])  # W&B takes either
+def test_wandb_settings_of_the_current_folder_choose_no_server(folder, wandb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "wandb").mkdir()
-    settings = tmp_path / "wandb" / "settings"
+    (tmp_path / folder).mkdir()
+    settings = tmp_path / folder / "settings"
     for line in ("base_url = http://stranger.example", "https_proxy: http://stranger.example"):
         settings.write_text(f"[default]\nproject = mine\n{line}\n")
         with pytest.raises(ForgeError, match=r"sets .*send your key to a server of its choice"):
