@@ -281,27 +281,32 @@ def odd_actions(case: Case) -> None:
 
 
 def _check_survives(env: AnyEnv, agent: str, action: str, seed: int, index: int) -> None:
-    excerpt = f"{action[:40]!r}" + (f"... ({len(action)} characters)" if len(action) > 40 else "")
+    answer = f"{agent!r} answered {_excerpt(action)}"
+    latest = answer
     started = time.perf_counter()
     try:
         env.step(action)
         spent = time.perf_counter() - started
-        for _ in play(env, seed, reset=False, start=index + 1):
-            pass
+        for other, *_, later in play(env, seed, reset=False, start=index + 1):
+            latest = f"{answer}, then {other!r} answered {_excerpt(later)}"
     except Exception as error:
         raise BreachError(
-            f"{agent!r} answered {excerpt}: {type(error).__name__}: {error}",
+            f"{latest}: {type(error).__name__}: {error}",
             "treat unintelligible text as an illegal move: return an Outcome instead of raising. In a program, let "
             "reward= return a number for any result",
             "act",
         ) from error
     if spent > STEP_S:
         raise BreachError(
-            f"{agent!r} answered {excerpt}: processing took {spent:.1f} s",
+            f"{answer}: processing took {spent:.1f} s",
             f"read at most the first max_action_chars characters, or use a regular expression of linear time. The "
             f"limit is {STEP_S:g} s",
             "act",
         )
+
+
+def _excerpt(action: str) -> str:
+    return f"{action[:40]!r}" + (f"... ({len(action)} characters)" if len(action) > 40 else "")
 
 
 _KEEP_STATE = "keep all state on the instance, and draw every random number from the rng that setup gets"

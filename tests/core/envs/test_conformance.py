@@ -270,6 +270,15 @@ def test_each_breach_is_found_by_its_check(env, check, message):
     assert check in findings and message in findings[check].message and findings[check].fix
 
 
+def test_answer_that_raised_is_named_with_the_odd_one_before_it():
+    def refuse_second(self, action):
+        if self.num_turns:
+            raise ValueError(repr(action))
+
+    message = failures(changed(before_act=refuse_second), "odd actions")["odd actions"].message
+    assert re.fullmatch(r"'a' answered '', then 'b' answered ('.+'): ValueError: \1", message), message
+
+
 @pytest.mark.parametrize(
     ("env", "check", "text", "method"),
     [
