@@ -353,7 +353,7 @@ class EnsembleReport:
     def html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML file with tables, plots and explanations.
 
-        Missing folders are created. Raises RunFolderError if the file cannot be written, or if another program wrote it.
+        Missing folders are created. Raises RunFolderError if the file cannot be written or is of another program.
         """
         text = page(self)
         try:
