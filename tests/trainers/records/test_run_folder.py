@@ -12,6 +12,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
@@ -147,12 +148,18 @@ def test_another_start_model_is_named_with_its_hash(tmp_path, key, one):
         check_resumable(tmp_path, after | new, ["weights.a"])
 
 
-def test_curve_is_a_picture(tmp_path):
+def test_curve_is_a_picture_and_an_error_of_matplotlib_costs_only_it(tmp_path, caplog, monkeypatch):
     run = RunFolder(tmp_path, {})
     assert run.plot() is None
     for step in range(3):
         run.log(step, {"reward/mean": 0.1 * step, "reward/ci": 0.05})
     assert run.plot().read_bytes().startswith(b"\x89PNG")
+
+    def fail(*_, **__):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    assert run.plot() is None and "reward.png is not drawn (RuntimeError: latex could not be found)" in caplog.text
     run.close()
 
 

@@ -346,16 +346,25 @@ class RunFolder:
         return self.plot(curves={**_REWARDS, **per_policy})
 
     def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
-        """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``. None before a step."""
+        """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``.
+
+        Returns None before the first step, or with a warning if matplotlib fails.
+        """
         rows = self.metrics()
         if not rows:
             return None
         target = self.path / f"{what}.png"
-        with _reported(target), picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
-            for metric, label in curves.items():
-                group, _, rest = metric.partition("/")
-                width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
-                draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
+        try:
+            with _reported(target), picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
+                for metric, label in curves.items():
+                    group, _, rest = metric.partition("/")
+                    width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
+                    draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
+        except RunFolderError:
+            raise
+        except Exception as error:  # noqa: BLE001  # an error of matplotlib is no reason to lose a run
+            _log.warning("%s is not drawn (%s: %s)", target, type(error).__name__, error)
+            return None
         return target
 
     def close(self, *, quiet: bool = False) -> None:
