@@ -16,11 +16,10 @@ from typing import Any
 import uvicorn
 
 from forge_agents.envs import registry
-from forge_agents.envs.env import hook
+from forge_agents.envs.env import hook, may_be_silent
 from forge_agents.episodes.play import play
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, PlayerLeftError, StallError
 from forge_agents.policy import AnyPolicy, Policy, Random, Scripted
-from forge_agents.rollout.episode import may_be_silent
 from forge_agents.runtime.connections import Server, http_settings, trust
 
 

@@ -36,7 +36,7 @@ from forge_agents.envs.conformance.play import (
     play,
     same,
 )
-from forge_agents.envs.env import Observation, TextGame, forked, hook, writable
+from forge_agents.envs.env import Observation, TextGame, forked, hook, may_be_silent, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
@@ -226,9 +226,12 @@ def observing(case: Case) -> None:
             )
 
 
-def rewards_and_infos(case: Case) -> None:
-    """Rewards are finite and reported by ``last``, and infos are JSON."""
-    acted, sums = "", dict[str, float]()
+def rewards_and_infos(case: Case) -> str:
+    """Rewards are finite and reported by ``last``, and infos are JSON. Returns a note if a full context costs nothing.
+
+    An agent can fill its context on purpose before it loses.
+    """
+    acted, sums, is_free = "", dict[str, float](), False
     for env, seed, (agent, _, reward, *_) in _steps(case):
         if acted and env.agents and (lost := find_lost_reward(env, acted, sums)):
             raise BreachError(f"seed {seed}: {lost.partition('. ')[0]}", lost.partition(". ")[2], "act")
@@ -240,6 +243,11 @@ def rewards_and_infos(case: Case) -> None:
         except (TypeError, ValueError) as error:
             fix = "use only numbers, strings, booleans, lists and dicts with string keys in infos"
             raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
+        is_free = is_free or (reward < 0 and not may_be_silent(env))
+    return (
+        "an agent that fills its context avoids later negative rewards: set judges_silence = True, and it acts by an "
+        "empty answer instead"
+    ) * is_free
 
 
 def legal_actions(case: Case) -> None:
