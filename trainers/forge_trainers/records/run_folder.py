@@ -96,11 +96,12 @@ def _changes(before: str, after: str) -> str:
 
 
 def check_is_run(folder: Path) -> None:
-    """Refuse a folder without a run that has files or folders of the names that a run replaces and deletes.
+    """Refuse a folder with links out of it, or without a run but with files of names that a run replaces or deletes.
 
     Raises:
-        RunFolderError: There is such an entry, which another program or the user has made.
+        RunFolderError: There is such an entry, which another program, the user or a stranger has made.
     """
+    check_contained(folder)  # files would be written and deleted through links
     if (folder / ".lock").exists():
         return
     names = [name for name in _REPLACED if (folder / name).exists()]
@@ -122,7 +123,6 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
     `fixed` are dotted keys that must be equal, each with all keys below it. Keys that one of the two lacks are not
     compared. A folder that is no run's is refused by `check_is_run`.
     """
-    check_contained(folder)
     check_is_run(folder)
     try:
         before = safe_yaml.read(folder / "config.yaml")
@@ -212,7 +212,6 @@ class RunFolder:
         """Metrics that are no numbers and were warned about."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
-        check_contained(self.path)  # files written and deleted below would follow links
         check_is_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -457,6 +456,7 @@ def write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}.draft")
     with _reported(file):
         try:
+            draft.unlink(missing_ok=True)  # it may be a link
             draft.write_text(text)
             draft.replace(file)
         except OSError:

@@ -141,8 +141,8 @@ class RunPlan:
         left_out, episodes = metrics["eval/failed"] + metrics.get("eval/abstained", 0), self.config.eval_episodes
         if left_out > _MAX_LEFT_OUT * episodes:
             _log.warning(
-                "%d of %d held-out episodes failed or have no reward, so this checkpoint cannot be the best one: at most "
-                "%.0f %% may be left out",
+                "%d of %d held-out episodes failed or have no reward, so this checkpoint cannot be the best one: at "
+                "most %.0f %% may be left out",
                 *(left_out, episodes, 100 * _MAX_LEFT_OUT),
             )
             return None
