@@ -403,6 +403,20 @@ def test_copies_of_an_export_replace_and_hold_models_only(tmp_path):
     assert (mine / "hero" / "config.json").read_text() == "hero", "the earlier copy is still there"
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_export_does_not_replace_a_link(tmp_path, exists):
+    run, disk, link = tmp_path / "run", tmp_path / "disk", tmp_path / "latest"
+    for folder in (run, disk)[: 1 + exists]:
+        folder.mkdir()
+        (folder / "config.json").write_text(folder.name)
+    link.symlink_to(disk)
+    with pytest.raises(RunFolderError, match="latest is a link, so it is not replaced. Name the folder that it leads"):
+        copy_exports(run, link)
+    assert link.readlink() == disk and disk.exists() is exists
+    copy_exports(run, link.resolve())
+    assert (link / "config.json").read_text() == "run"
+
+
 def test_copy_of_an_export_is_not_written_through_links(tmp_path):
     """A stranger's run folder may hold them, where the user saves the model."""
     source, other, run = tmp_path / "export", tmp_path / "other", tmp_path / "run"
