@@ -116,10 +116,7 @@ def _free_bytes() -> float:
 
 def _dtype(config: EnginePlan) -> str:
     # vLLM would take "auto" as bfloat16 for a float32 model
-    folder = Path(config.model)
-    settings = models.read_json(folder / "config.json")
-    is_quantized = "quantization_config" in {**settings, **families.decoder_config(settings)}
-    return memory.engine_dtype(models.dtype_of(folder), config, is_fixed=is_quantized or _is_recurrent(config.model))
+    return memory.dtype_in_use(Path(config.model), config)
 
 
 def _engine_args(config: EnginePlan) -> Any:

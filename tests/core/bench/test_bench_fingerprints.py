@@ -9,6 +9,7 @@ import forge_agents as fa
 from forge_agents.bench.code import _import_statements, _modules
 from forge_agents.bench.fingerprints import code_of, player_facts, with_content
 from forge_agents.envs.spec import EnvSpec
+from forge_agents.serving import memory
 
 
 def test_environment_hash_covers_imported_modules(tmp_path, monkeypatch):
@@ -41,6 +42,16 @@ def test_environment_hash_covers_imported_modules(tmp_path, monkeypatch):
     assert all(changed(f"hashed_game/{name}.py") for name in ("game", "rules", "late", "deep/words", "tasks"))
     assert not changed("hashed_game/aside.py") and not changed("hashed_game/__init__.py")
     assert changed("lone_game.py", "lone_game") and changed("lone_words.py", "lone_game")
+
+
+def test_computing_data_type_of_a_model_is_shown_and_does_not_change_its_fingerprint(tiny_models, monkeypatch):
+    model, shown = fa.Policy(str(tiny_models(dtype="bfloat16")), name="m"), []
+    for fast in (True, False):
+        monkeypatch.setattr(memory, "has_fast_bfloat16", lambda fast=fast: fast)
+        shown.append(player_facts(model))
+    assert [facts["dtype"] for facts in shown] == ["bfloat16", "float32"]
+    assert shown[0]["fingerprint"] == shown[1]["fingerprint"]
+    assert shown[0]["fingerprint"] != player_facts(model, fa.EngineConfig(dtype="float32"))["fingerprint"]
 
 
 def test_environment_hash_covers_the_repair_tasks():
