@@ -79,16 +79,13 @@ class _Table:
         seat.instructions = "" if instructions is None else str(instructions(agent))
         if not seat.left:
             seat.events.put(_Event(observation))
-            try:
-                action = seat.actions.get(timeout=self._wait_s)
-            except queue.Empty:
-                raise StallError(f"the client of {agent!r} sent no action for {self._wait_s:g} s", agent) from None
-            if action is not None:
-                return action
+            with contextlib.suppress(queue.Empty):
+                if (action := seat.actions.get(timeout=self._wait_s)) is not None:
+                    return action
             seat.left = True
-        if may_be_silent(self.env):  # a client that leaves before it loses does not take the others' win
+        if may_be_silent(self.env):  # a client that leaves or waits before it loses does not take the others' win
             return ""
-        raise PlayerLeftError(f"the client of {agent!r} left")
+        raise PlayerLeftError(f"the client of {agent!r} left, or sent no action for {self._wait_s:g} s")
 
     def _play(self) -> None:
         rewards, error = dict[str, float](), ""
