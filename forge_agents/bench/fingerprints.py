@@ -103,7 +103,8 @@ def _model_facts(policy: Policy, engine: EngineConfig) -> dict[str, Any]:
 
 def _sampling_facts(sampling: Sampling) -> dict[str, Any]:
     always = {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens", "stop")}
-    return always | sampling.logit_settings
+    reasoning = sampling.max_reasoning_tokens
+    return always | sampling.logit_settings | ({} if reasoning is None else {"max_reasoning_tokens": reasoning})
 
 
 def code_of(spec: EnvSpec) -> str:

@@ -3,7 +3,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import forge_agents as fa
 from forge_agents.bench.code import _import_statements, _modules
@@ -235,6 +238,20 @@ def test_code_from_stdin_is_told_apart_by_its_constants():
     assert prints[0] == prints[3]
     assert prints[0][0] == prints[1][0] != prints[2][0]
     assert len({player for _, player in prints}) == 3
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "half tensor", "table"])
+def test_large_data_of_a_player_counts_as_a_whole(kind):
+    def digest_of(entry):
+        values = np.zeros(5000, dtype=np.float32)
+        values[2500] = entry
+        tensor = torch.from_numpy(values).requires_grad_()
+        data = {"array": values, "tensor": tensor, "half tensor": tensor.bfloat16(), "table": pd.DataFrame(values)}[
+            kind
+        ]
+        return player_facts(fa.Scripted(lambda observation: str(data)))["fingerprint"]
+
+    assert digest_of(1) == digest_of(1) != digest_of(2)
 
 
 def test_token_in_the_address_of_an_endpoint_is_hidden_but_counts():
