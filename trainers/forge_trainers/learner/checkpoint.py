@@ -8,6 +8,7 @@ of that file, and all other values with ``weights_only``. The module `untrusted`
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -201,8 +202,14 @@ class _Reader(FileSystemReader):
     """PyTorch's reader, for untrusted folders."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = self._metadata
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+    @functools.cached_property
+    def _metadata(self) -> Metadata:
         folder = Path(self.path)
-        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+        with self.fs.create_stream(self._get_metadata_path(), "rb") as file:
             metadata = untrusted.read_metadata(file.read())  # a read allocates no more than the file has
         places = metadata.storage_data.values()
         if any(not isinstance(place.relative_path, str) or place.transform_descriptors for place in places):
@@ -210,7 +217,6 @@ class _Reader(FileSystemReader):
         for name in {place.relative_path for place in places}:
             if name != Path(name).name or not stat.S_ISREG((folder / name).lstat().st_mode):
                 raise pickle.UnpicklingError(f"{folder / '.metadata'} names {name!r}, which is no file of this folder")
-        metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
     def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
@@ -356,9 +362,7 @@ def _add_stop_token(folder: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise RunFolderError if a link, or a folder with anything but an exported model, is where an export will be."""
-    if target.is_symlink():
-        raise RunFolderError(f"{target} is a link, so it is not replaced. Name the folder that it leads to")
+    """Raise RunFolderError if a folder with anything but an exported model is where an export will be."""
     entries = sorted(target.iterdir()) if target.exists() else []
     others = [entry.name for entry in entries if not _is_exported(entry)]
     if entries and not others and not (target / "config.json").exists():

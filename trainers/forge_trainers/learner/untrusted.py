@@ -190,6 +190,8 @@ def _check_size(value: Any, data: bytes) -> None:
     limit, sizes = _MAX_GROWTH * len(data), dict[int, int]()
 
     def size_of(part: Any, depth: int) -> int:
+        if type(part) in _PLAIN and depth <= _MAX_DEPTH:
+            return 1
         if dataclasses.is_dataclass(part) and not isinstance(part, type):
             if isinstance(part, MetadataIndex) and not _is_valid_index(part):
                 raise pickle.UnpicklingError("the checkpoint's .metadata has an index that is no name with an offset")
