@@ -15,6 +15,7 @@ import torch
 from forge_agents.errors import DivergedError, MismatchError, RunFolderError
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import Sample
+from forge_trainers.learner import measures
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.measures import peak_flops, ratio_quantiles
@@ -284,6 +285,13 @@ def test_every_step_reports_ratios_work_and_memory(tiny_llama, random_batch):
     assert result["mfu"] == pytest.approx(result["flops_per_s"] / result["peak_flops_per_s"])
     assert result["peak_flops_per_s"] == peak_flops(torch.float32) > 1e8
     assert result["peak_rss_bytes"] > 1e8 and "peak_device_bytes" not in result
+
+
+def test_peak_of_a_slow_processor_is_measured_with_one_product(monkeypatch):
+    products, mm = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *args, **options: products.append(mm(*args, **options)))
+    monkeypatch.setattr(measures, "_MEASURED_S", 0.0)
+    assert peak_flops.__wrapped__(torch.float32) > 1e8 and len(products) == 1
 
 
 def test_non_finite_loss_leaves_the_weights_unchanged(tiny_llama, random_batch):

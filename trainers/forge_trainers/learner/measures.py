@@ -19,6 +19,8 @@ from forge_trainers.learner import titan
 _PERCENT = {"ratio_p1": 1, "ratio_p50": 50, "ratio_p99": 99}
 _MATRIX = 1024
 """Rows of the matrices with which a CPU's peak is measured. A product takes 20 ms at 100 GFLOPS."""
+_MEASURED_S = 1.0
+"""Time after which no further product is measured."""
 
 
 def ratio_quantiles(log_ratio_T: torch.Tensor, loss_mask_T: torch.Tensor) -> dict[str, float]:
@@ -65,16 +67,19 @@ def peak_flops(dtype: torch.dtype) -> float:
     """Peak floating-point operations per second of one rank's device.
 
     For a GPU, TorchTitan's figure for its name. For a CPU, the best of five matrix products with the learner's threads,
-    measured once, so other programs that run at that time lower it.
+    measured once, so other programs that run at that time lower it. A processor without instructions for `dtype` needs
+    seconds for one product, which is then the only one.
     """
     if titan.DEVICE_TYPE != "cpu":
         return float(titan.device_utils.get_peak_flops(titan.device_utils.device_module.get_device_name()))
     a, b = (torch.randn(_MATRIX, _MATRIX, generator=torch.Generator().manual_seed(0)).to(dtype) for _ in range(2))
-    out, best_s = torch.empty_like(a), float("inf")
+    out, best_s, began = torch.empty_like(a), float("inf"), time.perf_counter()
     for _ in range(5):
         started = time.perf_counter()
         torch.mm(a, b, out=out)
         best_s = min(best_s, time.perf_counter() - started)
+        if time.perf_counter() - began > _MEASURED_S:
+            break
     return 2.0 * _MATRIX**3 / best_s
 
 
