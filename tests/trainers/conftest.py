@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from local_processes import LocalLearner
@@ -16,6 +18,7 @@ from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import Sample, pack
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.offline import trainer as offline
+from forge_trainers.records import plots, run_folder
 
 HERE = str(Path(__file__).parent)
 sys.path[:0] = [HERE] if HERE not in sys.path else []
@@ -47,6 +50,44 @@ def fast_bfloat16() -> Iterator[None]:
     """Defaults and estimates of memory in this process are those of a processor with bfloat16 instructions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "_processor_flags", lambda: frozenset(["avx512_bf16"]))
+        yield
+
+
+_pictures: dict[str, bytes] = {}
+
+
+class _Calls(list[tuple[str, Any, Any]]):
+    """The calls of methods of axes."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **options: self.append((name, args, options))
+
+    @property
+    def kind(self) -> list[Any]:
+        """The calls without their numbers: only whether there are several, and whether all are finite."""
+        numbers = [[(np.size(x) > 1, bool(np.isfinite(x).all())) for x in args] for _, args, _ in self]
+        return [(name, options, number) for (name, _, options), number in zip(self, numbers, strict=True)]
+
+
+@contextmanager
+def _picture_drawn_once(target: Path, **options: Any) -> Iterator[Any]:
+    """Like ``plots.picture``, which takes a third of a short run. A picture with equal texts is copied."""
+    calls = _Calls()
+    yield calls
+    if (key := repr((options, calls.kind))) not in _pictures:
+        with plots.picture(target, **options) as axes:
+            for name, args, more in calls:
+                getattr(axes, name)(*args, **more)
+        _pictures[key] = target.read_bytes()
+    target.write_bytes(_pictures[key])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _curves_drawn_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs draw curves of one kind once. Tests of records draw them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name != "records":
+            patch.setattr(run_folder, "picture", _picture_drawn_once)
         yield
 
 

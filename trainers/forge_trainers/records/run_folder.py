@@ -84,10 +84,17 @@ class FitResult:
     """Seconds from the call to the end of its first step, including startup. None without a step or in fine-tuning."""
 
 
-def _changes(before: str, after: str) -> str:
-    """Return the settings in which two YAML texts differ, at most `_MAX_CHANGES` of them."""
+def _as_written(value: Any) -> Any:
+    """Return a setting as it is read from a file: a tuple is a list there."""
+    if isinstance(value, Mapping):
+        return {key: _as_written(part) for key, part in value.items()}
+    return [_as_written(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _changes(before: str, after: Mapping[str, Any]) -> str:
+    """Return the settings in which a YAML text differs from `after`, at most `_MAX_CHANGES` of them."""
     try:
-        old, new = (dict(leaves(safe_yaml.load(text))) for text in (before, after))
+        old, new = dict(leaves(safe_yaml.load(before))), dict(leaves(_as_written(after)))
     except ValueError:
         return "config.yaml could not be read"
     keys = [key for key in (new | old) if old.get(key) != new.get(key)]
@@ -96,12 +103,11 @@ def _changes(before: str, after: str) -> str:
 
 
 def check_is_run(folder: Path) -> None:
-    """Refuse a folder with links out of it, or without a run but with files of names that a run replaces or deletes.
+    """Refuse a folder without a run that has files or folders of the names that a run replaces and deletes.
 
     Raises:
-        RunFolderError: There is such an entry, which another program, the user or a stranger has made.
+        RunFolderError: There is such an entry, which another program or the user has made.
     """
-    check_contained(folder)  # files would be written and deleted through links
     if (folder / ".lock").exists():
         return
     names = [name for name in _REPLACED if (folder / name).exists()]
@@ -123,12 +129,13 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
     `fixed` are dotted keys that must be equal, each with all keys below it. Keys that one of the two lacks are not
     compared. A folder that is no run's is refused by `check_is_run`.
     """
+    check_contained(folder)
     check_is_run(folder)
     try:
         before = safe_yaml.read(folder / "config.yaml")
     except (OSError, ValueError):
         return  # no run, or a damaged record
-    after = yaml.safe_load(yaml.safe_dump(dict(settings)))  # a tuple is a list in the file
+    after = _as_written(settings)
     for key in fixed:
         pair = [_at(values, key) for values in (before, after)]
         if _ABSENT in pair:
@@ -212,6 +219,7 @@ class RunFolder:
         """Metrics that are no numbers and were warned about."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
+        check_contained(self.path)  # files written and deleted below would follow links
         check_is_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -230,7 +238,7 @@ class RunFolder:
             if not written.exists():
                 write_atomically(written, self._settings)
             elif (before := written.read_text(errors="replace")) != self._settings:
-                self.changed = _changes(before, self._settings)
+                self.changed = _changes(before, config)
             self._tracker, self._curves = tracker, open_tracker(tracker, self.path, config)
             if (names := self._curves.names) is not None:
                 for row in self.metrics():  # names depend on their order
@@ -345,25 +353,16 @@ class RunFolder:
         return self.plot(curves={**_REWARDS, **per_policy})
 
     def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
-        """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``.
-
-        Returns None before the first step, or with a warning if matplotlib fails.
-        """
+        """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``. None before a step."""
         rows = self.metrics()
         if not rows:
             return None
         target = self.path / f"{what}.png"
-        try:
-            with _reported(target), picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
-                for metric, label in curves.items():
-                    group, _, rest = metric.partition("/")
-                    width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
-                    draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
-        except RunFolderError:
-            raise
-        except Exception as error:  # noqa: BLE001  # an error of matplotlib is no reason to lose a run
-            _log.warning("%s is not drawn (%s: %s)", target, type(error).__name__, error)
-            return None
+        with _reported(target), picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
+            for metric, label in curves.items():
+                group, _, rest = metric.partition("/")
+                width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
+                draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
         return target
 
     def close(self, *, quiet: bool = False) -> None:
@@ -456,7 +455,6 @@ def write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}.draft")
     with _reported(file):
         try:
-            draft.unlink(missing_ok=True)  # it may be a link
             draft.write_text(text)
             draft.replace(file)
         except OSError:

@@ -199,8 +199,7 @@ class EndpointChat:
                 raise EndpointError(
                     f"{self._no_answer(question.max_tokens)} More tokens were refused: {error}"
                 ) from error
-            used = math.inf if reply.usage is None else reply.usage.completion_tokens
-            if not _only_reasons(reply) and used > question.max_tokens:  # a single empty reply was no reasoning
+            if not _only_reasons(reply):
                 self._reasoning_tokens = _REASONING_TOKENS
         if _only_reasons(reply):
             raise EndpointError(self._no_answer(limit))
