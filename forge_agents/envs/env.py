@@ -610,6 +610,15 @@ def hook(env: Any, name: str) -> Any:
     return getattr(env, name, None) or getattr(env.unwrapped, name, None)
 
 
+def may_be_silent(env: Any) -> bool:
+    """Return whether the environment judges an empty answer of an agent that cannot or will not answer.
+
+    It does in games that are tagged as zero-sum or competitive, and with a true `judges_silence`.
+    """
+    has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(getattr(env, "spec", None), "tags", ()))
+    return has_rivals or hook(env, "judges_silence") is True
+
+
 def visible_action(env: Any, reasoning: str, answer: str) -> str:
     """Return the action for `env`: the answer, with the reasoning if `env.observes_reasoning` is True."""
     # `is True`, because some environments return a value for any attribute

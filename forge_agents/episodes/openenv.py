@@ -16,11 +16,10 @@ from typing import Any
 import uvicorn
 
 from forge_agents.envs import registry
-from forge_agents.envs.env import hook
+from forge_agents.envs.env import hook, may_be_silent
 from forge_agents.episodes.play import play
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, PlayerLeftError, StallError
 from forge_agents.policy import AnyPolicy, Policy, Random, Scripted
-from forge_agents.rollout.episode import may_be_silent
 from forge_agents.runtime.connections import Server, http_settings, trust
 
 
@@ -80,16 +79,13 @@ class _Table:
         seat.instructions = "" if instructions is None else str(instructions(agent))
         if not seat.left:
             seat.events.put(_Event(observation))
-            try:
-                action = seat.actions.get(timeout=self._wait_s)
-            except queue.Empty:
-                raise StallError(f"the client of {agent!r} sent no action for {self._wait_s:g} s", agent) from None
-            if action is not None:
-                return action
+            with contextlib.suppress(queue.Empty):
+                if (action := seat.actions.get(timeout=self._wait_s)) is not None:
+                    return action
             seat.left = True
-        if may_be_silent(self.env):  # a client that leaves before it loses does not take the others' win
+        if may_be_silent(self.env):  # a client that leaves or waits before it loses does not take the others' win
             return ""
-        raise PlayerLeftError(f"the client of {agent!r} left")
+        raise PlayerLeftError(f"the client of {agent!r} left, or sent no action for {self._wait_s:g} s")
 
     def _play(self) -> None:
         rewards, error = dict[str, float](), ""

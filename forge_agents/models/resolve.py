@@ -434,7 +434,7 @@ def _cached(name: str, write: Callable[[Path], object]) -> Path:
         return target
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _lock(models / f"{name}.lock"):
+        with _lock(models / f"{name}.{os.geteuid()}.lock"):  # only its user can open a lock
             if not _is_complete(target):
                 _write_atomically(target, write)
     except OSError as cause:
@@ -448,14 +448,21 @@ def _cached(name: str, write: Callable[[Path], object]) -> Path:
 
 
 def _write_atomically(target: Path, write: Callable[[Path], object]) -> None:
-    """Write a temporary folder and rename it to `target`. The caller holds the lock, so leftovers can be removed."""
-    for leftover in (target, *target.parent.glob(f"{target.name}.partial-*")):
+    """Write a temporary folder and rename it to `target`.
+
+    The caller holds the user's lock, so the user's leftovers can be removed. Another user may do the same in parallel.
+    """
+    prefix = f"{target.name}.partial-{os.geteuid()}-"
+    for leftover in (target, *target.parent.glob(f"{prefix}*")):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+    partial = target.with_name(f"{prefix}{os.getpid()}")
     partial.mkdir()
     try:
         write(partial)
         partial.rename(target)
+    except OSError:
+        if not _is_complete(target):
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -16,6 +16,7 @@ from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.http_body import ENCODINGS, BodyError, read_bounded
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.rollout.refusals import LIMITS, has_error, named_field, parsed, status_of
+from forge_agents.runtime.peers import check_connections
 from forge_agents.tools.formats import MAX_CALLS, read_call
 from forge_agents.types import Message, ToolCall, Usage
 
@@ -172,6 +173,8 @@ class EndpointClient:
             error = self._refusal(refusal.response)
         except APIConnectionError as lost:
             error = EndpointError(f"{self._label} cannot be reached: {self._quote(str(lost.__cause__ or lost))}")
+        except PermissionError as foreign:  # of `check_connections`
+            error = EndpointError(f"{self._label}: {foreign}")
         except OpenAIError as failed:
             error = EndpointError(f"{self._label} failed: {self._quote(str(failed))}")
         raise error  # outside the handler, because the library's exception holds the request and with it the key
@@ -365,7 +368,9 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
         timeout=None,  # `ask` has one timeout for all retries
         # a redirect would send the conversation to another host, such as a service on this machine's loopback
         http_client=DefaultAsyncHttpxClient(
-            event_hooks={"response": [note]}, follow_redirects=False, headers={"accept-encoding": ENCODINGS}
+            event_hooks={"request": [check_connections] if key else [], "response": [note]},
+            follow_redirects=False,
+            headers={"accept-encoding": ENCODINGS},
         ),
     )
     client.organization = client.project = None  # other servers must not learn the OpenAI account in the environment

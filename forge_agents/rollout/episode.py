@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents.envs.env import CONVERSATION, as_json, forked, hook, visible_action, writable
+from forge_agents.envs.env import CONVERSATION, as_json, forked, hook, may_be_silent, visible_action, writable
 from forge_agents.envs.foreign import by_agent, find_lost_reward
 from forge_agents.errors import (
     ActorDiedError,
@@ -241,15 +241,6 @@ class _Agents(dict[str, _Agent]):
         """Continue as agents whose state was copied, with new players."""
         for name, (agent, state) in copies.items():
             (await self.get_or_create(name)).resume(agent, state)
-
-
-def may_be_silent(env: PlayableEnv) -> bool:
-    """Return whether the environment judges an empty answer of an agent that cannot or will not answer.
-
-    It does in games that are tagged as zero-sum or competitive, and with a true `judges_silence`.
-    """
-    has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(getattr(env, "spec", None), "tags", ()))
-    return has_rivals or hook(env, "judges_silence") is True
 
 
 async def play(

@@ -31,7 +31,7 @@ from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import TemplateRefusalError, render
 from forge_agents.models.families import REASONING_EFFORT, REASONING_SWITCHES
 from forge_agents.policy import Thinking
-from forge_agents.rollout.tokenizing import has_slow_patterns, tokenize
+from forge_agents.rollout.tokenizing import encode, has_slow_patterns, tokenize
 from forge_agents.runtime import startup
 from forge_agents.tools.formats import RESULT_TAGS
 from forge_agents.tools.native import CallReader, reader_for
@@ -98,6 +98,7 @@ class Renderer:
                 "tokenizer_config.json"
             )
         self._tokenizer = tokenizer
+        tokenizer.encode("")  # turns off padding and truncation, which a model's file may turn on
         self.may_be_slow = has_slow_patterns(tokenizer)
         """Whether texts of any length should be tokenized outside of the event loop."""
         self.eos_id: int = tokenizer.eos_token_id
@@ -412,9 +413,7 @@ class Renderer:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         text = writable(text)  # of a stranger's file; the library takes no half of a surrogate pair
-        if self.may_be_slow:
-            return tuple(tokenize(self._tokenizer, text, add_special_tokens=False)["input_ids"])
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return encode(self._tokenizer, text, may_be_slow=self.may_be_slow)
 
     def _defused(self, messages: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
         return [{"role": role, "content": self._defuse(text, by_model=role == "assistant")} for role, text in messages]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,8 +21,6 @@ _POLL_S = 0.05
 """Time between two searches for newly started processes."""
 _MAX_HOLD_S = 10.0
 """Maximum time that a process holds a heartbeat call before it answers. Monarch keeps some KB of each call."""
-_BEAT_S = 1.0
-"""Time between two checks whether the controller's own thread was blocked."""
 _HOST_S = 0.3
 """The loss of a host is noticed within this time after the end of a process on it."""
 _NOTICE_S = 3.0
@@ -57,7 +54,6 @@ class Heartbeat:
         self._hold_s = min(_MAX_HOLD_S, heartbeat_timeout_s / 6)
         self._procs, self._size = procs, size
         self._timeout_applies = False
-        self._blocks = 0
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
         actors: Any = procs.spawn("heartbeat", HeartbeatActor)
         loop = asyncio.get_running_loop()
@@ -80,10 +76,10 @@ class Heartbeat:
 
         Args:
             probe: Makes a short request to the actor. The probe is called again and again, and each call may take
-                `heartbeat_timeout_s`, plus the time for which the controller's own thread was blocked.
+                `heartbeat_timeout_s`.
             what: The actor's answer, as a noun: ``"answer of the store"``.
         """
-        self._tasks += [asyncio.ensure_future(work) for work in (self._probe(probe, what), self._count_blocks())]
+        self._tasks.append(asyncio.ensure_future(self._probe(probe, what)))
 
     async def lost(self) -> ActorDiedError | StallError:
         """Wait until a process dies or hangs, and return its error."""
@@ -153,9 +149,7 @@ class Heartbeat:
     async def _probe(self, probe: Callable[[], Awaitable[object]], what: str) -> None:
         while True:
             try:
-                await mesh.with_deadline(
-                    probe(), self._heartbeat_timeout_s, who=self._name, what=what, progress=lambda: self._blocks
-                )
+                await mesh.with_deadline(probe(), self._heartbeat_timeout_s, who=self._name, what=what)
             except StallError as error:
                 self._tell(self._hung(error))
                 return
@@ -168,13 +162,6 @@ class Heartbeat:
                 self._tell(ActorDiedError(message, self._name))
                 return
             await asyncio.sleep(self._hold_s)
-
-    async def _count_blocks(self) -> None:
-        """Count how often this thread was blocked: answers that arrived meanwhile are not late."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(_BEAT_S)
-            self._blocks += time.monotonic() - before > _BEAT_S + self._heartbeat_timeout_s / 4
 
     def _hung(self, error: StallError) -> StallError:
         hung = StallError(

@@ -45,6 +45,8 @@ _POLL_S, _REMOTE_POLL_S, _IDLE_POLL_S = 600, 1, 10
 run. The kernel reports the end of a local process at once."""
 _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
+_LATE_S = 1.0
+"""A thread that wakes up so much too late, and after twice the time that it wanted to wait, was blocked."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -333,7 +335,8 @@ async def with_deadline(
     """Await a Monarch call or any other awaitable with a timeout.
 
     Args:
-        timeout_s: Maximum seconds without progress. A stall after some progress is noticed before twice that time.
+        timeout_s: Maximum seconds without progress. A stall after some progress is noticed before twice that time. Time
+            in which this thread was blocked, or its process was suspended, does not count.
         who: Name of the mesh that is waited for, or another name.
         what: The expected result, as a noun: ``"weight update"``.
         progress: Returns a counter that grows with the work done, for work of unknown length.
@@ -343,13 +346,20 @@ async def with_deadline(
         ActorDiedError: The actor's process ended.
         Exception: The endpoint's exception, with the remote traceback as a note.
     """
-    task, count = asyncio.ensure_future(awaitable), progress()
+    task, count, remaining_s = asyncio.ensure_future(awaitable), progress(), timeout_s
     try:
         with _stalls.waiting(who, what, timeout_s):
-            while not (await asyncio.wait({task}, timeout=timeout_s))[0]:
-                before, count = count, progress()
-                if count == before:
+            while True:
+                part_s, started = min(remaining_s, timeout_s / 4), time.monotonic()
+                if (await asyncio.wait({task}, timeout=part_s))[0]:
                     break
+                if time.monotonic() - started > part_s + max(part_s, _LATE_S):
+                    continue  # answers that arrived meanwhile are not late
+                remaining_s -= part_s
+                if remaining_s <= 0:
+                    before, count, remaining_s = count, progress(), timeout_s
+                    if count == before:
+                        break
         if not task.done():
             others = _stalls.summary(without=who)
             stall = StallError(

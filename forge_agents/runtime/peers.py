@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _LISTENING, _ESTABLISHED = "0A", "01"
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  # only compared with
@@ -45,6 +47,27 @@ def check_server(connection: socket.socket) -> None:
             f"user {min(strangers)} of this machine listens on port {port} of {host}, and nothing was sent there. Use "
             "another port, or an https:// address if the server is not yours"
         )
+
+
+async def check_connections(request: Any) -> None:
+    """Check each connection that a request of an httpx client opens, as `check_server`. For clients that send a secret.
+
+    An event hook of the client for its requests. TLS proves by itself who answers.
+    """
+    if request.url.scheme == "http":
+        request.extensions["trace"] = _check_connection
+
+
+async def _check_connection(event: str, details: Mapping[str, Any]) -> None:
+    if event == "connection.connect_tcp.complete":
+        stream = details["return_value"]
+        try:
+            check_server(stream.get_extra_info("socket"))
+        except PermissionError:
+            await stream.aclose()
+            raise
+        except ConnectionResetError:
+            pass  # no process can read what is sent, and the client reports the end
 
 
 def tcp_rows() -> list[tuple[str, str, str, str, str]]:

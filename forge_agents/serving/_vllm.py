@@ -15,6 +15,7 @@ import math
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,10 +116,7 @@ def _free_bytes() -> float:
 
 def _dtype(config: EnginePlan) -> str:
     # vLLM would take "auto" as bfloat16 for a float32 model
-    folder = Path(config.model)
-    settings = models.read_json(folder / "config.json")
-    is_quantized = "quantization_config" in {**settings, **families.decoder_config(settings)}
-    return memory.engine_dtype(models.dtype_of(folder), config, is_fixed=is_quantized or _is_recurrent(config.model))
+    return memory.dtype_in_use(Path(config.model), config)
 
 
 def _engine_args(config: EnginePlan) -> Any:
@@ -580,9 +578,28 @@ def load_tensors(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]], versi
     model = engine.model_executor.driver_worker.get_model()
     with torch.no_grad():
         _unpack_experts(model)
+        if engine.model_config.dtype == torch.bfloat16:
+            device = next(model.parameters()).device
+            tensors = ((name, _rounded(name, tensor, device)) for name, tensor in tensors)
         engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
         _repack_tied_heads(model)
     _set_version(engine, _BASE, version)
+
+
+def _rounded(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a float32 weight as bfloat16, rounded up or down with probabilities that keep its mean.
+
+    A learner that computes in float32 starts at bfloat16 numbers. Rounding to nearest would undo its small updates. A
+    weight is rounded by the same random number in each version and on each rank.
+    """
+    import torch
+
+    if tensor.dtype != torch.float32 or families.is_exact(name):
+        return tensor
+    random = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    moves = torch.randint(0, 2**16, tensor.shape, generator=random, dtype=torch.int32, device=device)
+    bits = tensor.to(device).contiguous().view(torch.int32) + moves  # bfloat16 has the upper 16 bits
+    return bits.bitwise_and_(-(2**16)).view(torch.float32).to(torch.bfloat16)
 
 
 def load_adapter(engine: Any, number: int, lora: LoRA, tensors: Mapping[str, torch.Tensor], version: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from forge_agents.errors import ModelNotFoundError
-from forge_agents.models.families import adapted_layers, recurrent_sizes
+from forge_agents.models.families import adapted_layers, decoder_config, is_recurrent, recurrent_sizes
 from forge_agents.models.resolve import dtype_of, read_json
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
@@ -139,6 +139,13 @@ def engine_dtype(stored: str, config: EngineConfig, *, is_fixed: bool) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float32" if stored == "bfloat16" and not (is_fixed or visible_gpus() or has_fast_bfloat16()) else stored
+
+
+def dtype_in_use(folder: Path, config: EngineConfig) -> str:
+    """Return the data type in which an engine computes the model in `folder` on this machine."""
+    settings = read_json(folder / "config.json")
+    is_quantized = "quantization_config" in {**settings, **decoder_config(settings)}
+    return engine_dtype(dtype_of(folder), config, is_fixed=is_quantized or is_recurrent(settings))
 
 
 def item_bytes(dtype: str, config: EngineConfig) -> int:

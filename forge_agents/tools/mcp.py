@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from forge_agents.display import visible
 from forge_agents.errors import ForgeError, MissingExtraError
 from forge_agents.http_body import ENCODINGS, read_as_utf8, read_bounded
+from forge_agents.runtime.peers import check_connections
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.tools import Tool
 from forge_agents.tools.definition import repeated_name
@@ -98,7 +99,11 @@ async def _client(
     async with contextlib.AsyncExitStack() as stack:
         if isinstance(server, str):
             http = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers or {})))
-            http.event_hooks, http.headers["accept-encoding"] = {"response": [_read_answer]}, ENCODINGS
+            hooks: dict[str, list[Any]] = {
+                "request": [check_connections] if headers else [],
+                "response": [_read_answer],
+            }
+            http.event_hooks, http.headers["accept-encoding"] = hooks, ENCODINGS
             transport: Any = streamable_http_client(server, http_client=http)
         else:
             command, *args = server

@@ -45,7 +45,7 @@ def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[
         episodes: Number of newest episodes per run in the file.
 
     Raises:
-        RunFolderError: A folder holds no run.
+        RunFolderError: A folder holds no run, or `target` is a file of another program.
     """
     if episodes < 0:
         raise ValueError(f"episodes={episodes} must be at least 0")
@@ -59,7 +59,8 @@ def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>'
     tail = f'<script type="application/json" id="data">{text}</script>\n<script type="module">{script}</script>'
     page = re.sub(r"<(link rel=\"stylesheet\"|script)[^>]*>(</script>)?\n", "", static_text("index.html"))
-    return write_atomic(target, page.replace("</head>", f"{head}\n</head>").replace("</body>", f"{tail}\n</body>"))
+    page = page.replace("</head>", f"{head}\n</head>").replace("</body>", f"{tail}\n</body>")
+    return write_atomic(target, page, replaces="<title>forge_agents</title>")
 
 
 def _without_imports(script: str) -> str:

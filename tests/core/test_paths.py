@@ -42,6 +42,13 @@ def test_unset_variables_are_refused(path, message):
     raises(ValueError, message, fa.GRPOTrainer, fa.Policy("m"), out_dir=path)
 
 
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "PLAIN"])
+@pytest.mark.parametrize("form", ["runs/${}", "runs/${{{}}}x", "$RUNS/${}", "${}é"])
+def test_variables_with_credentials_are_no_part_of_a_path(name, form, home, monkeypatch):
+    monkeypatch.setenv(name, "sk-verysecret1234567890abcd")
+    raises(ValueError, f"variable {name} may hold a credential", user_path, form.format(name))
+
+
 @pytest.mark.parametrize("make", [fa.GRPOTrainer, fa.SFTTrainer, fa.DPOTrainer])
 def test_trainers_take_folders_in_the_home_folder(make, home):
     trainer = make(fa.Policy("m"), out_dir="~/runs/x")

@@ -1,6 +1,7 @@
 import pytest
 from team_play import act, begin
 
+from forge_agents.envs.env import may_be_silent
 from forge_envs.teams.debate import Debate
 
 QUESTION = ("Is water wet?", True, "It was touched.")
@@ -17,6 +18,15 @@ def test_only_debaters_read_the_evidence():
     assert env.agent_selection == "judge"
     assert env.observe("judge") == "Question: Is water wet?\nyes side: It is wet.\nno side: It is not."
     assert "answer is yes" in env.instructions("pro") and "answer is no" in env.instructions("con")
+
+
+def test_debater_with_a_full_context_does_not_end_the_debate():
+    env = debate()
+    assert may_be_silent(env)
+    act(env, "", "It is not.")
+    assert env.observe("judge") == "Question: Is water wet?\nyes side: \nno side: It is not."
+    env.step("no")
+    assert env.rewards == {"pro": -1, "con": 1, "judge": 0}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class Debate(TurnEnv):
     """
 
     possible_agents = ("pro", "con", "judge")
+    judges_silence = True
 
     def __init__(
         self,

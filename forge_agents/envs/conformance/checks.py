@@ -36,7 +36,7 @@ from forge_agents.envs.conformance.play import (
     play,
     same,
 )
-from forge_agents.envs.env import Observation, TextGame, forked, hook, writable
+from forge_agents.envs.env import Observation, TextGame, forked, hook, may_be_silent, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
@@ -226,9 +226,12 @@ def observing(case: Case) -> None:
             )
 
 
-def rewards_and_infos(case: Case) -> None:
-    """Rewards are finite and reported by ``last``, and infos are JSON."""
-    acted, sums = "", dict[str, float]()
+def rewards_and_infos(case: Case) -> str:
+    """Rewards are finite and reported by ``last``, and infos are JSON. Returns a note if a full context costs nothing.
+
+    An agent can fill its context on purpose before it loses.
+    """
+    acted, sums, is_free = "", dict[str, float](), False
     for env, seed, (agent, _, reward, *_) in _steps(case):
         if acted and env.agents and (lost := find_lost_reward(env, acted, sums)):
             raise BreachError(f"seed {seed}: {lost.partition('. ')[0]}", lost.partition(". ")[2], "act")
@@ -240,6 +243,11 @@ def rewards_and_infos(case: Case) -> None:
         except (TypeError, ValueError) as error:
             fix = "use only numbers, strings, booleans, lists and dicts with string keys in infos"
             raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
+        is_free = is_free or (reward < 0 and not may_be_silent(env))
+    return (
+        "an agent that fills its context avoids later negative rewards: set judges_silence = True, and it acts by an "
+        "empty answer instead"
+    ) * is_free
 
 
 def legal_actions(case: Case) -> None:
@@ -281,27 +289,32 @@ def odd_actions(case: Case) -> None:
 
 
 def _check_survives(env: AnyEnv, agent: str, action: str, seed: int, index: int) -> None:
-    excerpt = f"{action[:40]!r}" + (f"... ({len(action)} characters)" if len(action) > 40 else "")
+    answer = f"{agent!r} answered {_excerpt(action)}"
+    latest = answer
     started = time.perf_counter()
     try:
         env.step(action)
         spent = time.perf_counter() - started
-        for _ in play(env, seed, reset=False, start=index + 1):
-            pass
+        for other, *_, later in play(env, seed, reset=False, start=index + 1):
+            latest = f"{answer}, then {other!r} answered {_excerpt(later)}"
     except Exception as error:
         raise BreachError(
-            f"{agent!r} answered {excerpt}: {type(error).__name__}: {error}",
+            f"{latest}: {type(error).__name__}: {error}",
             "treat unintelligible text as an illegal move: return an Outcome instead of raising. In a program, let "
             "reward= return a number for any result",
             "act",
         ) from error
     if spent > STEP_S:
         raise BreachError(
-            f"{agent!r} answered {excerpt}: processing took {spent:.1f} s",
+            f"{answer}: processing took {spent:.1f} s",
             f"read at most the first max_action_chars characters, or use a regular expression of linear time. The "
             f"limit is {STEP_S:g} s",
             "act",
         )
+
+
+def _excerpt(action: str) -> str:
+    return f"{action[:40]!r}" + (f"... ({len(action)} characters)" if len(action) > 40 else "")
 
 
 _KEEP_STATE = "keep all state on the instance, and draw every random number from the rng that setup gets"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from forge_agents.envs.env import writable
@@ -72,7 +73,8 @@ def read_message(message: Any, where: str) -> list[ChatMessage]:
 def _with_name(text: str, name: Any, role: str, where: str) -> str:
     """Return the text of a message, preceded by the name of its author, for which chat templates have no place.
 
-    The name of a tool is known from the call.
+    Its further lines are indented, so that no author can write a line as another one. The name of a tool is known from
+    the call.
     """
     if not isinstance(name, str | None) or len(name or "") > common.MAX_NAME_CHARS:
         limit = f"a text of at most {common.MAX_NAME_CHARS} characters"
@@ -85,7 +87,8 @@ def _with_name(text: str, name: Any, role: str, where: str) -> str:
             "may be their own"
         )
         return text
-    return f"{writable(name)}: {text}"
+    first, *others = text.splitlines(keepends=True) or [""]
+    return f"{writable(name)}: {first}{textwrap.indent(''.join(others), '    ')}"
 
 
 def _write(request: ChatRequest, response: ChatResponse, created: int) -> dict[str, Any]:

@@ -3,12 +3,16 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import forge_agents as fa
 from forge_agents.bench.code import _import_statements, _modules
 from forge_agents.bench.fingerprints import code_of, player_facts, with_content
 from forge_agents.envs.spec import EnvSpec
+from forge_agents.serving import memory
 
 
 def test_environment_hash_covers_imported_modules(tmp_path, monkeypatch):
@@ -41,6 +45,16 @@ def test_environment_hash_covers_imported_modules(tmp_path, monkeypatch):
     assert all(changed(f"hashed_game/{name}.py") for name in ("game", "rules", "late", "deep/words", "tasks"))
     assert not changed("hashed_game/aside.py") and not changed("hashed_game/__init__.py")
     assert changed("lone_game.py", "lone_game") and changed("lone_words.py", "lone_game")
+
+
+def test_computing_data_type_of_a_model_is_shown_and_does_not_change_its_fingerprint(tiny_models, monkeypatch):
+    model, shown = fa.Policy(str(tiny_models(dtype="bfloat16")), name="m"), []
+    for fast in (True, False):
+        monkeypatch.setattr(memory, "has_fast_bfloat16", lambda fast=fast: fast)
+        shown.append(player_facts(model))
+    assert [facts["dtype"] for facts in shown] == ["bfloat16", "float32"]
+    assert shown[0]["fingerprint"] == shown[1]["fingerprint"]
+    assert shown[0]["fingerprint"] != player_facts(model, fa.EngineConfig(dtype="float32"))["fingerprint"]
 
 
 def test_environment_hash_covers_the_repair_tasks():
@@ -224,6 +238,20 @@ def test_code_from_stdin_is_told_apart_by_its_constants():
     assert prints[0] == prints[3]
     assert prints[0][0] == prints[1][0] != prints[2][0]
     assert len({player for _, player in prints}) == 3
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "half tensor", "table"])
+def test_large_data_of_a_player_counts_as_a_whole(kind):
+    def digest_of(entry):
+        values = np.zeros(5000, dtype=np.float32)
+        values[2500] = entry
+        tensor = torch.from_numpy(values).requires_grad_()
+        data = {"array": values, "tensor": tensor, "half tensor": tensor.bfloat16(), "table": pd.DataFrame(values)}[
+            kind
+        ]
+        return player_facts(fa.Scripted(lambda observation: str(data)))["fingerprint"]
+
+    assert digest_of(1) == digest_of(1) != digest_of(2)
 
 
 def test_token_in_the_address_of_an_endpoint_is_hidden_but_counts():

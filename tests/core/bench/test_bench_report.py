@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import re
@@ -473,6 +474,19 @@ def test_model_fingerprint_covers_weights_and_sampling_only(tiny_llama, tmp_path
     assert mine["sampling"].keys() == {"temperature", "top_p", "max_tokens", "stop"}  # as boards of before have it
     moving = fa.Sampling(initial_temperature=2.0, temperature_steps=9)  # in training only
     assert player_facts(fa.Policy(str(copy), sampling=moving))["fingerprint"] == mine["fingerprint"]
+    others = {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
+    others |= {
+        "repetition_penalty": 2.0,
+        "bad_words": ("x",),
+        "max_tokens": 7,
+        "max_reasoning_tokens": 7,
+        "stop": ("x",),
+    }
+    assert others.keys() | {"top_k", "initial_temperature", "temperature_steps"} == {
+        field.name for field in dataclasses.fields(fa.Sampling)
+    }
+    changed = [fa.Policy(str(copy), sampling=fa.Sampling(**{name: value})) for name, value in others.items()]
+    assert len({player_facts(policy)["fingerprint"] for policy in changed} - {mine["fingerprint"]}) == len(others)
     few = player_facts(fa.Policy(str(copy), sampling=fa.Sampling(top_k=3)))
     assert few["sampling"]["top_k"] == 3 and few["fingerprint"] != mine["fingerprint"]
     assert hot["weights"] == mine["weights"] and hot["fingerprint"] != mine["fingerprint"]

@@ -271,6 +271,30 @@ def test_each_breach_is_found_by_its_check(env, check, message):
 
 
 @pytest.mark.parametrize(
+    ("loss", "judges", "tags", "is_free"),
+    [(-1.0, False, (), True), (0.0, False, (), False), (-1.0, True, (), False), (-1.0, False, ("zero-sum",), False)],
+)
+def test_games_in_which_a_full_context_avoids_a_loss_are_named(own_registry, loss, judges, tags, is_free):
+    def act(self, agent, action):
+        self.rounds += 1
+        return fa.Outcome(rewards={"b": loss if self.rounds == 4 else 0.0}, done=self.rounds == 4)
+
+    losing = changed(act=act, judges_silence=judges)
+    fa.register("test/Losing-v0", losing, tags=tags)
+    (finding,) = check_env("test/Losing-v0", checks=["rewards and infos"]).findings
+    assert finding.ok and ("set judges_silence = True" in finding.message) == is_free
+
+
+def test_answer_that_raised_is_named_with_the_odd_one_before_it():
+    def refuse_second(self, action):
+        if self.num_turns:
+            raise ValueError(repr(action))
+
+    message = failures(changed(before_act=refuse_second), "odd actions")["odd actions"].message
+    assert re.fullmatch(r"'a' answered '', then 'b' answered ('.+'): ValueError: \1", message), message
+
+
+@pytest.mark.parametrize(
     ("env", "check", "text", "method"),
     [
         (_Fragile, "odd actions", "int(action)", "act"),

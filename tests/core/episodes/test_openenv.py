@@ -135,15 +135,20 @@ def test_partner_that_leaves_ends_the_episode(connect):
         left.step({"text": "a"})
         left.close()
         thread.join(60)
-        assert ended == ["PlayerLeftError: the client of 'left' left"]
+        assert ended == ["PlayerLeftError: the client of 'left' left, or sent no action for 600 s"]
 
 
-def test_client_that_leaves_a_game_loses_it():
-    tables = openenv._Tables(lambda: fa.make("forge/KuhnPoker-v0"), ("player_0", "player_1"), {}, wait_s=30)
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "sends nothing"])
+def test_client_that_ends_its_part_in_a_game_loses_it(leaves):
+    wait_s = 30 if leaves else 0.01
+    tables = openenv._Tables(lambda: fa.make("forge/KuhnPoker-v0"), ("player_0", "player_1"), {}, wait_s=wait_s)
     table, seat = tables.sit("player_0", "x", 5)
-    tables.sit("player_1", "x", 5)
+    _, other = tables.sit("player_1", "x", 5)
     assert seat.events.get(timeout=30).text
-    tables.leave(table, seat)
+    if leaves:
+        tables.leave(table, seat)
+    else:
+        other.actions.put("bet")
     ends = {agent: [seat.events.get(timeout=30)] for agent, seat in table.seats.items()}
     assert ends["player_0"][0].done and ends["player_1"][0].done
     assert [ends[agent][0].reward for agent in ("player_0", "player_1")] == [-1.0, 1.0]
@@ -186,7 +191,9 @@ def test_seat_is_free_again_after_its_client_left():
     assert left.events.get(timeout=30).text.startswith("Word ")
     assert tables.sit("left", "x", 8)[0] is not table, "the id is free again"
     tables.leave(table, left)
-    assert right.events.get(timeout=30).error == "PlayerLeftError: the client of 'left' left"
+    assert (
+        right.events.get(timeout=30).error == "PlayerLeftError: the client of 'left' left, or sent no action for 30 s"
+    )
 
 
 def test_client_that_comes_back_replaces_itself():

@@ -531,12 +531,31 @@ def test_a_stuck_process_is_named(cache, monkeypatch):
             pass
 
 
+def test_users_that_share_a_cache_unpack_in_parallel(cache, monkeypatch):
+    users = []
+
+    def convert(source: Path, target: Path) -> None:
+        users.append(os.geteuid())
+        if len(users) == 1:  # a second user begins and ends while the first one writes
+            with monkeypatch.context() as second:
+                second.setattr(models.os, "geteuid", lambda: 4711)
+                models.check_complete(models.resolve(NAME))
+        assert target.is_dir()
+        tiny_model(target)
+
+    monkeypatch.setattr(models, "UNPACK_DEADLINE_S", 0.3)
+    monkeypatch.setattr(_gguf, "convert", convert)
+    models.check_complete(models.resolve(NAME))
+    assert users == [os.geteuid(), 4711]
+    assert not list(cache.rglob("*.partial-*"))
+
+
 def test_link_in_place_of_the_lock_of_the_cache_is_not_followed(cache, tmp_path, caplog):
     """In a cache that others can write to, the lock emptied any file of the user."""
     (tmp_path / "thesis.txt").write_text("my thesis")
     (cache / "models").mkdir(parents=True)
     (cache / "models").chmod(0o777)
-    (cache / "models" / f"{models.TINY}.{models.CONVERSION}.lock").symlink_to(tmp_path / "thesis.txt")
+    (cache / "models" / f"{models.TINY}.{models.CONVERSION}.{os.geteuid()}.lock").symlink_to(tmp_path / "thesis.txt")
     raises(RunFolderError, "cannot be written", models.resolve, models.TINY)
     assert (tmp_path / "thesis.txt").read_text() == "my thesis"
     assert "other users can replace files of" in caplog.text

@@ -26,6 +26,7 @@ from forge_agents.rollout.endpoint import EndpointClient, client_of
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import EndpointPlayer, PolicyEngine
 from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime import peers
 from forge_agents.types import Message
 
 from .fakes import ASK, Count, Engine, ask_all, completion  # noqa: TID252 (tests are no installed package)
@@ -528,6 +529,22 @@ def test_redirect_is_not_followed(status, serve_chat):
     ):
         ask(fa.Endpoint(f"http://{host}/v1", "m", retries=0))
     assert caught.value.status == status and len(requests) == 1 and not inside.requests
+
+
+@pytest.mark.parametrize("user", [None, "4711"])
+def test_server_of_another_user_gets_no_key(user, serve_chat, monkeypatch):
+    server, rows = serve_chat(lambda request: "3"), peers.tcp_rows
+    if user is not None:
+        monkeypatch.setattr(peers, "tcp_rows", lambda: [(*row[:3], user, row[4]) for row in rows()])
+    assert ask(server.endpoint_with(retries=0)).text == "3"  # without a key
+    monkeypatch.setenv("RIVAL_KEY", KEY)
+    keyed = server.endpoint_with(api_key_env="RIVAL_KEY", retries=0)
+    if user is None:
+        assert ask(keyed).text == "3" and len(server.requests) == 2
+        return
+    with pytest.raises(EndpointError, match="user 4711 of this machine listens on port"):
+        ask(keyed)
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "gzip members", "error"])

@@ -1,5 +1,6 @@
 """Time limits of tokenizers, whose files may have any regular expression."""
 
+import shutil
 import time
 
 import pytest
@@ -10,7 +11,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from transformers import PreTrainedTokenizerFast
 
 from forge_agents.rollout import tokenizing
-from forge_agents.rollout.tokenizing import TokenizerLimitError, has_slow_patterns, tokenize
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.tokenizing import TokenizerLimitError, encode, has_slow_patterns, tokenize
 
 
 def split_by(pattern):
@@ -32,6 +34,28 @@ def test_expression_that_takes_endless_time_is_stopped(monkeypatch):
     with pytest.raises(TokenizerLimitError, match="did not end in time for an earlier text"):
         tokenize(tokenizer, "ab")
     assert tokenize(other, "ab", "bb")["input_ids"] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("may_be_slow", [True, False])
+def test_long_text_has_the_tokens_of_transformers_without_their_masks(tiny_llama, may_be_slow, monkeypatch):
+    tokenizer = Renderer.of(tiny_llama)._tokenizer
+    text = " ".join(f"<|im_start|>{number} \u6f22 caf\u00e9" for number in range(2000))
+    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(expected) > 10_000 and text[:12] in tokenizer.get_added_vocab()
+    monkeypatch.setattr(type(tokenizer), "_encode_plus", None)  # it takes 0.2 s per million tokens from all threads
+    assert encode(tokenizer, text, may_be_slow=may_be_slow) == tuple(expected)
+
+
+def test_files_with_padding_and_truncation_change_no_prompt(tiny_llama, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.enable_truncation(8)
+    backend.enable_padding(length=1000)
+    backend.save(str(folder / "tokenizer.json"))
+    assert Renderer.of(folder).begin([("user", "a b c " * 20)]) == Renderer.of(tiny_llama).begin(
+        [("user", "a b c " * 20)]
+    )
 
 
 def test_expression_beyond_the_limit_of_the_library_is_an_error_of_one_text():

@@ -25,7 +25,7 @@ def heartbeat(monkeypatch):
         monkeypatch.setattr(mesh, name, lambda *args, answer=answer: answer)
     monkeypatch.setattr(mesh, "call_all", call_all)
     monkeypatch.setattr(heartbeat_module, "_MAX_HOLD_S", 0.01)
-    monkeypatch.setattr(heartbeat_module, "_BEAT_S", 0.01)
+    monkeypatch.setattr(mesh, "_LATE_S", 0.1)
     procs = types.SimpleNamespace(spawn=lambda *args: None)
     return lambda name, timeout_s: Heartbeat(procs, 1, name=name, heartbeat_timeout_s=timeout_s)
 
@@ -103,3 +103,30 @@ async def test_blocked_controller_thread_does_not_count_as_silence(heartbeat):
     assert watched.error is None
     for outcome in outcomes:
         outcome.cancel()
+
+
+async def test_time_of_a_blocked_thread_is_no_silence_of_processes(heartbeat, monkeypatch):
+    """As after Ctrl-Z and `fg`: the answer arrived while the controller was suspended."""
+    monkeypatch.setattr(mesh, "_LATE_S", 0.02)
+    answered = asyncio.Event()
+
+    async def answer():
+        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
+        answered.set()
+        return "answer"
+
+    waiting = asyncio.ensure_future(mesh.with_deadline(answer(), 0.1, who="engine", what="an answer"))
+    await asyncio.sleep(0)
+    time.sleep(0.5)  # noqa: ASYNC251  # blocks the controller's thread
+    assert await waiting == "answer" and answered.is_set()
+
+
+async def test_a_thread_that_is_blocked_now_and_then_still_notices_a_stall(monkeypatch):
+    monkeypatch.setattr(mesh, "_LATE_S", 0.02)
+    waiting = asyncio.ensure_future(mesh.with_deadline(asyncio.sleep(60), 0.2, who="engine", what="an answer"))
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        time.sleep(0.2)  # noqa: ASYNC251  # blocks the controller's thread
+    with pytest.raises(StallError, match=r"engine did not finish an answer within 0\.2 s"):
+        await asyncio.wait_for(waiting, 30)

@@ -345,6 +345,17 @@ async def test_router_that_picks_no_live_replica_is_named():
         await hero.generate([1], Sampling())
 
 
+async def test_single_replica_is_not_routed():
+    class Slow(LeastLoaded):  # a router reads all tokens of a prompt in the event loop
+        pick = answered = None
+
+    hero = await replicas(1, router=Slow())
+    requested = asyncio.ensure_future(hero.generate([1], Sampling()))
+    await moments()
+    Played.started[0].finish()
+    assert (await requested).token_ids
+
+
 async def test_wait_for_a_live_engine_has_a_timeout():
     hero = await replicas(1)
     Played.broken_starts = 10**9

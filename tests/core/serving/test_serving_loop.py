@@ -379,3 +379,30 @@ def test_update_must_have_all_tensors_in_their_shapes(tmp_path):
         _shapes.check_tensors({"a": whole["a"], "c": whole["b"]}, expected)
     with pytest.raises(ValueError, match=r"tensor 'a' has shape \(3, 2\)"):
         _shapes.check_tensors({**whole, "a": torch.zeros(3, 2)}, expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_small_updates_of_float32_weights_count_in_an_engine_of_bfloat16(dtype):
+    import torch
+
+    loaded: dict[str, torch.Tensor] = {}
+    model = torch.nn.Linear(1, 1)
+    engine: Any = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=getattr(torch, dtype)),
+        model_executor=SimpleNamespace(driver_worker=SimpleNamespace(get_model=lambda: model)),
+        collective_rpc=lambda name, kwargs: loaded.update(kwargs["weights_iterator"]),
+        reset_prefix_cache=lambda **settings: None,
+        get_weight_version=lambda: "{}",
+        set_weight_version=lambda text: None,
+    )
+    bias = "model.layers.0.mlp.gate.e_score_correction_bias"
+    old = torch.randn(1000, 1000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    update = 1e-3 * old * torch.randn(old.shape, generator=torch.Generator().manual_seed(1))
+    seen = []
+    for version, weight in enumerate((old, old + update)):
+        _vllm.load_tensors(engine, {"w": weight, bias: weight[0], "b": weight[0].bfloat16()}.items(), version)
+        assert loaded["w"].dtype == getattr(torch, dtype)
+        assert torch.equal(loaded[bias], weight[0]) and torch.equal(loaded["b"], weight[0].bfloat16())
+        seen.append(loaded["w"].float())
+    assert torch.equal(seen[0], old)
+    assert float(((seen[1] - old) * update).sum() / update.square().sum()) == pytest.approx(1, abs=0.02)

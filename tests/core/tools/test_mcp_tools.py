@@ -16,6 +16,7 @@ import pytest
 from http_servers import served
 
 from forge_agents.envs.env import Outcome
+from forge_agents.runtime import peers
 from forge_agents.tools import ToolCall, mcp, run_tool
 from forge_agents.tools.env import ToolEnv
 from forge_agents.tools.mcp import McpServerError, mcp_tools
@@ -310,6 +311,18 @@ def test_streamable_http_server_works(address):
     with mcp_tools(address, call_s=2.0, headers={"Authorization": "Bearer token"}) as tools:
         assert run_tool(tools, call("add", a=20, b=22)).content == "42"
         assert "because" in run_tool(tools, call("fail", why="because")).content
+
+
+def test_server_of_another_user_gets_no_token(address, monkeypatch):
+    rows = peers.tcp_rows
+    monkeypatch.setattr(peers, "tcp_rows", lambda: [(*row[:3], "4711", row[4]) for row in rows()])
+    with mcp_tools(address) as tools:
+        assert run_tool(tools, call("add", a=20, b=22)).content == "42"
+    with (
+        pytest.raises(McpServerError, match="user 4711 of this machine listens on port"),
+        mcp_tools(address, headers={"Authorization": "Bearer token"}),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])

@@ -56,6 +56,16 @@ def test_page_is_saved_with_an_episode_of_another_version(run_folder, tmp_path):
     assert "zebra crossing a 0" in text
 
 
+def test_page_replaces_only_a_page_of_this_command(run_folder, tmp_path):
+    target = tmp_path / "important.txt"
+    target.write_text("mine")
+    with pytest.raises(RunFolderError, match=r"important\.txt is a file of another program, so it is not replaced"):
+        save_page([run_folder], target)
+    assert target.read_text() == "mine"
+    save_page([run_folder], tmp_path / "page.html", episodes=0)
+    assert "zebra crossing a 0" in save_page([run_folder], tmp_path / "page.html").read_text()
+
+
 def test_metrics_are_columns_with_none_for_missing_values(run_folder):
     result = only(run_folder).metrics()
     assert result["step"] == [0, 1, 2] and result["every"] == 1

@@ -14,7 +14,7 @@ from team_play import begin
 from websockets.asyncio.server import serve
 
 import forge_agents as fa
-from forge_agents.rollout.episode import may_be_silent
+from forge_agents.envs.env import may_be_silent
 from forge_envs.adapters.openenv import OpenEnv
 
 pytest.importorskip("fastmcp")

@@ -7,7 +7,7 @@ from hostile_strings import HOSTILE_STRINGS
 from team_play import act, begin
 
 import forge_agents as fa
-from forge_agents.rollout.episode import may_be_silent
+from forge_agents.envs.env import may_be_silent
 
 pytest.importorskip("rlcard")
 CLASSIC = ("connect_four", "hanabi", "leduc_holdem", "rps", "texas_holdem", "texas_holdem_no_limit", "tictactoe")

@@ -1,3 +1,4 @@
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from forge_trainers.records.plots import draw_arms
@@ -14,3 +15,13 @@ def test_an_arm_is_its_seeds_and_their_mean(tmp_path, monkeypatch):
     assert lines["control"] == [[0.0, 2.0], [2.0, 2.0]]
     assert len(axes.lines) == 5 and axes.get_ylabel() == "reward"
     assert (tmp_path / "arms.png").stat().st_size > 1000
+
+
+def test_settings_of_matplotlib_and_dollar_signs_change_no_picture(tmp_path):
+    def drawn():
+        draw_arms({r"$\frac{$": [[(0, 0.0), (5, 1.0)]]}, tmp_path / "arms.png", title="$_$", value="reward")
+        return (tmp_path / "arms.png").read_bytes()
+
+    plain = drawn()
+    with rc_context({"text.usetex": True, "lines.linewidth": 1e9, "savefig.pad_inches": 150}):  # as of a matplotlibrc
+        assert drawn() == plain

@@ -12,6 +12,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
@@ -147,12 +148,18 @@ def test_another_start_model_is_named_with_its_hash(tmp_path, key, one):
         check_resumable(tmp_path, after | new, ["weights.a"])
 
 
-def test_curve_is_a_picture(tmp_path):
+def test_curve_is_a_picture_and_an_error_of_matplotlib_costs_only_it(tmp_path, caplog, monkeypatch):
     run = RunFolder(tmp_path, {})
     assert run.plot() is None
     for step in range(3):
         run.log(step, {"reward/mean": 0.1 * step, "reward/ci": 0.05})
     assert run.plot().read_bytes().startswith(b"\x89PNG")
+
+    def fail(*_, **__):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    assert run.plot() is None and "reward.png is not drawn (RuntimeError: latex could not be found)" in caplog.text
     run.close()
 
 
@@ -223,7 +230,10 @@ def test_a_folder_with_links_is_not_written_through_them(tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    [*("checkpoints", "export", "league", "learner", "seed-3", "warm-start"), "checkpoints/step-1", "export/a/x.json"],
+    [
+        *("checkpoints", "export", "league", "learner", "seed-3", "tensorboard", "wandb", ".wandb", "warm-start"),
+        *("checkpoints/step-1", "export/a/x.json"),
+    ],
 )
 @pytest.mark.parametrize("begin", [lambda path: RunFolder(path, {}), lambda path: check_resumable(path, {}, [])])
 def test_training_refuses_folders_with_links_out_of_the_run(tmp_path, name, begin):
@@ -391,6 +401,20 @@ def test_copies_of_an_export_replace_and_hold_models_only(tmp_path):
     with pytest.raises(ValueError, match="almost none are on the disk"):
         copy_exports(run, mine)
     assert (mine / "hero" / "config.json").read_text() == "hero", "the earlier copy is still there"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_export_does_not_replace_a_link(tmp_path, exists):
+    run, disk, link = tmp_path / "run", tmp_path / "disk", tmp_path / "latest"
+    for folder in (run, disk)[: 1 + exists]:
+        folder.mkdir()
+        (folder / "config.json").write_text(folder.name)
+    link.symlink_to(disk)
+    with pytest.raises(RunFolderError, match="latest is a link, so it is not replaced. Name the folder that it leads"):
+        copy_exports(run, link)
+    assert link.readlink() == disk and disk.exists() is exists
+    copy_exports(run, link.resolve())
+    assert (link / "config.json").read_text() == "run"
 
 
 def test_copy_of_an_export_is_not_written_through_links(tmp_path):

@@ -47,16 +47,17 @@ def wandb(monkeypatch):
     return fake
 
 
-def test_wandb_settings_of_the_current_folder_choose_no_server(wandb, tmp_path, monkeypatch):
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])  # W&B takes either
+def test_wandb_settings_of_the_current_folder_choose_no_server_or_team(folder, wandb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "wandb").mkdir()
-    settings = tmp_path / "wandb" / "settings"
-    for line in ("base_url = http://stranger.example", "https_proxy: http://stranger.example"):
+    (tmp_path / folder).mkdir()
+    settings = tmp_path / folder / "settings"
+    for line in ("base_url = http://stranger.example", "https_proxy: http://stranger.example", "Entity = stranger"):
         settings.write_text(f"[default]\nproject = mine\n{line}\n")
-        with pytest.raises(ForgeError, match=r"sets .*send your key to a server of its choice"):
+        with pytest.raises(ForgeError, match=r"sets .*send your key or run where it chooses"):
             RunFolder(tmp_path / "run", {}, tracker="wandb")
     assert wandb.runs == []
-    settings.write_text("[default]\n\n# of `wandb init`\nentity = me\nproject = mine\n")
+    settings.write_text("[default]\n\n# of `wandb init`\nproject = mine\nmode = offline\n")
     RunFolder(tmp_path / "run", {}, tracker="wandb").close()
 
 

@@ -118,8 +118,16 @@ def test_the_page_is_not_written_through_a_link(run, tmp_path, capsys):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (run / "verifiers.html").symlink_to(victim)
+    assert cli.main(["view", "--verifiers", str(run)]) == 1
+    assert victim.read_text() == "precious"
+    assert "verifiers.html is a file of another program, so it is not replaced" in capsys.readouterr().err
+    (run / "verifiers.html").unlink()
+    own = tmp_path / "own.html"
+    assert [cli.main(["view", "--verifiers", str(run), "--out", str(own)]) for _ in range(2)] == [0, 0]
+    (run / "verifiers.html").symlink_to(own)
+    own.write_text(written := own.read_text() + "\n")
     assert cli.main(["view", "--verifiers", str(run)]) == 0
-    assert victim.read_text() == "precious" and "judge3" in (run / "verifiers.html").read_text()
+    assert own.read_text() == written and "judge3" in (run / "verifiers.html").read_text()
 
 
 @pytest.mark.parametrize(

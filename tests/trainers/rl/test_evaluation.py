@@ -10,6 +10,7 @@ from fake_run import TEAM, Draws, KillError, Processes, trainer
 
 import forge_agents as fa
 import forge_verifiers as fv
+from forge_agents.errors import RunFolderError
 from forge_trainers.rl.collect import Collector
 from forge_trainers.rl.evaluation import Evaluator
 from forge_trainers.rl.rewards import env_reward
@@ -168,6 +169,19 @@ def test_evaluation_reports_its_weights(tmp_path, capsys, monkeypatch):
         run.fit(Draws, steps=2)
     capsys.readouterr()
     assert evaluated().count(f"{tmp_path}: evaluating the weights after step 2") == 1
+
+
+@pytest.mark.parametrize("link", ["plan.yaml", ".plan.yaml.draft", "faults.jsonl", None])
+def test_evaluation_replaces_no_file_of_strangers_or_other_programs(tmp_path, link):
+    out_dir = tmp_path / "run"
+    file = out_dir / "plan.yaml" if link is None else tmp_path / "mine"
+    out_dir.mkdir()
+    file.write_text("my: plan")
+    if link is not None:
+        (out_dir / link).symlink_to(file)
+    with trainer(out_dir) as run, pytest.raises(RunFolderError, match=r"is a link|has plan.yaml, which a run would"):
+        run.evaluate(Draws, episodes=2)
+    assert file.read_text() == "my: plan"
 
 
 # ---- the measured reward

@@ -285,14 +285,16 @@ def test_measure_of_held_out_rewards_has_what_they_depend_on(change, matters):
 @pytest.mark.parametrize(
     ("metrics", "score"),
     [
-        ({"eval/reward": 0.5}, 0.5),
+        ({"eval/reward": 0.5, "eval/failed": 2.0, "eval/abstained": 1.0}, 0.5),
+        ({"eval/reward": 1.0, "eval/failed": 2.0, "eval/abstained": 2.0}, None),
+        ({"eval/reward": 1.0, "eval/failed": 4.0}, None),
         ({"eval/reward": 0.5, "eval/exploitability": 0.25}, -0.25),
         ({"eval/reward": 0.5, "eval/exploitability/a": 0.25, "eval/exploitability/b": 0.5}, -0.375),
         ({"train/loss": 0.5}, None),
     ],
 )
-def test_best_checkpoint_has_the_lowest_exploitability_if_it_is_measured(metrics, score):
-    plan = SimpleNamespace(trained=["a", "b"], ranks_checkpoints=True)
+def test_best_checkpoint_has_the_lowest_exploitability_or_a_reward_of_nearly_all_episodes(metrics, score):
+    plan = SimpleNamespace(trained=["a", "b"], ranks_checkpoints=True, config=fa.GRPOConfig(eval_episodes=64))
     assert RunPlan.checkpoint_score(plan, metrics) == score
 
 
@@ -301,7 +303,7 @@ def test_self_play_in_a_zero_sum_game_ranks_checkpoints_only_by_exploitability(t
         config = fa.GRPOConfig(eval_every=1, exploitability_samples=samples)
         sampler, policies = TaskSampler("forge/KuhnPoker-v0"), policies_of(fa.Policy("m"), config, tmp_path)
         plan = RunPlan(sampler, policies, config, env_reward)
-        return plan.ranks_checkpoints, plan.checkpoint_score({"eval/reward": 0.0})
+        return plan.ranks_checkpoints, plan.checkpoint_score({"eval/reward": 0.0, "eval/failed": 0.0})
 
     assert scores(0) == (False, None) and scores(8)[0]
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -91,3 +94,35 @@ def test_a_loop_that_turns_is_left_alone(monkeypatch):
     monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: 1 + 0.1 * turns))
     asyncio.run(main())
     assert turns == 10
+
+
+LONG_RUN = """
+import asyncio, time
+from forge_trainers.run.supervision import Watchdog
+
+async def main():
+    with Watchdog(0.8):
+        for _ in range(20):
+            print("x" * 9_999, flush=True)
+            await asyncio.sleep(0.02)
+        print("all steps", flush=True)
+        time.sleep(60)  # blocks
+
+asyncio.run(main())
+"""
+
+
+def test_a_suspended_run_and_one_that_nobody_reads_continue():
+    with subprocess.Popen(
+        [sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        for _ in range(3):
+            time.sleep(1.2)  # a full pipe holds 65,536 bytes
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(1.2)
+            os.kill(process.pid, signal.SIGCONT)
+        assert process.poll() is None
+        assert process.stdout.read().endswith("all steps\n")
+        assert "StallError: <string>:11 main blocked the controller's thread" in process.stderr.read()

@@ -148,6 +148,23 @@ def test_blank_answers_do_not_raise_the_limit_of_others(serve_chat):
     assert {request["max_tokens"] for request in server.requests} == {12}
 
 
+def test_single_empty_reply_does_not_raise_the_limit_of_others(serve_chat):
+    empty = []
+
+    def reply(request):
+        is_empty = answers_in(request)["answer"] == "4" and not empty
+        empty.extend([1] * is_empty)
+        message = {"role": "assistant", "content": "" if is_empty else is_four(request)}
+        choice = {"index": 0, "finish_reason": "length" if is_empty else "stop", "message": message}
+        return {"choices": [choice], "usage": {"prompt_tokens": 50, "completion_tokens": 6, "total_tokens": 56}}
+
+    server = serve_chat(reply)
+    with Judge(server.endpoint_with(retries=0), "Is it right?") as judge:
+        scores = [judge.score([said(text)]).tolist() for text in ("4", "5", "44")]
+    assert scores == [[1.0], [0.0], [0.0]]
+    assert [request["max_tokens"] for request in server.requests] == [12, 12 + 4096, 12, 12]
+
+
 def test_judge_that_only_reasons_is_an_error_with_advice(thinker):
     with (
         Judge(thinker(10_000).endpoint_with(retries=0), "Is it right?") as judge,

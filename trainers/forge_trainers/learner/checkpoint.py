@@ -362,7 +362,9 @@ def _add_stop_token(folder: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise RunFolderError if a folder with anything but an exported model is where an export will be."""
+    """Raise RunFolderError if a link, or a folder with anything but an exported model, is where an export will be."""
+    if target.is_symlink():
+        raise RunFolderError(f"{target} is a link, so it is not replaced. Name the folder that it leads to")
     entries = sorted(target.iterdir()) if target.exists() else []
     others = [entry.name for entry in entries if not _is_exported(entry)]
     if entries and not others and not (target / "config.json").exists():

@@ -34,6 +34,7 @@ from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import (
     FitResult,
     RunFolder,
+    check_is_run,
     check_resumable,
     hashes_of_models,
     installed_packages,
@@ -213,7 +214,8 @@ class OfflineTrainer(ABC, Generic[T]):
         }
 
     def _check_resumable(self, settings: Mapping[str, Any]) -> None:
-        """Check that the run in `out_dir` can be resumed, before anything starts."""
+        """Before anything starts, check that `out_dir` is no other program's, and that a run in it can continue."""
+        check_is_run(self.out_dir)
         if self._learner is None and self._checkpoints.any():
             check_resumable(self.out_dir, settings, [*_FIXED, f"weights.{self.policy.name}"])
             self._checkpoints.check_resumable([self.policy.name])

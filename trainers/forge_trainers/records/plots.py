@@ -13,18 +13,25 @@ import numpy as np
 
 @contextlib.contextmanager
 def picture(target: Path, *, size: tuple[float, float] = (8, 4.5), **labels: str) -> Iterator[Any]:
-    """Yield axes that are written to `target` at the end of the block. `labels` are those of ``Axes.set``."""
+    """Yield axes that are written to `target` at the end of the block. `labels` are those of ``Axes.set``.
+
+    A ``matplotlibrc`` has no effect, because that of the current folder may be a stranger's. A dollar sign is text.
+    """
+    from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.figure import Figure  # without pyplot: no window system, no global state
 
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    yield axes
-    axes.set(**labels)
-    if axes.get_legend_handles_labels()[0]:  # without data there is no legend
-        axes.legend()
-    axes.grid(alpha=0.3)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=120)
+    with rc_context():
+        rcdefaults()
+        rcParams["text.parse_math"] = False
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        yield axes
+        axes.set(**labels)
+        if axes.get_legend_handles_labels()[0]:  # without data there is no legend
+            axes.legend()
+        axes.grid(alpha=0.3)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=120)
 
 
 def draw_curve(

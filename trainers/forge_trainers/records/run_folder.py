@@ -103,11 +103,12 @@ def _changes(before: str, after: Mapping[str, Any]) -> str:
 
 
 def check_is_run(folder: Path) -> None:
-    """Refuse a folder without a run that has files or folders of the names that a run replaces and deletes.
+    """Refuse a folder with links out of it, or without a run but with files of names that a run replaces or deletes.
 
     Raises:
-        RunFolderError: There is such an entry, which another program or the user has made.
+        RunFolderError: There is such an entry, which another program, the user or a stranger has made.
     """
+    check_contained(folder)  # files would be written and deleted through links
     if (folder / ".lock").exists():
         return
     names = [name for name in _REPLACED if (folder / name).exists()]
@@ -129,7 +130,6 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
     `fixed` are dotted keys that must be equal, each with all keys below it. Keys that one of the two lacks are not
     compared. A folder that is no run's is refused by `check_is_run`.
     """
-    check_contained(folder)
     check_is_run(folder)
     try:
         before = safe_yaml.read(folder / "config.yaml")
@@ -219,7 +219,6 @@ class RunFolder:
         """Metrics that are no numbers and were warned about."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
-        check_contained(self.path)  # files written and deleted below would follow links
         check_is_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -353,16 +352,25 @@ class RunFolder:
         return self.plot(curves={**_REWARDS, **per_policy})
 
     def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
-        """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``. None before a step."""
+        """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``.
+
+        Returns None before the first step, or with a warning if matplotlib fails.
+        """
         rows = self.metrics()
         if not rows:
             return None
         target = self.path / f"{what}.png"
-        with _reported(target), picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
-            for metric, label in curves.items():
-                group, _, rest = metric.partition("/")
-                width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
-                draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
+        try:
+            with _reported(target), picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
+                for metric, label in curves.items():
+                    group, _, rest = metric.partition("/")
+                    width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
+                    draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
+        except RunFolderError:
+            raise
+        except Exception as error:  # noqa: BLE001  # an error of matplotlib is no reason to lose a run
+            _log.warning("%s is not drawn (%s: %s)", target, type(error).__name__, error)
+            return None
         return target
 
     def close(self, *, quiet: bool = False) -> None:
@@ -455,6 +463,7 @@ def write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}.draft")
     with _reported(file):
         try:
+            draft.unlink(missing_ok=True)  # it may be a link
             draft.write_text(text)
             draft.replace(file)
         except OSError:

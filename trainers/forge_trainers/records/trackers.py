@@ -201,18 +201,18 @@ def _write_mark(mark: Path, run: str) -> None:
 
 
 def _check_wandb_settings() -> None:
-    """Refuse settings of W&B in the current folder that could make it send the user's key to another server.
+    """Refuse settings of W&B in the current folder that could send the user's key or run to another server or team.
 
     The folder may be a stranger's. Raises ForgeError.
     """
-    file = Path("wandb", "settings")
-    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-    keys = [line.partition("=")[0].strip() for line in lines if line.strip() and line[0] not in "[#;"]
-    if unsafe := [key for key in keys if key not in ("entity", "project", "mode", "disabled")]:
-        raise ForgeError(
-            f"{file.absolute()} sets {unsafe[0]!r:.80}, so W&B may send your key to a server of its choice. Remove "
-            "the line. For a server of your own, set WANDB_BASE_URL or run `wandb login --host`"
-        )
+    for file in (Path(folder, "settings") for folder in (".wandb", "wandb")):
+        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+        keys = [line.partition("=")[0].strip() for line in lines if line.strip() and line[0] not in "[#;"]
+        if unsafe := [key for key in keys if key not in ("project", "mode", "disabled")]:
+            raise ForgeError(
+                f"{file.absolute()} sets {unsafe[0]!r:.80}, so W&B may send your key or run where it chooses. Remove "
+                "the line. For a team, set WANDB_ENTITY. For a server, set WANDB_BASE_URL or run `wandb login --host`"
+            )
 
 
 class _TensorBoard(Tracker):

@@ -40,7 +40,8 @@ class EvalResult:
     failed: int
     """Number of episodes that ended in an error. Failed episodes count in no mean."""
     abstained: int = 0
-    """Number of other episodes in which the reward was NaN for a trained agent. Such an agent counts in no mean."""
+    """Number of other episodes in which the reward was NaN for a trained agent that acted. Agents without reward count
+    in no mean."""
     by_env: dict[str, float] = dataclasses.field(default_factory=dict)
     """`reward` of each environment or level by id. NaN if none of its episodes counts."""
     env_reward: float = math.nan
@@ -154,7 +155,7 @@ def eval_result(
         any(
             np.isnan(reward) and (not trained or episode.trajectories[agent].policy in trained)
             for agent, reward in group.episode_rewards(index).items()
-            if agent in episode.trajectories
+            if agent in episode.trajectories and episode.trajectories[agent].turns
         )
         for group in scored
         for index, episode in enumerate(group.episodes)

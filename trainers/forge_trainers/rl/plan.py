@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,10 @@ from forge_trainers.rl.rewards import is_env_reward, max_reward_of
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.plan import learner_groups, record_rates, resolved_settings
+
+_log = logging.getLogger(__name__)
+_MAX_LEFT_OUT = 0.05
+"""Largest part of the held-out episodes without a reward with which a checkpoint may be the best one."""
 
 
 class RunPlan:
@@ -125,12 +130,23 @@ class RunPlan:
     def checkpoint_score(self, metrics: Mapping[str, float]) -> float | None:
         """Return the number whose highest value marks the best checkpoint, or None if it was not measured.
 
-        The value is minus the exploitability, mean over policies, or else the held-out reward.
+        The value is minus the exploitability, mean over policies, or else the held-out reward. A policy could raise the
+        latter by failing where it would lose, so it does not count if many episodes failed or abstained.
         """
         names = ("eval/exploitability", *(f"eval/exploitability/{name}" for name in self.trained))
         if values := [metrics[name] for name in names if name in metrics]:
             return -sum(values) / len(values)
-        return metrics.get("eval/reward") if self.ranks_checkpoints else None
+        if not self.ranks_checkpoints or "eval/reward" not in metrics:
+            return None
+        left_out, episodes = metrics["eval/failed"] + metrics.get("eval/abstained", 0), self.config.eval_episodes
+        if left_out > _MAX_LEFT_OUT * episodes:
+            _log.warning(
+                "%d of %d held-out episodes failed or have no reward, so this checkpoint cannot be the best one: at "
+                "most %.0f %% may be left out",
+                *(left_out, episodes, 100 * _MAX_LEFT_OUT),
+            )
+            return None
+        return metrics["eval/reward"]
 
     @property
     def model_by_agent(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.settings import named_arguments
 from forge_agents.types import Reward
 from forge_trainers.records.description import describe
-from forge_trainers.records.run_folder import FitResult, RunFolder, read_rows
+from forge_trainers.records.run_folder import FitResult, RunFolder, check_is_run, read_rows
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum
 from forge_trainers.rl.evaluation import EvalResult, Evaluator
@@ -242,7 +242,8 @@ class GRPOTrainer:
                     raise lost
 
     def _check_resumable(self, plan: RunPlan) -> None:
-        """Before anything starts, check that the run in `out_dir` can continue."""
+        """Before anything starts, check that `out_dir` is no other program's, and that a run in it can continue."""
+        check_is_run(self.out_dir)
         if self._lifecycle.processes is None and self._checkpoints.any():
             plan.check_resumable(self.out_dir, self._checkpoints)
 

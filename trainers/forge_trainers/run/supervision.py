@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import signal
 import sys
 import threading
@@ -74,6 +75,8 @@ def stalls_recorded(folder: Path) -> Iterator[None]:
 class Watchdog:
     """Interrupts code that blocks the thread of the event loop for over `limit_s`, such as an unisolated environment.
 
+    A process that was suspended continues, and so does one whose output nobody reads.
+
     If the loop runs in the main thread, a `StallError` is raised inside that code, and its episode fails. In another
     thread the watchdog only writes to the error stream.
     """
@@ -105,8 +108,12 @@ class Watchdog:
         self._handle = asyncio.get_running_loop().call_later(self._period_s, self._tick)
 
     def _watch(self) -> None:
-        reported = 0.0
+        reported, woke = 0.0, time.monotonic()
         while not self._over.wait(self._period_s):
+            before, woke = woke, time.monotonic()
+            suspended = woke - before > self._period_s + self._limit_s / 2  # this thread slept as well
+            if suspended or _nobody_reads():
+                self._last_tick = woke
             last_tick = self._last_tick
             if time.monotonic() - last_tick < self._limit_s or self._owner.ident is None or reported == last_tick:
                 continue
@@ -130,3 +137,11 @@ class Watchdog:
         )
         error.snapshot = _stalls.snapshot()
         raise error
+
+
+def _nobody_reads() -> bool:
+    """Return whether output or error stream are full, as after Ctrl-S. Then a write blocks, which is no fault."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, select.POLLOUT)
+    return len(poll.poll(0)) < 2

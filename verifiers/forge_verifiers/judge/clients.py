@@ -199,7 +199,8 @@ class EndpointChat:
                 raise EndpointError(
                     f"{self._no_answer(question.max_tokens)} More tokens were refused: {error}"
                 ) from error
-            if not _only_reasons(reply):
+            used = math.inf if reply.usage is None else reply.usage.completion_tokens
+            if not _only_reasons(reply) and used > question.max_tokens:  # a single empty reply was no reasoning
                 self._reasoning_tokens = _REASONING_TOKENS
         if _only_reasons(reply):
             raise EndpointError(self._no_answer(limit))

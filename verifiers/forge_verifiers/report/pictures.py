@@ -88,10 +88,12 @@ def labels(names: Sequence[str]) -> list[str]:
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[tuple[Any, Callable[[], bytes]]]:
     """An empty figure, size in inches, and a function that returns it as SVG. Without pyplot, no figure stays open."""
-    from matplotlib import rc_context
+    from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
+    with rc_context():
+        rcdefaults()  # a matplotlibrc of the current folder may be a stranger's
+        rcParams.update(_STYLE)
         figure = Figure(figsize=(width, height), layout="constrained")
 
         def save() -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import forge_verifiers.combiners as combiners
-from forge_agents.display import printable, standalone_page
+from forge_agents.display import PAGE_MARK, printable, standalone_page
 from forge_agents.errors import RunFolderError
 from forge_agents.files import write_atomic
 from forge_verifiers.combiners.base import rate_errors
@@ -353,11 +353,11 @@ class EnsembleReport:
     def html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML file with tables, plots and explanations.
 
-        Missing folders are created. Raises RunFolderError if the file cannot be written.
+        Missing folders are created. Raises RunFolderError if the file cannot be written or is of another program.
         """
         text = page(self)
         try:
-            return write_atomic(path, text)  # replaces a link, which a stranger's folder may hold
+            return write_atomic(path, text, replaces=PAGE_MARK)
         except OSError as cause:
             raise RunFolderError(f"the report cannot be written to {path} ({cause}). Choose another file") from cause
 

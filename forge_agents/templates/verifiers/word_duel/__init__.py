@@ -7,8 +7,9 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 
 import forge_agents as fa
+from forge_agents.envs.env import may_be_silent
 from forge_agents.errors import PlayerLeftError
-from forge_agents.rollout.episode import may_be_silent, play
+from forge_agents.rollout.episode import play
 
 ID = "WORD_DUEL"
 PLAYERS = {"player_1": fa.Random()}  # or fa.Oracle(), fa.Scripted(function), fa.Endpoint(url, model)
