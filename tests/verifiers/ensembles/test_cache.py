@@ -28,9 +28,12 @@ def test_cache_key_covers_what_verifiers_may_read():
     others += [said("x", terminated=True), said("x", finish_reason="length")]
     others.append(said("x", tool_calls=(ToolCall(name="f"),)))
     others += [said("x", new_messages=NewMessages(messages=(("user", text),))) for text in "uv"]
-    assert len({base, *map(content_key, others)}) == 10
-    sampled = said("x", generate_s=2.0, policy="p2", prompt_ids=(1,), response_ids=(2,), logprobs=(-1.0,))
-    assert content_key(sampled) == base and len(base) == 16
+    tokens = {"prompt_ids": (1,), "response_ids": (2, 3), "logprobs": (-1.0, -1.0)}
+    short = said("x", **tokens)
+    others += [short, said("x", **tokens, reasoning_tokens=1), said("x", notes=short.turns[0])]
+    assert len({base, *map(content_key, others)}) == 13
+    sampled = said("x", generate_s=2.0, policy="p2", prompt_ids=(4,), response_ids=(5, 6), logprobs=(-2.0, -1.0))
+    assert content_key(sampled) == content_key(short) and len(base) == 16
 
 
 def test_equal_content_is_scored_once():

@@ -91,13 +91,20 @@ class Cascade:
 
 
 def content_key(trajectory: Trajectory) -> bytes:
-    """A 16-byte hash of all that a verifier may read: not of tokens, log-probabilities, versions and timings."""
+    """A 16-byte hash of all that a verifier may read: of tokens their number, not ids, log-probabilities and timings."""
     names = (
         "observation", "new_messages", "reasoning", "raw_reasoning", "action", "tool_calls", "reward", "finish_reason",
         "terminated", "truncated",
     )  # fmt: skip
     t = trajectory
-    turns = [[*(getattr(turn, name) for name in names), dict(turn.info)] for turn in t.turns]
+    turns = [
+        [
+            *(getattr(turn, name) for name in names),
+            *((len(part.response_ids), part.reasoning_tokens) for part in turn.parts),
+            dict(turn.info),
+        ]
+        for turn in t.turns
+    ]
     content = (t.env_id, t.seed, t.agent, t.instructions, t.initial_reward, dict(t.info), turns)
     text = json.dumps(content, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
