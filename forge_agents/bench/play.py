@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -57,6 +58,8 @@ from forge_agents.types import Episode
 
 BOARD = "board.json"
 """File name of the report."""
+_OUTAGE = re.compile(r"Stall|Died|Connect|Timeout|OSError")
+"""Kinds of failures of an environment that another try may not have. Others are played again only in another call."""
 _MAX_CONSECUTIVE_FAILURES = 32
 """Consecutive failures of one player after which no episode starts: its endpoint is down, or its function broken."""
 
@@ -328,7 +331,9 @@ class _Run:
         # sampling depends on the episode alone, not on what else the engine does
         key = f"{match.environment.id}/{match.seed}/{match.sample}/{'/'.join(match.lineup.values())}"
         episode = (await rollout.group(match.seed, 1, rng_key=key)).episodes[0]
-        if episode.error is None or left_by(episode):
+        if (error := episode.error) is None:
+            return episode
+        if not _OUTAGE.search(error.kind) and left_by(episode, together=match.environment.together):
             return episode
         return (await rollout.group(match.seed, 1, rng_key=f"{key}/again")).episodes[0]
 

@@ -15,7 +15,7 @@ from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, lock_file, user_path, warn_of_other_writers
 from forge_agents.http_body import bounded_json
-from forge_agents.types import MAX_REWARD, Episode, Trajectory
+from forge_agents.types import MAX_REWARD, Episode, Trajectory, Turn
 
 if TYPE_CHECKING:
     from forge_agents.bench.plan import Match
@@ -70,7 +70,8 @@ class Record:
     fault: str = ""
     """Player whose failure ended the episode. Empty if none failed, as if the environment did."""
     leavers: tuple[str, ...] = ()
-    """Players that failed after a decision of theirs, in this try or an earlier one, sorted."""
+    """Players that failed after a decision of theirs, or on whose last answer the environment failed, in this try or an
+    earlier one, sorted."""
     seconds: float = 0.0
 
     @classmethod
@@ -96,7 +97,7 @@ class Record:
             end=episode.end_reason,
             error=f"{error.where}: {error.kind}: {error.message}"[:500] if error else "",
             fault=lineup.get(error.agent, "") if error else "",
-            leavers=tuple(lineup[agent] for agent in left_by(episode)),
+            leavers=tuple(sorted({lineup[agent] for agent in left_by(episode, together=together)})),
             seconds=episode.duration_s,
         )
 
@@ -166,23 +167,33 @@ def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
     infos = [trajectory.info.get("forfeits") for trajectory in episode.trajectories.values()]
     if named := [agents for agents in infos if isinstance(agents, (list, tuple))]:
         return set(episode.trajectories) & set(map(str, itertools.chain(*named)))
-    turns_of = {agent: trajectory.turns for agent, trajectory in episode.trajectories.items() if trajectory.turns}
-    if any(turn.info.get("illegal") for turns in turns_of.values() for turn in turns[:-1]):
+    last = _last_turns(episode, together=together)
+    turns = (turn for trajectory in episode.trajectories.values() for turn in trajectory.turns[:-1])
+    if any(turn.info.get("illegal") for turn in turns):
         return set()
-    end = max((len(turns) if together else turns[-1].index for turns in turns_of.values()), default=0)
     return {
-        agent
-        for agent, turns in turns_of.items()
-        if episode.trajectories[agent].info.get("illegal")
-        and (len(turns) if together else turns[-1].index) == end
-        and not turns[-1].truncated
+        agent for agent, turn in last.items() if episode.trajectories[agent].info.get("illegal") and not turn.truncated
     }
 
 
-def left_by(episode: Episode) -> list[str]:
-    """Return the agent whose player failed after it had decided in this episode, if any. It may have chosen to."""
-    agent = episode.error.agent if episode.error is not None else ""
-    return [agent] if agent in episode.trajectories and episode.trajectories[agent].turns else []
+def _last_turns(episode: Episode, *, together: bool) -> dict[str, Turn]:
+    """Return the last turn of each agent that decided last in an episode, in the last round if all decide at once."""
+    turns_of = {agent: trajectory.turns for agent, trajectory in episode.trajectories.items() if trajectory.turns}
+    ends = {agent: len(turns) if together else turns[-1].index for agent, turns in turns_of.items()}
+    return {agent: turns_of[agent][-1] for agent, end in ends.items() if end == max(ends.values())}
+
+
+def left_by(episode: Episode, *, together: bool = False) -> list[str]:
+    """Return the agents that may have chosen that an episode failed after they had decided in it.
+
+    That is the agent whose player failed, or those on whose last answers the environment failed.
+    """
+    if episode.error is None:
+        return []
+    if agent := episode.error.agent:
+        return [agent] if agent in episode.trajectories and episode.trajectories[agent].turns else []
+    by_answer = episode.error.where in ("step", "observe", "reward")
+    return list(_last_turns(episode, together=together)) if by_answer else []
 
 
 def tokens_of(trajectory: Trajectory) -> tuple[int, int]:

@@ -116,7 +116,10 @@ def incomplete(report: Results) -> list[str]:
         by = f", by failures of {', '.join(f'{name} ({number})' for name, number in faults)}" if faults else ""
         warnings.append(f"{len(failed)} episodes failed{by} and are not counted. The first: {failed[0].error}")
     for env, names in report.summary.failing.items():
-        lines = (f"NO RESULTS OF {name} IN {env}: it failed in {games} games" for name, games in names.items())
+        lines = (
+            f"NO RESULTS OF {name} IN {env}: it failed, or the environment on its answer, in {games} games"
+            for name, games in names.items()
+        )
         advice = "Another call repeats failed games, but failures after a player's first decision in a game still count"
         warnings += [f"{line}. {advice}" for line in lines]
     if full := [record for record in report.records if record.end == "context"]:

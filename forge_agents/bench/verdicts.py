@@ -60,7 +60,7 @@ def failing_players(records: Iterable[Record]) -> dict[str, str]:
 
     Such a player has no results there, nor have its opponents against it: it could choose the games that count by
     failing in the others, or an opponent could by texts that it fails on. So a failure after a decision counts also if
-    the game was played again.
+    the game was played again, and so does a failure of the environment on an answer.
     """
     games = Counter(name for record in records for name in set(record.lineup.values()))
     failed = Counter(

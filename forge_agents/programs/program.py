@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import logging
 import math
 import os
 import sys
@@ -38,11 +39,14 @@ from forge_agents.runtime.threads import call_from_destructor, in_thread, start_
 from forge_agents.sandbox.sandbox import Sandbox, validate_path
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_warned: set[str] = set()
+"""Environments of this process whose `error_reward` was warned about."""
 MAX_CALLS = 64
 """Default maximum number of calls of an episode."""
 _RESERVED_INFOS = (
     "success", "outcome", "error", "program_error", "cut", "tool_calls", "tool_errors", "forfeits", "illegal",
-    "legal_actions", "result",
+    "legal_actions", "result", CONVERSATION,
 )  # fmt: skip
 """Names of infos with a fixed meaning. Entries of a task with such a name appear only in ``"task"``."""
 _ERRORS_OF_RESULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -435,7 +439,19 @@ class Program(TurnEnv):
         for agent, numbers in sessions.items():
             self.infos[agent][CONVERSATION] = {"session_rewards": numbers}
             rewards[agent] = math.fsum(numbers) / max(1, len(numbers))
+        self._warn_of_escape(rewards)
         return Outcome(rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts))
+
+    def _warn_of_escape(self, rewards: Mapping[str, Any]) -> None:
+        """Log a warning, once per environment, if an agent would have earned more by making the program fail."""
+        numbers = [number for number in map(as_number, rewards.values()) if number is not None]
+        if min(numbers, default=math.inf) < self._error_reward and str(self) not in _warned:
+            _warned.add(str(self))
+            _log.warning(
+                "%s paid a reward of %g, and error_reward=%g is more. An agent avoids such a reward by an answer on "
+                "which the program fails, or by too many calls. Set error_reward to the lowest possible reward or less",
+                *(self, min(numbers), self._error_reward),
+            )
 
     def _rejection(self) -> str:
         """Return the first request that was rejected since the last answer, for a message."""

@@ -140,7 +140,10 @@ def test_player_that_chooses_its_games_by_failing_has_no_results(env, tmp_path):
     assert not any("picky" in (pair.first, pair.second) for pair in report.summary.pairs if pair.env == env[0])
     text = report.markdown()
     assert f"by failures of picky ({len(failed)})" in text and "| failures |" in text
-    assert f"NO RESULTS OF picky IN {env[0]}: it failed in {kuhn['picky']} games" in text
+    assert (
+        f"NO RESULTS OF picky IN {env[0]}: it failed, or the environment on its answer, in {kuhn['picky']} games"
+        in text
+    )
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["in lost positions", "at the start"])
@@ -168,6 +171,71 @@ def test_failures_after_a_decision_count_in_games_that_are_played_again(late, tm
     assert bool(again.summary.failing) is late
     counts = [sum("server" in record.leavers for record in report.records) for report in (first, again)]
     assert counts[0] == counts[1] and bool(counts[0]) is late
+
+
+class High(fa.TurnEnv):
+    """The larger number wins. A text that is no number, or that is too long to be shown, makes it fail."""
+
+    possible_agents = ("alice", "bob")
+    max_observation_chars = 100
+
+    def instructions(self, agent):
+        return ""
+
+    def setup(self, rng):
+        self.numbers, self.said = rng.permutation(20)[:2], []
+
+    def observe_text(self, agent):
+        return f"{self.numbers[self.possible_agents.index(agent)]} after {' '.join(self.said)}"
+
+    def act(self, agent, action):
+        self.said.append(action)
+        first = int(action.split()[0])
+        self.lead = first if len(self.said) == 1 else self.lead - first
+        if len(self.said) < 2:
+            return fa.Outcome()
+        reward = 1.0 if self.lead > 0 else -1.0
+        return fa.Outcome(rewards={"alice": reward, "bob": -reward}, done=True)
+
+
+class HighAtOnce(fa.ParallelTurnEnv):
+    possible_agents = ("alice", "bob")
+
+    def instructions(self, agent):
+        return ""
+
+    def setup(self, rng):
+        self.numbers = dict(zip(self.possible_agents, rng.permutation(20)[:2].tolist(), strict=True))
+
+    def observe_text(self, agent):
+        return f"{self.numbers[agent]} after"
+
+    def act_all(self, actions):
+        number = {agent: int(action) for agent, action in actions.items()}
+        reward = 1.0 if number["alice"] > number["bob"] else -1.0
+        return fa.Outcome(rewards={"alice": reward, "bob": -reward}, done=True)
+
+
+@pytest.mark.parametrize(("env", "answer"), [(High, "I pass"), (High, "{} " + "x" * 200), (HighAtOnce, "I pass")])
+def test_player_that_makes_the_environment_fail_has_no_results(env, answer, tmp_path):
+    env_id = f"bench/{env.__name__}-v0"
+    fa.register(env_id, entry_point=env, tags=("2p", "zero-sum"))
+
+    def honest(observation):
+        return observation.split()[0]
+
+    def cheat(observation):
+        number = honest(observation)
+        return answer.format(number) if int(number) < 8 else number
+
+    players = {"honest": fa.Scripted(honest), "fair": fa.Scripted(honest), "cheat": fa.Scripted(cheat)}
+    report = play(tmp_path, players, [env_id], episodes=16)
+    failed = [record for record in report.records if record.error]
+    assert failed and all("cheat" in record.leavers for record in failed)
+    assert "cheat" in report.summary.failing[env_id]
+    assert math.isnan(report.summary.overall["cheat"].value)
+    if env is High:  # with decisions at once, all are named
+        assert list(report.summary.failing[env_id]) == ["cheat"] == list(failed[0].leavers)
 
 
 def test_failures_of_the_environment_and_rare_ones_leave_a_player_its_results():

@@ -147,8 +147,20 @@ def test_result_that_is_no_reward_is_a_failure_of_the_program(result):
     assert episode.program_error.startswith(("ValueError", "OverflowError"))
 
 
+@pytest.mark.parametrize(("error_reward", "warned"), [(0.0, True), (-1.0, False)])
+def test_reward_below_that_of_a_failure_is_warned_about_once(error_reward, warned, caplog, monkeypatch):
+    monkeypatch.setattr("forge_agents.programs.program._warned", set())
+    for _ in range(2):
+        played(lambda task, client: plain(0, client), reward=lambda task, result: -1.0, error_reward=error_reward)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [f"paid a reward of -1, and error_reward={error_reward:g} is more" in text for text in messages] == [
+        True
+    ] * warned
+
+
 def test_program_gets_a_copy_of_its_task_without_reserved_infos():
     task = {"words": ["a"], "answer": 7, "success": True, "error": "of the data"}
+    task["conversation"] = {"session_rewards": [5.0]}  # which a program's environment sets itself
 
     def program(task, client):
         task["words"].append(plain(0, client))
@@ -156,9 +168,10 @@ def test_program_gets_a_copy_of_its_task_without_reserved_infos():
 
     for _ in range(2):
         episode = played(program, tasks=[task], reward=lambda task, result: result + len(task))
-        assert episode.rewards == {"agent": 13.0}
+        assert episode.rewards == {"agent": 14.0}
     info = episode.trajectories["agent"].info
     assert info["answer"] == 7 and info["task"] == task and not {"success", "error"} & info.keys()
+    assert episode.trajectories["agent"].session_rewards is None
 
 
 def misspells(task, result):

@@ -91,7 +91,7 @@ class Cascade:
 
 
 def content_key(trajectory: Trajectory) -> bytes:
-    """A 16-byte hash of all that a verifier may read: of tokens their number, not ids, log-probabilities and timings."""
+    """A 16-byte hash of all that a verifier may read: of tokens the number, not ids, log-probabilities and times."""
     names = (
         "observation", "new_messages", "reasoning", "raw_reasoning", "action", "tool_calls", "reward", "finish_reason",
         "terminated", "truncated",
