@@ -98,7 +98,7 @@ def test_observation_that_depends_on_a_secret_is_found(name, told):
                        {"traps": 4}, {"spare": -1}]),
         ("Commons", [{"num_players": 1}, {"num_players": 7}, {"regrowth": 1}, {"seasons": 1},
                      {"max_message_chars": 0}]),
-        ("Debate", [{"rounds": 0}, {"below": 10}, {"max_argument_chars": 0}]),
+        ("Debate", [{"rounds": 0}, {"below": 10}, {"below": 10**12}, {"max_argument_chars": 0}]),
         ("DiningPhilosophers", [{"num_players": 1}, {"num_players": 9}, {"meals": 0}, {"rounds": 1},
                                 {"max_message_chars": 0}]),
         ("Fireworks", [{"num_players": 5}, {"colours": 6}, {"ranks": 1}, {"hand": 6}, {"hints": 0}, {"fuses": 0}]),

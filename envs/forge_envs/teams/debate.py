@@ -37,7 +37,7 @@ class Debate(TurnEnv):
 
     Args:
         rounds: Number of arguments of each debater. At least 1.
-        below: Exclusive upper bound of the numbers. At least 80.
+        below: Exclusive upper bound of the numbers, 80 to 10,000.
         questions: Question, true answer and evidence of each question, to use instead of numbers.
         max_argument_chars: Maximum length of an argument. Longer ones are cut.
     """
@@ -54,7 +54,7 @@ class Debate(TurnEnv):
         max_argument_chars: int = 300,
     ) -> None:
         super().__init__()
-        check_ranges(rounds=(rounds, 1, None), below=(below, 80, None))
+        check_ranges(rounds=(rounds, 1, None), below=(below, 80, 10_000))
         check_ranges(max_argument_chars=(max_argument_chars, 1, None))
         if questions is not None and not questions:
             raise ValueError("questions is empty. Pass a nonempty list, or None for prime numbers")

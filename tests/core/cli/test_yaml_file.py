@@ -189,6 +189,7 @@ def test_texts_in_settings_are_bounded(run, refused, bomb):
         ("trainer: {group_size: 1000000000000}", "group_size=1000000000000 times groups_per_step=8 must be at most"),
         ("trainer: {groups_per_step: 1000000000000}", "groups_per_step=1000000000000 must be at most 1000000"),
         ("trainer: {eval_episodes: 2000000}", "eval_episodes=2000000 must be at most 1000000"),
+        ("trainer: {max_staleness: 1000000000000}", "0 episodes per step with max_staleness=1000000000000"),
         ("trainer: {max_resamples: 2000000}", "max_resamples=2000000 must be at most 1000000"),
         ("trainer: {engine: {max_num_seqs: 1000000000}}", "max_num_seqs=1000000000 must be at most 10000"),
         ("trainer: {engine: {threads: 1000000000}}", "threads=1000000000 must be at most 10000"),

@@ -88,10 +88,10 @@ class GRPOConfig(ProcessConfig):
                 "of a step. Raise one of them"
             )
         check_at_least(self, 0, "max_resamples", most=MAX_COUNT)
-        if self.group_size * self.groups_per_step > MAX_COUNT:
+        if self.group_size * self.groups_per_step > MAX_COUNT // (1 + self.max_staleness):
             raise ValueError(
                 f"group_size={self.group_size} times groups_per_step={self.groups_per_step} must be at most "
-                f"{MAX_COUNT} episodes per step"
+                f"{MAX_COUNT // (1 + self.max_staleness)} episodes per step with max_staleness={self.max_staleness}"
             )
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
