@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import string
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
@@ -338,7 +338,8 @@ class TextGame(Forkable):
         returned: Mapping[str, Any] = outcome.rewards  # user code may ignore the declared types
         rewards: dict[str, float] = {}
         for agent, reward in returned.items():
-            if not isinstance(reward, (int, float, np.number, np.bool_)) or not math.isfinite(reward):
+            is_number = isinstance(reward, (int, float, np.number, np.bool_))
+            if not is_number or not abs(reward) <= sys.float_info.max:  # also of an int beyond floats
                 raise ValueError(
                     f"{self}: the reward of {agent!r} is {reward!r} after {method}. Rewards must be finite numbers"
                 )

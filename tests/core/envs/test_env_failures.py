@@ -137,6 +137,17 @@ def test_a_game_in_turns_that_breaks_is_data(where, told, error):
     assert failed[0].end_reason == "error"
 
 
+@pytest.mark.parametrize("reward", [float("nan"), -float("inf"), 10**400, "1"])
+def test_reward_that_is_no_finite_number_is_named(reward):
+    class Paid(Turns):
+        def act(self, agent, action):
+            return fa.Outcome(rewards={agent: reward}, done=True)
+
+    (episode,) = group_of(Paid).failed
+    told = f"the reward of 'a' is {reward!r} after act('a', ...). Rewards must be finite numbers"
+    assert episode.error.message.endswith(told)
+
+
 @pytest.mark.parametrize(("where", "told"), IN_ROUNDS.items())
 def test_a_game_in_rounds_that_breaks_is_data(where, told):
     assert [episode.error.where for episode in group_of(lambda: Rounds(where)).failed] == [told]
