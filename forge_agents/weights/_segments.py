@@ -7,6 +7,7 @@ it, so a killed process leaves nothing behind and a small /dev/shm does not matt
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 from weakref import WeakValueDictionary
@@ -59,8 +60,8 @@ class Segment:
         # the copy would close a descriptor of its own process that has the same number
         raise TypeError("a segment cannot be copied or sent. Send its handle, or tensor().detach()")
 
-    def __del__(self) -> None:
-        os.close(self._fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone when the process exits
+        close(self._fd)
 
 
 def try_create(num_bytes: int) -> Segment | None:

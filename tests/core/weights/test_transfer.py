@@ -405,3 +405,13 @@ async def test_overwritten_pages_are_detected(shared_store: Any, monkeypatch: py
         with pytest.raises(StallError, match="'hero' version 1 were overwritten while they were read"):
             await asyncio.to_thread(weights.check)
     assert subscriber._host_copy._pages == {}
+
+
+def test_segment_is_closed_when_the_globals_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = _segments.try_create(1)
+    assert segment is not None
+    fd = segment._fd
+    monkeypatch.setattr(_segments, "os", None)  # as at the end of a process
+    del segment
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

@@ -1,7 +1,7 @@
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from forge_trainers.records.plots import draw_arms
+from forge_trainers.records.plots import draw_arms, draw_curve
 
 
 def test_an_arm_is_its_seeds_and_their_mean(tmp_path, monkeypatch):
@@ -15,6 +15,16 @@ def test_an_arm_is_its_seeds_and_their_mean(tmp_path, monkeypatch):
     assert lines["control"] == [[0.0, 2.0], [2.0, 2.0]]
     assert len(axes.lines) == 5 and axes.get_ylabel() == "reward"
     assert (tmp_path / "arms.png").stat().st_size > 1000
+
+
+def test_unknown_interval_is_a_gap_and_not_an_interval_of_no_width():
+    axes = Figure().subplots()
+    widths = (0.1, 0.1, None, 0.1, 0.1)
+    rows = [{"step": step, "reward": 0.5, "ci": width} for step, width in enumerate(widths)]
+    draw_curve(axes, rows, "reward", "ci", label="reward")
+    assert axes.lines[0].get_xdata().tolist() == [0, 1, 2, 3, 4]
+    (shade,) = axes.collections
+    assert {x for path in shade.get_paths() for x, _ in path.vertices} == {0.0, 1.0, 3.0, 4.0}
 
 
 def test_settings_of_matplotlib_and_dollar_signs_change_no_picture(tmp_path):

@@ -200,6 +200,21 @@ def test_slow_alternatives_take_no_time_from_other_answers(monkeypatch):
     assert MathEqual().score([said(f"\\boxed{{{many}}}", "y+2")]).tolist() == [1] and len(requests) == 1
 
 
+@pytest.mark.parametrize("rule", [MathEqual, Numeric])
+def test_slow_answer_without_time_left_is_wrong_unless_the_gold_answer_is_slow(rule, monkeypatch):
+    def request(self, message, timeout_s):
+        time.sleep(0.3)
+        raise TimeoutError
+
+    monkeypatch.setattr(worker._Worker, "request", request)
+    monkeypatch.setattr(equal, "WORKERS", worker.Workers())
+    integrals = [rf"\boxed{{\int_0^1 x^{{{k}}} \sin(x) dx}}" for k in range(20)]
+    assert rule(timeout_s=0.5).score([said(each, r"\frac{22}{7}") for each in integrals]).tolist() == [0.0] * 20
+    if rule is MathEqual:
+        assert np.isnan(rule(timeout_s=0.5).score([said(each, r"\sum_{k=1}^5 k x^k") for each in integrals])[-1])
+    assert np.isnan(rule(timeout_s=0.5).score([said(rf"\boxed{{{k}^{{1/3}}+1}}", "3") for k in range(20)])[-1])
+
+
 def test_slow_formulas_cost_numeric_their_time_once_and_at_most_timeout_s(monkeypatch):
     requests = []
 

@@ -39,14 +39,14 @@ def draw_curve(
 ) -> None:
     """Draw column `value` of `rows` over their step, shaded by plus and minus `half_width`.
 
-    Values that are no finite numbers count as missing: the rows may be a stranger's.
+    Values that are no finite numbers count as missing: the rows may be a stranger's. The shade has a gap there.
     """
     points = [(row["step"], mean, _finite(row.get(half_width))) for row in rows for mean in [_finite(row.get(value))]]
     steps, means, widths = np.array(points, np.float64).reshape(-1, 3).T
     known = ~np.isnan(means)
     if not known.any():
         return
-    steps, means, widths = steps[known], means[known], np.nan_to_num(widths[known])
+    steps, means, widths = steps[known], means[known], widths[known]
     axes.plot(steps, means, label=label, marker=marker)
     axes.fill_between(steps, means - widths, means + widths, alpha=0.2)
 

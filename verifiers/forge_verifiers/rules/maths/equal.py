@@ -33,7 +33,7 @@ from forge_verifiers.rules.maths.quantity import (
     same_decimal,
     same_quantity,
 )
-from forge_verifiers.rules.maths.worker import WORKERS, Pair
+from forge_verifiers.rules.maths.worker import WORKERS, Pair, is_slow
 
 _LOG = logging.getLogger(__name__)
 _INDEX = re.compile(r"(?<=[A-Za-z)\]])_\s*(?:(\d+)|\{(\d+)\})(?!\d)|(?<=\^)\{(\d*[-+])\}$")
@@ -94,7 +94,7 @@ class Numeric(_FormulaRule):
     is not a number.
 
     A formula that needs more than three seconds of processor time or 3 GB is wrong. A formula for which `timeout_s`
-    leaves no time has no score.
+    leaves no time has no score, or is wrong if only the answer has an integral, sum, product or limit.
     """
 
     name: str = "numeric"
@@ -131,6 +131,8 @@ class Numeric(_FormulaRule):
                 and any(all(self._is_gold(part, *gold, end) for part in parts) for gold in golds)
             )
         except TimeoutError:
+            if is_slow(latex(answer.value) or "") and not any(is_slow(latex(gold) or "") for gold in gold_texts):
+                return 0.0  # a slow answer must not be better than a wrong one
             self.unread.add(self.name, gold_texts[0], f"not compared within timeout_s={self.timeout_s:g}")
             return None
 
@@ -173,7 +175,8 @@ class MathEqual(_FormulaRule):
 
     Formulas are compared in up to four processes, which start with the first formula and use about 100 MB each. An
     answer that needs more than three seconds of processor time or 3 GB is wrong. If math-verify cannot read the gold
-    answer, or the call times out, the score is NaN and counted.
+    answer, or the call times out, the score is NaN and counted. An answer for which no time is left is wrong if only
+    the answer, and not the gold answer, has an integral, sum, product or limit.
     """
 
     name: str = "math_equal"
@@ -222,7 +225,8 @@ def equal_answers(
     """True if an answer and a gold answer are equal as mathematics, see `MathEqual`.
 
     Returns:
-        True or False by pair, or None for an unreadable gold answer. Pairs that were not compared in time are missing.
+        True or False by pair, or None for an unreadable gold answer. Pairs that were not compared in time are missing,
+        or False if only the answer may take seconds: a slow answer must not be better than a wrong one.
     """
     results: dict[tuple[str, str], bool | None] = {}
     formulas_of: dict[tuple[str, str], list[Pair]] = {}
@@ -240,7 +244,8 @@ def equal_answers(
             is_equal = equal.get(first)
             if first not in equal or not rest:
                 del formulas_of[pair]
-                results |= {pair: is_equal} if first in equal else {}
+                if first in equal or (is_slow(first[0]) and not is_slow(first[1])):
+                    results[pair] = is_equal if first in equal else False
             elif is_equal and len(rest) == 1:  # all alternatives are equal to the gold answer
                 del formulas_of[pair]
                 results[pair] = True

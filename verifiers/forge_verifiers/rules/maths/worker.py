@@ -93,10 +93,15 @@ class _Worker:
         self._process = None
 
 
+def is_slow(formula: str) -> bool:
+    """Return whether a formula in LaTeX may take seconds: an integral, a sum, a product or a limit."""
+    return bool(_SLOW.search(formula))
+
+
 def _expected_time(question: _Question) -> tuple[bool, int, str]:
     """Order of questions: integrals, sums and limits, which may take seconds, come last."""
     texts = [text for text in question[:2] if text]
-    return any(map(_SLOW.search, texts)), sum(map(len, texts)), str(question)
+    return any(map(is_slow, texts)), sum(map(len, texts)), str(question)
 
 
 class Workers:
