@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.envs.env import Outcome, TurnEnv
+from forge_agents.envs.env import Outcome, TurnEnv, as_json
 from forge_agents.errors import ArgumentError
-from forge_envs.adapters.contained import Randomness, ended, failure
+from forge_envs.adapters.contained import Randomness, failure
 from forge_envs.adapters.listing import entry, register_ids
 
 ACTION_NAMES: dict[str, tuple[str, ...]] = {
@@ -33,8 +33,9 @@ class GymnasiumText(TurnEnv):
 
     The observation is the text observation, the rendering of ``render_mode="ansi"`` (the highlighted position in
     brackets), or the numbers of a discrete observation. The action is the last word or number in the text that names
-    one. A text without an action ends the episode with `illegal_reward` and ``"illegal"`` in the info. An exception in
-    the environment ends it with `illegal_reward` and ``"error"`` in the info.
+    one. A text without an action, or outside a text space, ends the episode with `illegal_reward` and ``"illegal"`` in
+    the info. An exception in the environment ends it with `illegal_reward` and ``"error"`` in the info. The game's info
+    is the agent's.
 
     Args:
         game: Gymnasium's id, e.g. ``"FrozenLake-v1"``.
@@ -69,7 +70,8 @@ class GymnasiumText(TurnEnv):
         seed = int(rng.integers(2**31))
         self._randomness = Randomness(seed)
         with self._randomness.contained():
-            self._seen, _ = self._env.reset(seed=seed)
+            self._seen, info = self._env.reset(seed=seed)
+        self._keep(info)
 
     def instructions(self, agent: str) -> str:
         game = str(self._env.spec.id) if self._env.spec else "the game"
@@ -90,15 +92,24 @@ class GymnasiumText(TurnEnv):
             words = re.findall(r"-?\w+", action.casefold()[-4000:])
             actions = [word for word in words if word in self._names]
             if not actions:
-                reason = f"{action[:60]!r} names none of {', '.join(self._names)}"
-                return ended(agent, self._penalty(), illegal=reason)
+                return self._stop(agent, illegal=f"{action[:60]!r} names none of {', '.join(self._names)}")
             move = self._names.index(actions[-1]) + int(getattr(self._env.action_space, "start", 0))
+        elif not self._env.action_space.contains(move) and not self._env.action_space.contains(move := move.strip()):
+            return self._stop(agent, illegal=f"{action[:60]!r} is not in {self._env.action_space}"[:400])
         try:
             with self._randomness.contained():
-                self._seen, reward, done, cut, _ = self._env.step(move)
+                self._seen, reward, done, cut, info = self._env.step(move)
         except Exception as error:  # noqa: BLE001  # library code on model-written text
-            return ended(agent, self._penalty(), error=failure(error))
-        return Outcome(rewards={agent: float(reward)}, done=bool(done), truncated=bool(cut) and not done)
+            return self._stop(agent, error=failure(error))
+        self._keep(info)
+        paid = {agent: float(reward)}
+        return Outcome(rewards=paid, done=bool(done), truncated=bool(cut) and not done, info={agent: self._facts})
+
+    def _keep(self, info: dict[str, Any]) -> None:
+        self._facts = {str(name): as_json(value) for name, value in info.items() if name != "action_mask"}
+
+    def _stop(self, agent: str, **why: str) -> Outcome:
+        return Outcome(rewards={agent: self._penalty()}, done=True, info={agent: self._facts | why})
 
     def _penalty(self) -> float:
         if self._illegal_reward is not None:

@@ -1,6 +1,7 @@
 import re
 
 import gymnasium
+import numpy as np
 import pytest
 from adapter_play import infos_after, plausible, play
 from hostile_strings import HOSTILE_STRINGS
@@ -158,18 +159,23 @@ class Echo(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return "say it", {}
+        return "say it", {"answer": np.str_("it"), "action_mask": np.ones(2)}
 
     def step(self, action):
-        return action, float(action == "it"), True, False, {}
+        return action, float(action == "it"), True, False, {"answer": "it", "steps": np.int64(1)}
 
 
 def test_users_own_text_environments_are_found_by_name():
     gymnasium.register("EchoForAdapters-v0", entry_point=Echo)
     env = begin(fa.make("gymnasium/EchoForAdapters-v0"))
     assert env.observe("player") == "say it" and "legal_actions" not in env.infos["player"]
-    env.step("it")
-    assert env.rewards["player"] == 1.0
+    env.step(" it\n")
+    assert env.rewards["player"] == 1.0 and env.infos["player"] == {"answer": "it", "steps": 1}
+    for text in ("é", "x" * 10_001):
+        env = begin(fa.make("gymnasium/EchoForAdapters-v0"))
+        env.step(text)
+        assert env.rewards["player"] == -1.0 and "is not in Text(" in env.infos["player"]["illegal"]
+        assert env.infos["player"]["answer"] == "it", "rules compare illegal answers, too"
 
 
 def test_environments_of_arrays_are_refused():
