@@ -23,10 +23,13 @@ LENGTHS = (9, 1, 4, 7, 2, 5)
 
 @pytest.fixture(scope="module")
 def trl() -> Any:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         pytest.importorskip("trl")
         try:
+            from trl import import_utils
+
+            patch.setattr(import_utils, "is_vllm_available", lambda *_, **__: False)  # its import takes 4 CPU-s
             from trl import GRPOTrainer
         except Exception as cause:  # noqa: BLE001  (whatever a peer's optional imports raise)
             pytest.skip(f"TRL does not load here: {cause}")
