@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -288,7 +289,7 @@ def outdated_export(run: Path) -> str:
             return ""
         return (
             f"{export} is older than checkpoint {newest.name}: the run went on after its export. For newer weights use "
-            f"`forge-agents export {run}` and name the folder that it writes"
+            f"`forge-agents export {shlex.quote(str(run))}` and name the folder that it writes"
         )
     return ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -202,7 +203,8 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
     if not models and (run == folder or (folder / "checkpoints").is_dir()):
         raise ValueError(
             f"player {text!r} is a run that has not exported a model yet. Models are exported at the end of training. "
-            f"To export a checkpoint, run: forge-agents export {text} --out {folder / 'export'}"
+            f"To export a checkpoint, run: forge-agents export {shlex.quote(text)} "
+            f"--out {shlex.quote(str(folder / 'export'))}"
         )
     if not models:
         return Policy(text, sampling=sampling)

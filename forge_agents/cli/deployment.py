@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, print_visible
+from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, print_visible, repeat
 from forge_agents.imports import plugin_object
 
 
@@ -20,7 +20,7 @@ def export(argv: Sequence[str]) -> int:
     folder = export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print_visible)
     models = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
     print_visible("\n".join(f"model  {model}" for model in models))
-    print_next(f"forge-agents serve {folder}")
+    print_next(repeat("serve", [str(folder)]))
     return 0
 
 

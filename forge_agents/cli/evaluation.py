@@ -71,7 +71,7 @@ def bench(argv: Sequence[str]) -> int:
     board = Path(config.json or user_path(config.out_dir) / BOARD)
     _write(report, board, html=config.html, markdown=config.markdown)
     if report.complete:
-        print_next(f"forge-agents bench merge {board} OTHER.json --html all.html")
+        print_next(repeat("bench", ["merge", str(board), "OTHER.json", "--html", "all.html"]))
     else:
         print_next(f"{repeat('bench', argv)}   (plays the missing episodes)")
     return 0 if report.complete else 1

@@ -54,7 +54,7 @@ def init(argv: Sequence[str]) -> int:
         VERIFIERS: "pip install -e .",
     }
     then = commands.get(options.template, "forge-agents train train.yaml")
-    print_next(then if options.dir == "." else f"cd {root} && {then}")
+    print_next(then if options.dir == "." else f"cd {shlex.quote(str(root))} && {then}")
     return 0
 
 
@@ -110,13 +110,14 @@ def train(argv: Sequence[str]) -> int:
     if seeds > 1:
         print_next(
             f"{bench} {shlex.join([run.suite, '--cross_play', *map(str, models)])}",
-            f"forge-agents view {run.out_dir}",
+            repeat("view", [run.out_dir]),
         )
     else:
         print_next(
             repeat("eval", argv),
-            f"{bench} --players.trained {models[0]} --players.random random --suite {run.suite}",
-            f"forge-agents view {run.out_dir}",
+            f"{bench} --players.trained {shlex.quote(str(models[0]))} --players.random random "
+            f"--suite {shlex.quote(run.suite)}",
+            repeat("view", [run.out_dir]),
         )
     return 0
 
@@ -175,7 +176,7 @@ def sft(argv: Sequence[str]) -> int:
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.fit(run.dataset(), eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(visible(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}"))
-    print_next(f"forge-agents train CONFIG.yaml --policies.{run.policy.name}.model {result.export}")
+    print_next(f"forge-agents train CONFIG.yaml --policies.{run.policy.name}.model {shlex.quote(str(result.export))}")
     return 0
 
 

@@ -3,6 +3,7 @@
 import functools
 import re
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,29 @@ def test_training_prints_the_next_commands(monkeypatch, tmp_path, capsys):
     ]
     assert cli.main(["sft", "--data", "d", "--policy.model", "m", "--policy.name", "hero", "--out_dir", str(run)]) == 0
     assert f"next   forge-agents train CONFIG.yaml --policies.hero.model {run}/export" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["run $(id)", "run; id"])
+def test_suggested_commands_quote_the_names_of_folders(name, monkeypatch, tmp_path, capsys):
+    for trainer in ("GRPOTrainer", "SFTTrainer"):
+        monkeypatch.setattr(fa, trainer, Trained)
+    run = tmp_path / name
+    (run / "export").mkdir(parents=True)
+    (run / "export/config.json").touch()
+    monkeypatch.setattr("forge_trainers.run.checkpoints.export_checkpoint", lambda *_, **__: run / "export")
+    policy = ["--policies.hero.model", "m", "--out_dir", str(run)]
+    calls = (
+        ["export", str(run)],
+        ["train", "--env", "forge/KuhnPoker-v0", *policy],
+        ["init", str(tmp_path / "new" / name)],
+    )
+    calls += (["sft", "--data", "d", "--policy.model", "m", "--out_dir", str(run)],)
+    for call in calls:
+        assert cli.main(call) == 0
+        output = capsys.readouterr().out
+        commands = [line[7:] for line in output.splitlines() if line.startswith(("next ", "       forge"))]
+        assert commands and any(name in word for command in commands for word in shlex.split(command)), output
+        assert not any(name in re.sub(r"'[^']*'", "", command) for command in commands), output
 
 
 def test_training_of_a_policy_per_agent_suggests_a_team_benchmark(monkeypatch, tmp_path, capsys):
