@@ -434,12 +434,9 @@ _ADAPTERS = {"LlamaForCausalLM": titan.Llama3StateDictAdapter, "Gemma3ForCausalL
 """TorchTitan's converters between its state dicts and those of Hugging Face, where they are not `StateDictAdapter`."""
 
 
+@titan.with_own_config
 class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's grouped experts in the dtype of their input. TorchTitan's version always computes in bfloat16."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.GroupedExperts.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``GroupedExperts.Config``."""
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """Apply each expert to its tokens. `x_RD` is sorted by expert. Returns [R, D] of the same dtype."""
@@ -452,12 +449,9 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
         return F.grouped_mm(hidden, down, offs=ends_E)
 
 
+@titan.with_own_config
 class Gate(titan.Linear):  # type: ignore[misc]  # torchtitan is untyped
     """Scores of experts in float32, as in transformers: small differences decide. TorchTitan's are so on GPU only."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.Linear.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``Linear.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output in float32."""

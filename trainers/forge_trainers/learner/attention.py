@@ -160,17 +160,14 @@ def _bucket(group: Sequence[Span]) -> Bucket:
     )
 
 
+@titan.with_own_config
 class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan inner attention for rows on CPU, controlled by an `AttentionPlan`.
+    """TorchTitan inner attention for rows on CPU, causal, controlled by an `AttentionPlan`.
 
     TorchTitan requires a subclass of ``VarlenAttention`` for packed documents.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.VarlenAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``VarlenAttention.Config``. Attention must be causal."""
-
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Any) -> None:
         before, after = config.window_size
         if after != 0:
             raise ValueError(f"window_size={config.window_size} is not supported, only causal attention, (..., 0)")

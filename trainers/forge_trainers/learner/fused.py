@@ -7,7 +7,7 @@ Axes: B and L batch and positions, D hidden size, N query heads, K key heads, H 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,15 +16,12 @@ from forge_trainers.learner import titan
 from forge_trainers.learner.lean import gated_up
 
 
+@titan.with_own_config
 class FusedQKV(titan.FusedQKVLinear):  # type: ignore[misc]  # torchtitan is untyped
     """Queries, keys and values as one product. The weight, [(N + 2 K) H, D], holds the three weights one by one.
 
     TorchTitan's class has the order of key heads instead, and state dicts with three weights.
     """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.FusedQKVLinear.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``FusedQKVLinear.Config``."""
 
     @classmethod
     def of(cls, config: Any) -> Any:
@@ -52,12 +49,12 @@ class FusedQKV(titan.FusedQKVLinear):  # type: ignore[misc]  # torchtitan is unt
         """Leave the weight as it is in state dicts."""
 
 
+@titan.with_own_config
 class FusedFeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is untyped
-    """SwiGLU with gate and up projection as one product. The weight, [2 F, D], holds the gate's first."""
+    """SwiGLU with gate and up projection as one product. The weight, [2 F, D], holds the gate's first.
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.FeedForward.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``FeedForward.Config``. `w1` is the fused weight. `w3`, which TorchTitan's functions need, is not used."""
+    It is `w1` of the configuration. `w3`, which TorchTitan's functions need, is not used.
+    """
 
     @classmethod
     def of(cls, config: Any) -> Any:

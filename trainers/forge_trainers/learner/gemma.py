@@ -11,12 +11,9 @@ import torch.nn.functional as F
 from forge_trainers.learner import lean, titan
 
 
+@titan.with_own_config
 class RMSNorm(titan.RMSNorm):  # type: ignore[misc]  # torchtitan is untyped
     """RMSNorm with the factor ``1 + weight``, not rounded to the weights' dtype."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.RMSNorm.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``RMSNorm.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalized `x`, of the same shape and dtype."""
@@ -24,24 +21,18 @@ class RMSNorm(titan.RMSNorm):  # type: ignore[misc]  # torchtitan is untyped
         return F.rms_norm(x.float(), self.normalized_shape, weight_D, self.eps).to(x.dtype)
 
 
+@titan.with_own_config
 class LeanRMSNorm(lean.RMSNorm):
     """The same for CPU, with less memory traffic."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(lean.RMSNorm.Config):
-        """As ``RMSNorm.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalized `x`, of the same shape and dtype."""
         return lean.rms_norm(x, 1.0 + self.weight.float(), self.eps)
 
 
+@titan.with_own_config
 class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is untyped
     """``W2 (gelu(W1 x) * W3 x)``, with the tanh approximation of GELU (GEGLU, arXiv 2002.05202, eq. 6)."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.FeedForward.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``FeedForward.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output, of the shape and dtype of `x`."""

@@ -7,7 +7,6 @@ expert, G = 2 F, gate and value in turn.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,12 +22,9 @@ _SWIGLU_ALPHA = 1.702
 """Factor in the sigmoid of a gate, with which it is close to GELU."""
 
 
+@titan.with_own_config
 class Attention(titan.GptOssAttention):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's attention with a sink per query head: a key without a value, whose score is a weight."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.GptOssAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As TorchTitan's."""
 
     def forward(self, x_1LD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
         """The layer's output, of the shape and dtype of `x_1LD`.
@@ -45,12 +41,9 @@ class Attention(titan.GptOssAttention):  # type: ignore[misc]  # torchtitan is u
         return output
 
 
+@titan.with_own_config
 class Experts(titan.GptOssGroupedExperts):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's experts of gpt-oss in the dtype of their input. TorchTitan's version always computes in bfloat16."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.GptOssGroupedExperts.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As TorchTitan's."""
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """Apply each expert to its tokens. `x_RD` is sorted by expert. Returns [R, D] of the same dtype."""

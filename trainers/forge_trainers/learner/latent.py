@@ -37,12 +37,9 @@ class Attention(titan.LatentAttention):  # type: ignore[misc]  # torchtitan is u
         self.softmax_scale = config.scale
 
 
+@titan.with_own_config
 class VarlenAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's inner attention on GPU. FlashAttention 2 needs values of the size of keys, so zeros fill them up."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.VarlenAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As TorchTitan's."""
 
     def forward(self, q_1LNH: torch.Tensor, k_1LNH: torch.Tensor, v_1LNV: torch.Tensor, **options: Any) -> torch.Tensor:
         """Attention of a row, [1, L, N, V]."""

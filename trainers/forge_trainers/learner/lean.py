@@ -8,7 +8,6 @@ Axes: D channels, the last axis; any axes before it. Embeddings: V rows, T token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,24 +16,18 @@ import torch.nn.functional as F
 from forge_trainers.learner import titan
 
 
+@titan.with_own_config
 class RMSNorm(titan.RMSNorm):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's norm, ``x / sqrt(mean(x^2) + eps) * w`` (arXiv 1910.07467, eq. 4), in float32."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.RMSNorm.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``RMSNorm.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalized `x`, of the same shape and dtype."""
         return rms_norm(x, self.weight, self.eps)
 
 
+@titan.with_own_config
 class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's feed-forward layer, ``W2 (silu(W1 x) * W3 x)`` (SwiGLU, arXiv 2002.05202, eq. 6)."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.FeedForward.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``FeedForward.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output, of the shape and dtype of `x`."""
@@ -42,16 +35,13 @@ class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is unt
         return output
 
 
+@titan.with_own_config
 class Embedding(titan.Embedding):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's embedding with gradients that are summed in float32.
 
     On CPU, PyTorch sums the gradients of a repeated token in the weight's dtype. In bfloat16 the sum of 512 equal
     numbers stops at 256 of them.
     """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.Embedding.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``Embedding.Config``."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the weight for int64 `ids`: the shape of `ids`, then D."""

@@ -48,12 +48,12 @@ class Masks(NamedTuple):
     delta: DeltaPlan
 
 
+@titan.with_own_config
 class GatedAttention(titan.GQAttention):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's attention with outputs times the sigmoid of a gate, which the query projection computes as well."""
+    """TorchTitan's attention with outputs times the sigmoid of a gate, which the query projection computes as well.
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.GQAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``GQAttention.Config``. `qkv_linear` has two query heads for each, the second for the gate."""
+    `qkv_linear` has two query heads for each, the second for the gate.
+    """
 
     @classmethod
     def of(cls, config: Any) -> Any:
@@ -112,12 +112,9 @@ class GatedDeltaNet(titan.Module):  # type: ignore[misc]  # torchtitan is untype
         return output
 
 
+@titan.with_own_config
 class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is untyped
     """TorchTitan's grouped experts in the dtype of their input, with the stacked weights of the checkpoint."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.GroupedExperts.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``GroupedExperts.Config``."""
 
     def __init__(self, config: Any) -> None:
         titan.Module.__init__(self)
@@ -137,7 +134,7 @@ class SharedExpert(FeedForward):
     """A feed-forward for all tokens, times the sigmoid of a gate for each."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(FeedForward.Config):
+    class Config(titan.FeedForward.Config):  # type: ignore[misc]  # torchtitan is untyped
         """As ``FeedForward.Config``, with the projection to the gate."""
 
         gate: Any

@@ -12,14 +12,17 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch._utils
 import torch.distributed
 
 from forge_agents.imports import without_garbage_collection
 from forge_agents.runtime.ranks import join
+
+T = TypeVar("T")
 
 
 def _import_for_this_device() -> str:
@@ -141,6 +144,15 @@ with without_garbage_collection(), _compile_at_first_call():
     from torchtitan.protocols.module import Module
     from torchtitan.protocols.state_dict_adapter import StateDictAdapter
     from torchtitan.tools import utils as device_utils
+
+
+def with_own_config(module: type[T]) -> type[T]:
+    """Class decorator: a configuration with the fields of the base class's, which builds the decorated class."""
+    base: Any = module
+    own: Any = dataclass(kw_only=True, slots=True)(type("Config", (base.Config,), {}))
+    own._owner = module
+    module.Config = own  # type: ignore[attr-defined]
+    return module
 
 
 def apply_parallelism(model: Any, parallelism: ParallelismConfig) -> None:
