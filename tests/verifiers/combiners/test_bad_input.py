@@ -112,9 +112,3 @@ def test_families_and_anchors_must_fit_the_verifiers() -> None:
         combiners.get("default", families={7: "a"}).fit(s)
     with pytest.raises(ValueError, match="anchor 4"):
         combiners.get("default", anchors=[4]).fit(s)
-
-
-def test_report_refuses_the_wrong_number_of_names() -> None:
-    s, _, _ = votes(0, n=64, m=4)
-    with pytest.raises(ValueError, match="one per verifier"):
-        fresh("default").fit(s).report().table(["only one"])

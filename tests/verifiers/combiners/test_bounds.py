@@ -189,8 +189,8 @@ def test_cluster_of_reward_models_does_not_outvote_a_judge(families, anchors, er
 def test_report_notes_two_clusters_that_disagree() -> None:
     model = combiners.get("default").fit(*pairs(0)[:2])
     assert model.report().clusters.tolist() == [1, 1, 1, 1, 1, 2, 2]
-    text = model.report().table(["a", "b", "c", "d", "e", "f", "g"])
-    assert "two clusters disagree, a, b, c, d, e and f, g" in text
+    (note,) = model.report().notes(["a", "b", "c", "d", "e", "f", "g"])
+    assert "two clusters disagree, a, b, c, d, e and f, g" in note
     for case in (votes(0), told((0.95,) * 5), told((0.99, 0.9, 0.8, 0.7, 0.6, 0.55))):
         assert not combiners.get("default").fit(case[0]).report().clusters.any()
 

@@ -167,8 +167,8 @@ def test_exception_loses_only_its_row(caplog):
     ensemble = Ensemble([rule, rubric])
     rows = [*ROWS, said("", answer="1")]
     assert ensemble.scores(rows)[:, 0].tolist() == pytest.approx([1, 1, math.nan], nan_ok=True)
-    row = ensemble.report().rows()[0]
-    assert (row["scored"], row["failed"], row["errors"]) == (2, 1, 0)
+    row = ensemble.report().verifiers[0]
+    assert (row.scored, row.failed, row.errors) == (2, 1, 0)
     with pytest.raises(IndexError):  # on all of them: the mistake is the function's
         rule.score([said(""), said("a")])
 

@@ -95,8 +95,8 @@ def test_report_shows_good_and_inverted_verifiers():
     ensemble = Ensemble([*judges(), Rule(lambda t: 1.0 - t.info["votes"][5], name="bad")])
     ensemble.score(ROWS)
     report = ensemble.report()
-    rows = {row["name"]: row for row in report.rows()}
-    assert rows["judge5"]["accuracy"] > rows["judge0"]["accuracy"] > 0.5 > rows["bad"]["accuracy"]
+    accuracy = {row.name: row.accuracy for row in report.verifiers}
+    assert accuracy["judge5"] > accuracy["judge0"] > 0.5 > accuracy["bad"]
     assert "judge5" in report.table() and report.version == 1 and report.window_rows == 320
 
 

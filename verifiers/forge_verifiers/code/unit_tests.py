@@ -21,7 +21,7 @@ from forge_agents.sandbox import Sandbox, SandboxError, SandboxUnavailable
 from forge_agents.sources import parse_source
 from forge_agents.types import Trajectory
 from forge_verifiers.core.markdown import answer_section, code_blocks, indented_blocks
-from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, Scores, TrajectoryRule
+from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, TrajectoryRule
 
 MAX_CODE_CHARS = 100_000
 """Longer answers score 0."""
@@ -108,12 +108,8 @@ class UnitTests(TrajectoryRule):
         passed = self.run(code, tests).passed
         return float(all(passed)) if self.all_or_nothing else sum(passed) / len(passed)
 
-    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """`grade` of each trajectory, float32 [n], in parallel, or NaN for abstentions and failures of the sandbox."""
-        return self.assess(trajectories).scores
-
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """Scores, and failures of the sandbox itself and of tests that cannot be run.
+        """`grade` of each trajectory, in parallel, and failures of the sandbox itself and of tests that cannot be run.
 
         Raises:
             SandboxUnavailable: This machine does not support the sandbox.

@@ -63,19 +63,6 @@ class CombinerReport:
         significant = np.abs(difference) > 2.0 * np.sqrt(self.tpr_error**2 + self.fpr_error**2)  # False for NaN
         return np.where(significant, np.sign(np.nan_to_num(difference)), 0).astype(np.intp)
 
-    def table(self, names: Sequence[str] | None = None) -> str:
-        """The report as fixed-width text with one verifier per line."""
-        labels = list(names) if names is not None else [str(k) for k in range(len(self.weight))]
-        if len(labels) != len(self.weight):
-            raise ValueError(f"{len(labels)} names arrived for {len(self.weight)} verifiers. Pass one per verifier")
-        width = max([len("verifier"), *(len(name) for name in labels)])
-        lines = [f"{'verifier':<{width}}  TPR          FPR          weight"]
-        rows = zip(labels, self.tpr, self.tpr_error, self.fpr, self.fpr_error, self.weight, strict=True)
-        for name, tpr, tpr_error, fpr, fpr_error, weight in rows:
-            lines.append(f"{name:<{width}}  {tpr:.2f} +- {tpr_error:.2f}  {fpr:.2f} +- {fpr_error:.2f}  {weight:.3f}")
-        lines.append(f"class balance {self.class_balance:.3f}, effective number {self.effective_number:.2f}")
-        return "\n".join([*lines, *self.notes(labels)])
-
     def notes(self, names: Sequence[str], *, has_reference: bool = False) -> list[str]:
         """Findings that the numbers do not show. With `has_reference`, labels or anchors tell what is correct."""
         sides = [[name for name, cluster in zip(names, self.clusters, strict=True) if cluster == k] for k in (1, 2)]

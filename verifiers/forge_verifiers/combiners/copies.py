@@ -92,7 +92,7 @@ def expected_loadings(anchors: Bools, prior_loading: Floats, prior_rows: Floats)
     return expected, np.where(anchors, _ANCHOR_SPREAD, _SPREAD * np.sqrt(1 - trust) + 0.02)
 
 
-def one_factor(correlation: Floats, *, rounds: int = 40) -> Floats:
+def one_factor(correlation: Floats) -> Floats:
     """Loadings [v] whose products fit the correlations off the diagonal, by principal axis factoring.
 
     The sign is the one under which the loadings sum to more than 0. One voice gets 0.7 and two voices the square root
@@ -106,7 +106,7 @@ def one_factor(correlation: Floats, *, rounds: int = 40) -> Floats:
         return np.asarray(np.sqrt(abs(r)) * np.array([1.0, 1.0 if r >= 0 else -1.0]))
     reduced, loading = correlation.copy(), np.zeros(v)
     communality = 0.7 * np.abs(correlation - np.eye(v)).max(axis=1)
-    for _ in range(rounds):
+    for _ in range(40):
         np.fill_diagonal(reduced, communality)
         values, vectors = np.linalg.eigh(reduced)
         loading = np.clip(vectors[:, -1] * np.sqrt(max(values[-1], 1e-9)), -0.99, 0.99)

@@ -248,7 +248,7 @@ class Weaver(Combiner):
         return naive_bayes(votes, 1.0 - votes, fitted["tpr"][used], fitted["fpr"][used], float(fitted["class_balance"]))
 
 
-def match_second_moments(votes: Floats, pi: float, *, sweeps: int = 500, tolerance: float = 1e-10) -> Floats:
+def match_second_moments(votes: Floats, pi: float) -> Floats:
     """Differences d = TPR - FPR [m] that minimize the pairwise mismatch of second moments, given `pi`.
 
     Source: arXiv 2506.18203. The sign is chosen so that the verifiers are better than chance on average. Fewer than
@@ -262,12 +262,12 @@ def match_second_moments(votes: Floats, pi: float, *, sweeps: int = 500, toleran
     off = covariance - np.diag(np.diag(covariance))
     values, vectors = np.linalg.eigh(off)
     d = vectors[:, -1] * np.sqrt(max(values[-1], 1e-12))
-    for _ in range(sweeps):
+    for _ in range(500):
         before = d.copy()
         for k in range(m):
             rest = d @ d - d[k] ** 2  # C_ij = pi (1 - pi) d_i d_j off the diagonal: least squares in d_k alone
             d[k] = off[k] @ d / max(rest, 1e-12)
-        if np.abs(d - before).max() < tolerance:
+        if np.abs(d - before).max() < 1e-10:
             break
     return np.asarray(-d if d.sum() < 0 else d)
 

@@ -355,6 +355,15 @@ def _impute_failures(scores: Scores, failed: Sequence[Mapping[int, str]], groups
     return imputed
 
 
+def logged_scores(verifier: Composable, trajectories: Sequence[Trajectory]) -> Scores:
+    """The scores of `assess`, float32 [n]. Failures are logged."""
+    result = verifier.assess(trajectories)
+    if result.failed:
+        number, reason = len(result.failed), printable(next(iter(result.failed.values())))
+        _LOG.warning("%r fails on %d of %d trajectories: %s", verifier.name, number, len(trajectories), reason)
+    return result.scores
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrajectoryRule(Composable):
     """Base class of verifiers that score one trajectory at a time. Subclasses define `grade`."""
@@ -372,11 +381,7 @@ class TrajectoryRule(Composable):
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """The scores of `assess`, float32 [n]. Failures are logged."""
-        result = self.assess(trajectories)
-        if result.failed:
-            number, reason = len(result.failed), printable(next(iter(result.failed.values())))
-            _LOG.warning("%r fails on %d of %d trajectories: %s", self.name, number, len(trajectories), reason)
-        return result.scores
+        return logged_scores(self, trajectories)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """`grade` of each trajectory. An exception loses only its own row.

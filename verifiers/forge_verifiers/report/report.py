@@ -326,10 +326,6 @@ class EnsembleReport:
         skipped = sum(v.cached + v.skipped for v in self.verifiers)
         return skipped / max(sum(v.scored + v.abstained + v.failed + v.skipped for v in self.verifiers), 1)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per verifier, for a data frame."""
-        return [dataclasses.asdict(verifier) for verifier in self.verifiers]
-
     def row(self) -> dict[str, Any]:
         """All numbers without the score rows, for JSON: NaN is None. A run's ``verifiers.jsonl`` has one per step."""
         values = dataclasses.asdict(dataclasses.replace(self, evidence=None))
@@ -337,11 +333,11 @@ class EnsembleReport:
         return {**_null(values), "verifiers": [_null(row) for row in values["verifiers"]]}
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], evidence: Evidence | None = None) -> Self:
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Restore a report from `row`. Unknown keys are ignored. Raises ValueError for a missing key."""
         try:
             verifiers = tuple(_build(VerifierReport, verifier) for verifier in row["verifiers"])
-            report: Self = _build(cls, {**row, "verifiers": verifiers, "evidence": evidence})
+            report: Self = _build(cls, {**row, "verifiers": verifiers, "evidence": None})
         except (KeyError, TypeError, OverflowError) as cause:
             raise ValueError(f"incomplete report ({cause}). Pass the result of EnsembleReport.row()") from cause
         return report

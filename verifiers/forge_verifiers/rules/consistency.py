@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -10,16 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge_agents.display import printable
 from forge_agents.types import Trajectory
 from forge_verifiers.core.functions import grade_each
-from forge_verifiers.core.verifier import Assessment, Composable, Cost, Scores, group_ids
+from forge_verifiers.core.verifier import Assessment, Composable, Cost, Scores, group_ids, logged_scores
 from forge_verifiers.rules.answers import fold, last_action, parse_answer
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
 from forge_verifiers.rules.maths.equal import equal_answers
 from forge_verifiers.rules.maths.quantity import literal
 
-_log = logging.getLogger(__name__)
 _MAX_COMPARED = 16
 """Number of more frequent answers that each answer is compared with, to limit the cost of groups without agreement."""
 
@@ -46,11 +43,7 @@ class SelfConsistency(Composable):
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Agreement with the majority, float32 [n]. Failures are logged."""
-        result = self.assess(trajectories)
-        if result.failed:
-            number, reason = len(result.failed), printable(next(iter(result.failed.values())))
-            _log.warning("%r fails on %d of %d trajectories: %s", self.name, number, len(trajectories), reason)
-        return result.scores
+        return logged_scores(self, trajectories)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """Agreement with the majority, and failures. An answer that cannot be extracted gets NaN and does not vote."""
