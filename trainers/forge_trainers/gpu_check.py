@@ -104,8 +104,9 @@ def row(layout: Layout, metrics: Mapping[str, Any], *, expected: Mapping[str, in
 def placement_of(layout: Layout, model: str, gpus: Sequence[int]) -> Placement:
     """Return the placement of a layout on GPUs with these bytes (0 is unknown). Raises HostError if it does not fit."""
     config, policy = _config(layout), team(model)
-    engines, learners = compute_processes({policy.name: policy}, {policy.name: resolve(model)}, config)
-    parts = checked_parts(engines, learners, ranks=config.learner_procs, engine=config.engine)
+    parts = checked_parts(
+        compute_processes({policy.name: policy}, {policy.name: resolve(model)}, config), config.engine
+    )
     many = len(gpus)
     rehearse = partial(mesh.preview_placement_on, Hosts(), gpus_per_host=many, gpu_bytes=min(gpus), here=many)
     return place(parts, config.engine, rehearse, turns=config.colocate)

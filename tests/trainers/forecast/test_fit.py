@@ -246,7 +246,8 @@ def test_fit_matches_placement_and_dry_run(name, tmp_path, monkeypatch):
     assert not result.changes
 
     paths = {name: Path(policy.model) for name, policy in requested.items()}
-    meshes = [*meshes_of(requested, paths, run), *((chat.name, "judges", 1) for chat in chats)]
+    own = compute_processes(requested, paths, run)
+    meshes = [*meshes_of(own), *((chat.name, "judges", 1) for chat in chats)]
     layout = Cluster(hosts, lambda: "here", meshes)
     layout.assume_hosts(8, gpu_bytes=int(case.gb * 1e9), here=8 if hosts.counts else case.gpus)
     placed: list[Placement] = []
@@ -258,10 +259,7 @@ def test_fit_matches_placement_and_dry_run(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(placement, "place", noted)
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
-    own = compute_processes(requested, paths, run)
-    told, learners = placement.place_here(
-        *own, ranks=run.learner_procs, engine=run.engine, judges=chats, turns=run.colocate
-    )
+    told, learners = placement.place_here(own, engine=run.engine, judges=chats, turns=run.colocate)
 
     def rows(what: Placement) -> list[Any]:
         return [(one.slot.name, one.slot.rank, one.slot.gpu, dict(one.parts)) for one in what.processes]

@@ -199,8 +199,8 @@ def test_bad_settings_are_refused(settings):
 def test_the_memory_that_is_expected_counts_the_longest_sample(trainer, tiny_llama, tmp_path, monkeypatch, kind):
     counted = []
 
-    def place_here(engines, learners, *, ranks):
-        counted.extend(config.max_sample_tokens for config, _ in learners.values())
+    def place_here(meshes):
+        counted.extend(each.learner.max_sample_tokens for each in meshes)
         raise HostError("too long")
 
     monkeypatch.setattr("forge_trainers.offline.trainer.place_here", place_here)

@@ -270,7 +270,7 @@ def test_unsuitable_teachers_are_refused_before_anything_starts(tiny_llama, tmp_
         config = fa.GRPOConfig(learner=distill(str(folder)), engine=fa.EngineConfig(max_model_len=128, **settings))
         policies, folders = {"team": policy(tiny_llama)}, {"team": tiny_llama}
         with pytest.raises(ValueError) as caught:  # noqa: PT011  # the test looks at it
-            check_learners(compute_processes(policies, folders, config)[1])
+            check_learners(compute_processes(policies, folders, config))
         with pytest.raises(ValueError, match=re.escape(str(caught.value))):
             dry_run(policies, config, fa.Hosts())
         return str(caught.value)

@@ -117,8 +117,8 @@ def test_each_learner_starts_with_its_policys_settings():
         "full": policy("full", learner={"lr": 1e-5}),
         "ad": policy("ad", lora=LORA, learner={"lr": 3e-4, "max_tokens_per_microbatch": 99}),
     }
-    _, learners = compute_processes(policies, dict.fromkeys(policies, Path("m")), ProcessConfig())
-    started = {name: settings for name, (settings, _) in learners.items()}
+    processes = compute_processes(policies, dict.fromkeys(policies, Path("m")), ProcessConfig())
+    started = {each.name: each.learner for each in processes}
     assert (started["full-learner"].lr, started["ad-learner"].lr) == (1e-5, 3e-4)
     assert started["ad-learner"].max_tokens_per_microbatch == 99
     for degree in ("tp", "dp_replicate"):

@@ -23,6 +23,7 @@ from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run import placement
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
+    Compute,
     Part,
     check_parts,
     host_doubts,
@@ -31,6 +32,14 @@ from forge_trainers.run.placement import (
 )
 
 H100 = 80_000_000_000
+
+
+def hero(folder, learner):
+    """The learner and the engine of a policy."""
+    return [
+        Compute(name=name, policies=("hero",), folder=folder, ranks=1, learner=plan)
+        for name, plan in (("hero-learner", learner), ("hero", None))
+    ]
 
 
 def on(gpus, wants, each=H100):
@@ -274,7 +283,7 @@ def test_passes_on_cpu_follow_the_host_memory(monkeypatch, gigabytes, decided):
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
     folder = Path(placement.models.resolve("smollm2-135m-instruct"))
     learner, engine = LearnerPlan(model=str(folder)), fa.EngineConfig(max_num_seqs=3)
-    engines, learners = place_here({"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine)
+    engines, learners = place_here(hero(folder, learner), engine=engine)
     own = learners["hero-learner"]
     assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens, own.activation_checkpointing) == (*decided, "none")
     assert engines == {"hero": EnginePlan.of(engine)}
@@ -350,9 +359,7 @@ def node(monkeypatch):
         monkeypatch.setattr(placement.models, "resolve", Path)
         learner = LearnerPlan(model=str(folder), max_sample_tokens=2048)
         engine = fa.EngineConfig(max_model_len=8192)
-        place_here(
-            {"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine, judges=judges, **settings
-        )
+        place_here(hero(folder, learner), engine=engine, judges=judges, **settings)
         return [line for line in output if "by memory" not in line]
 
     return placed_with

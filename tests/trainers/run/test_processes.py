@@ -20,7 +20,16 @@ from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.sft import SFTTrainer
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.dry_run import dry_run
-from forge_trainers.run.plan import Plan, Threads, _answer_timeout_s, check_hosts, learner_groups, meshes_of, resolve
+from forge_trainers.run.plan import (
+    Plan,
+    Threads,
+    _answer_timeout_s,
+    check_hosts,
+    compute_processes,
+    learner_groups,
+    meshes_of,
+    resolve,
+)
 from forge_trainers.run.processes import Processes, _share_gpus
 
 
@@ -268,7 +277,7 @@ def test_untrainable_model_starts_nothing(tiny_models, tmp_path, monkeypatch):
     dry_run({"hero": Policy(str(model), trainable=False)}, ProcessConfig(), Hosts(), gpus_per_host=8)
     chat = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
     with (
-        pytest.raises(ValueError, match=f"hero cannot train {model.name}: "),
+        pytest.raises(ValueError, match=f"hero-learner cannot train {model.name}: "),
         SFTTrainer(policies["hero"], SFTConfig(), tmp_path) as sft,
     ):
         sft.fit([chat] * 4, steps=1)
@@ -298,7 +307,7 @@ def test_dry_run_refuses_a_model_that_engines_on_cpu_do_not_compute(tiny_models)
 @pytest.mark.parametrize(("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")])
 def test_equal_names_of_processes_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}
-    meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())
+    meshes = meshes_of(compute_processes(policies, {name: Path(name) for name in names}, ProcessConfig()))
     with pytest.raises(ValueError, match=f"{twice} would be the name of .* Rename one of the policies"):
         check_hosts(meshes, Hosts(), ProcessConfig(), [])
     with pytest.raises(ValueError, match="Rename one"):

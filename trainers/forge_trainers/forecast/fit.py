@@ -24,6 +24,7 @@ from forge_trainers.learner.plan import MEMORY_DRIVEN
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
+    Compute,
     OwnEngine,
     OwnModel,
     Part,
@@ -37,7 +38,7 @@ from forge_trainers.run.placement import (
     place,
     unique_names,
 )
-from forge_trainers.run.plan import check_hosts, compute_processes, policies_by_process
+from forge_trainers.run.plan import check_hosts, compute_processes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -153,19 +154,19 @@ def fit_gpus(
         "Policy.lora": None,
     }
     most = replace(settings, engine=replace(settings.engine, replicas=max(hardware.gpus, settings.engine.replicas)))
-    paths = _paths(policies, sizes)
     reserved = {*policies}  # names in any candidate
     for variant in (settings, most):
-        reserved |= policies_by_process(policies, paths, variant).keys()
+        reserved |= {each.name for each in _compute(policies, sizes, variant)}
     judge_parts, doubts = judges_of(unique_names(judges, reserved=reserved))
     loaded, unknown = held_on(held, _controller_slots(hardware, hosts))
     problem = ""
     candidates = _candidates(sizes, hardware, policies, hosts, judge_parts, settings=settings)
     for candidate in itertools.chain([current], candidates):
         run = _changed(settings, candidate)
-        adapted = _adapted(policies, candidate["Policy.lora"])
-        served = policies_by_process(adapted, _paths(adapted, sizes), run)
-        parts = [*_parts(adapted, run, sizes, served), *judge_parts]
+        compute = _compute(_adapted(policies, candidate["Policy.lora"]), sizes, run)
+        models_of = [sizes[each.policies[0]] for each in compute]
+        parts = [Part.of(each, model.size, model.dtype) for each, model in zip(compute, models_of, strict=True)]
+        parts += judge_parts
         try:
             placement = _placed(parts, run, hardware, hosts, loaded)
             if hardware.host_gb is not None:
@@ -179,7 +180,7 @@ def fit_gpus(
         if settings.learner.activation_checkpointing is None:  # the run chooses the same value itself
             changes.pop("learner.activation_checkpointing", None)
         placement = replace(placement, doubts=[*placement.doubts, *doubts, *unknown])
-        needs = host_bytes(parts, placement)
+        needs, served = host_bytes(parts, placement), {each.name: each.policies for each in compute}
         return Fit(placement=placement, changes=changes, problem=problem, hosts=needs, policies=served)
     raise HostError(
         f"{problem}. No number of ranks, recomputation or adapter makes it fit: change the limits that it names, or "
@@ -367,24 +368,8 @@ def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, 
     }
 
 
-def _parts(
-    policies: Mapping[str, Policy],
-    settings: ProcessConfig,
-    sizes: Mapping[str, _Model],
-    served: Mapping[str, Sequence[str]],
-) -> list[Part]:
-    engines, learners = compute_processes(policies, _paths(policies, sizes), settings)
-    of = {name: sizes[names[0]] for name, names in served.items()}
-    return [
-        *(
-            Part(name=name, ranks=settings.learner_procs, size=of[name].size, learner=learner, sharing=sharing)
-            for name, (learner, sharing) in learners.items()
-        ),
-        *(
-            Part(name=name, ranks=settings.engine.tp, size=of[name].size, dtype=of[name].dtype, adapters=adapters)
-            for name, (_, adapters) in engines.items()
-        ),
-    ]
+def _compute(policies: Mapping[str, Policy], sizes: Mapping[str, _Model], settings: ProcessConfig) -> list[Compute]:
+    return compute_processes(policies, _paths(policies, sizes), settings)
 
 
 def _placed(
@@ -432,11 +417,12 @@ def _candidates(
         _tensor_parallel(sizes, hardware, settings.engine.tp),
     ):
         adapted = _adapted(policies, lora)
-        engines, learners = compute_processes(adapted, _paths(adapted, sizes), ProcessConfig())
+        compute = _compute(adapted, sizes, ProcessConfig())
+        learners = sum(each.learner is not None for each in compute)
         engine_gpus = described.get("engines", hardware.gpus - share - judge_gpus)
         yield {
-            "learner_procs": max(1, share // max(1, len(learners))),
-            "engine.replicas": max(1, engine_gpus // (tp * len(engines))),
+            "learner_procs": max(1, share // max(1, learners)),
+            "engine.replicas": max(1, engine_gpus // (tp * (len(compute) - learners))),
             "engine.tp": tp,
             "learner.activation_checkpointing": recomputed,
             "Policy.lora": lora,

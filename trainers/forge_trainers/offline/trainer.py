@@ -43,7 +43,7 @@ from forge_trainers.records.run_folder import (
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
-from forge_trainers.run.placement import check_learners, checked_parts, place_here
+from forge_trainers.run.placement import Compute, check_learners, checked_parts, place_here
 from forge_trainers.run.plan import rate_line
 from forge_trainers.run.supervision import Stopwatch
 
@@ -310,19 +310,22 @@ class OfflineTrainer(ABC, Generic[T]):
             folder = models.resolve(self.policy.model)
             self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)
             self.out_dir.mkdir(parents=True, exist_ok=True)
-            meshes = [(f"{name}-learner", "learner", config.learner_procs)]
-            settings = self._learner_plan()
-            check_learners({name: (settings, 1)})
+            settings, process = self._learner_plan(), f"{name}-learner"
+            learner_mesh = Compute(
+                name=process, policies=(name,), folder=folder, ranks=config.learner_procs, learner=settings
+            )
+            check_learners([learner_mesh])
             with contextlib.suppress(ModelNotFoundError):
-                checked_parts({}, {name: (settings, 1)}, ranks=config.learner_procs)
+                checked_parts([learner_mesh])
+            meshes = [(process, "learner", config.learner_procs)]
             await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), meshes=meshes)
             try:
                 counted = dataclasses.replace(settings, max_sample_tokens=max(item.longest for item in items))
-                _, placed = place_here({}, {f"{name}-learner": (counted, 1)}, ranks=config.learner_procs)
-                plan = LearnerPlan.of(placed[f"{name}-learner"], max_sample_tokens=settings.max_sample_tokens)
+                _, placed = place_here([dataclasses.replace(learner_mesh, learner=counted)])
+                plan = LearnerPlan.of(placed[process], max_sample_tokens=settings.max_sample_tokens)
                 started = await Learner.start_together(
                     {name: plan},
-                    name=f"{name}-learner",
+                    name=process,
                     world_size=config.learner_procs,
                     heartbeat_timeout_s=config.heartbeat_timeout_s,
                     timeout_s=self._hosts.start_timeout_s,

@@ -56,27 +56,27 @@ def dry_run(
     """
     local = {name: models.local_folder(policy.model) for name, policy in policies.items()}
     folders = {name: folder or Path(policies[name].model) for name, folder in local.items()}
-    meshes = meshes_of(policies, folders, config)
-    engines, learners = compute_processes(policies, folders, config)
-    check_hosts(meshes, hosts, config, [settings for settings, _ in learners.values()])
+    compute = compute_processes(policies, folders, config)
+    meshes, learners = meshes_of(compute), [each.learner for each in compute if each.learner is not None]
+    check_hosts(meshes, hosts, config, learners)
     here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
-    local_engines = {name: engine for name, engine in engines.items() if engine[0] in here}
-    local_learners = {name: learner for name, learner in learners.items() if Path(learner[0].model) in here}
-    check_learners(local_learners)
-    checked_parts(local_engines, local_learners, ranks=config.learner_procs, engine=config.engine)
+    local_compute = [each for each in compute if each.folder in here]
+    check_learners(local_compute)
+    checked_parts(local_compute, config.engine)
     missing = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
     missing |= dict.fromkeys(
         name for name in teachers_of(policies.values(), config) if models.local_folder(name) is None
     )
     threads = Threads()
     if not gpus_per_host:
-        threads = threads_of(config, hosts, engines=len(engines) // config.engine.replicas, learners=len(learners))
+        engines = (len(compute) - len(learners)) // config.engine.replicas
+        threads = threads_of(config, hosts, engines=engines, learners=len(learners))
     judge_engines = {
         name: judge.config for name, judge in unique_names(judges, reserved=(name for name, *_ in meshes)).items()
     }
     meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
     slots = _slots(meshes, hosts, gpus_per_host)
-    check_on_cpu(slots, local_engines, local_learners, config.engine)
+    check_on_cpu(slots, local_compute, config.engine)
     lines = _process_lines(slots, config, threads=threads, judges=judge_engines)
     lines += [
         f"Model {model} is not on this machine. It was not checked that it exists and can be trained, and that ranks "

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
@@ -41,6 +41,7 @@ from forge_agents.serving.shares import (
     memory_request,
     with_memory_share,
 )
+from forge_agents.settings import values_of
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, offloaded_bytes, published_bytes
 from forge_trainers.learner.plan import LearnerPlan, check_teacher_tokens
@@ -53,27 +54,50 @@ ATTENTION_TARGETS = LORA_TARGETS[:4]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """One mesh of computing processes: an engine, the engine of a judge, or a learner."""
+class Compute:
+    """One mesh of computing processes: an engine or a learner."""
 
     name: str
     ranks: int
-    size: ModelSize
+    policies: tuple[str, ...] = ()
+    """Policies that it serves or trains. Several train adapters of one model."""
+    folder: Path = Path()
+    """Folder of the model, or its name if it is on another machine."""
     learner: LearnerPlan | None = None
     """Settings of a learner. None: an engine."""
-    judge: EnginePlan | None = None
-    """Settings of a judge's engine. None: the settings of all engines."""
-    dtype: str = "bfloat16"
-    """Type of the stored weights. An engine uses it unless its settings have another."""
     adapters: Sequence[LoRA] = ()
     """Adapters of an engine."""
-    sharing: int = 1
-    """Number of policies that share a learner (adapters of one model)."""
 
     @property
     def role(self) -> str:
         """Role as in `Hosts`."""
-        return "learner" if self.learner is not None else "engines" if self.judge is None else "judges"
+        return "engines" if self.learner is None else "learner"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Compute):
+    """One mesh whose model has a known size. It may be the engine of a judge."""
+
+    size: ModelSize
+    judge: EnginePlan | None = None
+    """Settings of a judge's engine. None: the settings of all engines."""
+    dtype: str = "bfloat16"
+    """Type of the stored weights. An engine uses it unless its settings have another."""
+
+    @classmethod
+    def of(cls, compute: Compute, size: ModelSize, dtype: str) -> Self:
+        """Return a mesh with the size of its model and the type of its weights."""
+        return cls(**values_of(compute), size=size, dtype=dtype)
+
+    @property
+    def role(self) -> str:
+        """Role as in `Hosts`."""
+        return super().role if self.judge is None else "judges"
+
+    @property
+    def sharing(self) -> int:
+        """Number of policies that share a learner."""
+        return max(1, len(self.policies))
 
     @property
     def served(self) -> Footprint:
@@ -144,10 +168,8 @@ class Placement:
 
 
 def place_here(
-    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
-    learners: Mapping[str, tuple[LearnerPlan, int]],
+    meshes: Sequence[Compute],
     *,
-    ranks: int,
     engine: EngineConfig | None = None,
     judges: Sequence[OwnEngine] = (),
     held: Sequence[OwnModel] = (),
@@ -156,9 +178,7 @@ def place_here(
     """Place processes on the hosts of the run before they start, and print the table.
 
     Args:
-        engines: Model folder and adapters of each engine, by process name.
-        learners: Settings of each learner, and the number of policies that share it, by process name.
-        ranks: Number of ranks of each learner.
+        meshes: Engines and learners of the run.
         engine: Settings of every engine. None: there are none.
         judges: Engines that start with the first score. Each gets its share of a GPU.
         held: Models that this process loads with the first score.
@@ -168,14 +188,13 @@ def place_here(
         Settings of each engine, with its share of a shared GPU, and of each learner, with those by memory.
     """
     engine = EnginePlan.of(engine or EngineConfig())
-    before = {name: settings for name, (settings, _) in learners.items()}
-    unchanged = dict.fromkeys(engines, engine), before
-    meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
-    slots = mesh.preview_placement(meshes)
+    before = {each.name: each.learner for each in meshes if each.learner is not None}
+    unchanged = {each.name: engine for each in meshes if each.learner is None}, before
+    slots = mesh.preview_placement([(each.name, each.role, each.ranks) for each in meshes])
     on_gpus = any(slot.gpu for slot in slots)
-    check_on_cpu(slots, engines, learners, engine)
+    check_on_cpu(slots, meshes, engine)
     try:
-        parts = checked_parts(engines, learners, ranks=ranks, engine=engine)
+        parts = checked_parts(meshes, engine)
     except ModelNotFoundError as error:
         if on_gpus:
             startup.say(f"the memory on GPUs was not checked: {error}")
@@ -218,40 +237,31 @@ def _place_on_gpus(
     return placement, doubts
 
 
-def checked_parts(
-    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
-    learners: Mapping[str, tuple[LearnerPlan, int]],
-    *,
-    ranks: int,
-    engine: EngineConfig | None = None,
-) -> list[Part]:
-    """Return the checked parts of a run, learners first. Arguments as in `place_here`.
+def checked_parts(meshes: Iterable[Compute], engine: EngineConfig | None = None) -> list[Part]:
+    """Return the checked parts of a run. Arguments as in `place_here`.
 
     Needs no hosts, so a run is checked before it waits in a cluster's queue. Raises ModelNotFoundError if the size of a
     model is unknown.
     """
-    engine, parts = engine or EngineConfig(), list[Part]()
-    for name, (plan, sharing) in learners.items():
-        parts.append(Part(name=name, ranks=ranks, size=ModelSize.of(Path(plan.model)), learner=plan, sharing=sharing))
-    for name, (folder, adapters) in engines.items():
-        size, dtype = ModelSize.of(folder), models.dtype_of(folder)
-        parts.append(Part(name=name, ranks=engine.tp, size=size, dtype=dtype, adapters=adapters))
-    check_parts(parts, engine)
+    parts = [Part.of(each, ModelSize.of(each.folder), models.dtype_of(each.folder)) for each in meshes]
+    check_parts(parts, engine or EngineConfig())
     return parts
 
 
-def check_learners(learners: Mapping[str, tuple[LearnerPlan, int]]) -> None:
-    """Raise ValueError for a learner that cannot train its model. `learners` as in `place_here`."""
-    for name, (plan, _) in learners.items():
+def check_learners(meshes: Iterable[Compute]) -> None:
+    """Raise ValueError for a learner that cannot train its model."""
+    for each in meshes:
+        if (plan := each.learner) is None:
+            continue
         try:
-            check_trainable(models.read_json(Path(plan.model) / "config.json"), plan.max_sample_tokens)
+            check_trainable(models.read_json(each.folder / "config.json"), plan.max_sample_tokens)
         except ModelNotFoundError:
             raise
         except ValueError as cause:
-            raise ValueError(f"{name} cannot train {Path(plan.model).name}: {cause}") from cause
+            raise ValueError(f"{each.name} cannot train {each.folder.name}: {cause}") from cause
         for folder in map(Path, dict.fromkeys(plan.teachers.values())):
             if folder.is_dir():
-                _check_teacher(name, plan, folder)
+                _check_teacher(each.name, plan, folder)
 
 
 def _check_teacher(name: str, plan: LearnerPlan, folder: Path) -> None:
@@ -274,19 +284,16 @@ def _check_teacher(name: str, plan: LearnerPlan, folder: Path) -> None:
         )
 
 
-def check_on_cpu(
-    slots: Iterable[ProcessSlot],
-    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
-    learners: Mapping[str, tuple[LearnerPlan, int]],
-    engine: EngineConfig,
-) -> None:
+def check_on_cpu(slots: Iterable[ProcessSlot], meshes: Iterable[Compute], engine: EngineConfig) -> None:
     """Raise ValueError for processes without a GPU that need one. Arguments as in `place_here`."""
     on_cpu = {slot.name for slot in slots if not slot.gpu}
-    for name in engines.keys() & on_cpu:
-        folder, adapters = engines[name]
-        check_kernels(folder, name, engine, adapters)
-    for name in learners.keys() & on_cpu:
-        check_without_gpu(learners[name][0])
+    for each in meshes:
+        if each.name not in on_cpu:
+            continue
+        if each.learner is None:
+            check_kernels(each.folder, each.name, engine, each.adapters)
+        else:
+            check_without_gpu(each.learner)
 
 
 def check_parts(parts: Iterable[Part], engine: EngineConfig) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from forge_agents.models import families
 from forge_agents.models import resolve as models
-from forge_agents.policy import LoRA, Policy
+from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.serving.client import names_of
 from forge_agents.serving.config import EnginePlan
@@ -25,6 +25,7 @@ from forge_trainers.learner.plan import MEMORY_DRIVEN, LearnerPlan
 from forge_trainers.learner.rates import described, weak_rate, with_rate
 from forge_trainers.records.run_folder import write_atomically
 from forge_trainers.run.config import ProcessConfig
+from forge_trainers.run.placement import Compute
 
 STORE = "weights"
 """Name of the weight store's process."""
@@ -156,28 +157,28 @@ def threads_of(config: ProcessConfig, hosts: Hosts, *, engines: int, learners: i
 
 def compute_processes(
     policies: Mapping[str, Policy], folders: Mapping[str, Path], config: ProcessConfig
-) -> tuple[dict[str, tuple[Path, Sequence[LoRA]]], dict[str, tuple[LearnerPlan, int]]]:
-    """Return engines and learners of a run by the names of their processes, as placement needs them.
-
-    For each engine its model folder and adapters. For each learner its settings and the number of policies that share
-    it.
-    """
-    _, adapters = assign_engines(policies, folders)
-    engines: dict[str, tuple[Path, Sequence[LoRA]]] = {
-        process: (folders[home], tuple(adapters[home].values()))
-        for home in adapters
-        for process in names_of(home, config.engine.replicas)
-    }
-    learners = {}
+) -> list[Compute]:
+    """Return the learners and the engines of a run."""
+    homes, adapters = assign_engines(policies, folders)
+    processes = []
     for names in learner_groups(policies, folders):
+        first, folder = policies[names[0]], folders[names[0]]
         plan = LearnerPlan.of(
             _located(shared_settings([policies[name] for name in names], config)),
-            model=str(folders[names[0]]),
-            lora=policies[names[0]].lora,
+            model=str(folder),
+            lora=first.lora,
             max_sample_tokens=config.engine.max_model_len,
         )
-        learners[learner_name(names)] = (plan, len(names))
-    return engines, learners
+        ranks = config.learner_procs
+        name, trained = learner_name(names), tuple(names)
+        processes.append(Compute(name=name, policies=trained, folder=folder, ranks=ranks, learner=plan))
+    for home in adapters:
+        served, own = tuple(name for name in policies if homes[name] == home), tuple(adapters[home].values())
+        processes += [
+            Compute(name=name, policies=served, folder=folders[home], ranks=config.engine.tp, adapters=own)
+            for name in names_of(home, config.engine.replicas)
+        ]
+    return processes
 
 
 def _located(settings: LearnerConfig) -> LearnerConfig:
@@ -191,30 +192,9 @@ def teachers_of(policies: Iterable[Policy], config: ProcessConfig) -> list[str]:
     return list(dict.fromkeys(name for policy in trained for name in config.learner_of(policy).teachers.values()))
 
 
-def policies_by_process(
-    policies: Mapping[str, Policy], folders: Mapping[str, Path], config: ProcessConfig
-) -> dict[str, tuple[str, ...]]:
-    """Return the policies of each engine and learner by the name of its processes."""
-    homes, adapters = assign_engines(policies, folders)
-    by_process = {learner_name(names): tuple(names) for names in learner_groups(policies, folders)}
-    for home in adapters:
-        served = tuple(name for name in policies if homes[name] == home)
-        by_process.update(dict.fromkeys(names_of(home, config.engine.replicas), served))
-    return by_process
-
-
-def meshes_of(
-    policies: Mapping[str, Policy], folders: Mapping[str, Path], config: ProcessConfig
-) -> list[tuple[str, str, int]]:
+def meshes_of(processes: Iterable[Compute]) -> list[tuple[str, str, int]]:
     """Return name, role and number of processes of each process mesh that a run starts with."""
-    _, adapters = assign_engines(policies, folders)
-    engines = [name for home in adapters for name in names_of(home, config.engine.replicas)]
-    learners = [learner_name(names) for names in learner_groups(policies, folders)]
-    return [
-        (STORE, "store", 1),
-        *((name, "learner", config.learner_procs) for name in learners),
-        *((name, "engines", config.engine.tp) for name in engines),
-    ]
+    return [(STORE, "store", 1), *((each.name, each.role, each.ranks) for each in processes)]
 
 
 def check_hosts(

@@ -108,18 +108,20 @@ class Processes:
         renderers = {
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
         }  # raises for a model without chat template, before anything starts
-        meshes, parts = meshes_of(policies, paths, config), compute_processes(policies, paths, config)
-        check_hosts(meshes, hosts, config, [settings for settings, _ in parts[1].values()])
-        check_learners(parts[1])
+        compute = compute_processes(policies, paths, config)
+        meshes = meshes_of(compute)
+        check_hosts(meshes, hosts, config, [each.learner for each in compute if each.learner is not None])
+        check_learners(compute)
         with contextlib.suppress(ModelNotFoundError):
-            checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
+            checked_parts(compute, config.engine)
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), *teachers, folder), meshes=[*meshes, *later])
         faults = Faults(max_respawns=MAX_RESPAWNS, file=folder / _FAULTS)
         try:
-            ranks, engine, colocate = config.learner_procs, config.engine, config.colocate
-            engines, learners = place_here(*parts, ranks=ranks, engine=engine, judges=judges, held=held, turns=colocate)
+            engines, learners = place_here(
+                compute, engine=config.engine, judges=judges, held=held, turns=config.colocate
+            )
             homes, adapters = assign_engines(policies, paths)
             threads = threads_of(config, hosts, engines=len(adapters), learners=len(learner_groups(policies, paths)))
             plan = resolve(policies, paths, config, out_dir=folder, engines=engines, learners=learners, threads=threads)
