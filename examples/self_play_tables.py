@@ -251,13 +251,12 @@ def train(name, arm, seed, game, args):
 
 
 def record(standings, matches, rewards, agents):
-    """Record results and margins of a step's games against snapshots."""
+    """Record the margins of a step's games against snapshots."""
     margins = {}
     for match, each in zip(matches, rewards, strict=True):
         if match.opponent:
             margins.setdefault(match.opponent, []).extend(2 * each * (1 if match.agent == agents[0] else -1))
-    scores = {name: [0.5 if m == 0 else float(m > 0) for m in values] for name, values in margins.items()}
-    standings.record(scores, {name: float(np.mean(values)) for name, values in margins.items()})
+    standings.record(margins)
 
 
 def summary(game, curve, points):

@@ -25,8 +25,8 @@ from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import credit_groups
 from forge_trainers.rl.scoring import score
 from forge_trainers.rl.tasks import Task
-from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, margins_of, results_of
-from forge_trainers.selfplay.matchmaking import Standings
+from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, margins_of
+from forge_trainers.selfplay.matchmaking import Standings, result_of
 
 AGENTS = ("player_0", "player_1")
 HERO = fa.Policy("some-model", name="hero")
@@ -101,7 +101,7 @@ def test_held_out_opponents_are_met_only_in_evaluations():
     assert met == {"hero-000000", "random"}
 
 
-def test_results_are_wins_draws_and_losses_of_the_policy():
+def test_margins_are_differences_of_rewards():
     played = [
         group(
             episode(("hero", "a"), (1, -1)),
@@ -111,7 +111,6 @@ def test_results_are_wins_draws_and_losses_of_the_policy():
         group(episode(("b", "hero"), (3, 2)), episode(("b", "hero"), (-1, 1))),
         group(episode(("hero", "hero"), (1, -1))),
     ]
-    assert results_of(played, "hero") == {"a": [1, 0.5], "b": [0, 1]}
     assert margins_of(played, "hero") == {"a": [2, 0], "b": [-1, 2]}
 
 
@@ -130,7 +129,7 @@ def test_equal_rewards_of_sides_of_different_size_are_a_draw():
         for at, (agent, reward) in enumerate(rewards.items())
     }
     played = group(Episode(env_id="duel", seed=0, trajectories=trajectories))
-    assert results_of([played], "hero") == {"a": [0.5]}
+    assert margins_of([played], "hero") == {"a": [0.0]}
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-10, 1e6])
@@ -138,7 +137,8 @@ def test_unit_of_rewards_changes_no_result(unit):
     games = [
         episode(("hero", "a"), (unit * mine, unit * other)) for mine, other in ((0.1 + 0.2 - 0.3, 0), (2, 1), (0, 1))
     ]
-    assert results_of([group(game) for game in games], "hero") == {"a": [0.5, 1.0, 0.0]}
+    margins = margins_of([group(game) for game in games], "hero")["a"]
+    assert [result_of(margin) for margin in margins] == [0.5, 1.0, 0.0]
 
 
 def test_league_reward_counts_games_against_opponents():
@@ -175,7 +175,7 @@ def test_opponent_that_fails_is_recorded_and_other_failures_are_no_results():
 
     games = [failed("player_1"), failed("player_0"), failed(""), episode(("hero", "rival"), (-1, 1))]
     assert games[0].failed_policy == "rival" and games[2].failed_policy == ""
-    assert results_of([group(game) for game in games], "hero") == {"rival": [pytest.approx(np.nan, nan_ok=True), 0.0]}
+    assert margins_of([group(game) for game in games], "hero") == {"rival": [pytest.approx(np.nan, nan_ok=True), -2.0]}
 
 
 def test_opponents_tokens_never_enter_the_loss():

@@ -26,6 +26,11 @@ steps = st.lists(
 )
 
 
+def margins(results, pick=0):
+    """Margins of games with these results: 1 for a win, 0.5 for a draw, 0 for a loss."""
+    return [(2 * result - 1) * (1 + pick / 10) for result in results]
+
+
 def played(history, *, pool=4, anchors=("random", "caller")):
     """Standings after a history of snapshots and games, and the newest version."""
     standings, version = Standings(anchors=anchors, start="p-0", pool=pool), 0
@@ -36,7 +41,7 @@ def played(history, *, pool=4, anchors=("random", "caller")):
         else:
             pick, scores = event
             name = standings.opponents[pick % len(standings.opponents)].name
-            standings.record({name: scores}, {name: sum(scores) - pick / 10})
+            standings.record({name: margins(scores, pick)})
     return standings, version
 
 
@@ -74,7 +79,7 @@ def test_restored_standings_are_bit_equal(tmp_path_factory, history, later):
                 one.add(f"p-{version + number + 1}", version + number + 1)
             else:
                 name = one.opponents[event[0] % len(one.opponents)].name
-                one.record({name: event[1]}, {name: sum(event[1]) - event[0] / 10})
+                one.record({name: margins(event[1], event[0])})
     assert restored.opponents == standings.opponents
     assert (restored.mu, restored.sigma) == (standings.mu, standings.sigma)
     for rule in RULES:
@@ -83,7 +88,7 @@ def test_restored_standings_are_bit_equal(tmp_path_factory, history, later):
 
 def test_pfsp_weighs_as_published():
     standings = with_snapshots(1)
-    standings.record({"random": [1] * 8, "p-1": [0] * 3 + [1]})
+    standings.record({"random": [1] * 8, "p-1": [-1] * 3 + [1]})
     start, random, first = 0.5, 9 / 10, 2 / 6  # with a prior of two draws
     hard = np.array([(1 - start) ** 2, (1 - random) ** 2, (1 - first) ** 2])
     even = np.array([start * (1 - start), random * (1 - random), first * (1 - first)])
@@ -102,7 +107,7 @@ def test_latest_and_uniform_matchmaking():
 def test_near_prefers_those_of_a_like_rating():
     standings = with_snapshots(2)
     standings.record({"random": [1] * 30})  # far below
-    standings.record({"p-2": [1, 0] * 10})
+    standings.record({"p-2": [1, -1] * 10})
     start, random, _, second = standings.probabilities("near")
     assert second > start > random
 
@@ -111,8 +116,7 @@ def test_regret_prefers_opponents_that_win_much_to_those_that_win_often():
     standings = with_snapshots(1)
     assert standings.probabilities("regret").tolist() == [1 / 3] * 3, "before the first game"
     for _ in range(5):  # p-1 wins often and little, random seldom and much
-        results = {"p-0": [1] * 8, "random": [1] * 7 + [0], "p-1": [0] * 7 + [1]}
-        standings.record(results, {"p-0": 1.0, "random": -3.0, "p-1": -0.25})
+        standings.record({"p-0": [1] * 8, "random": [1] * 7 + [-31], "p-1": [-0.5] * 7 + [1.5]})
     start, random, first = standings.probabilities("regret")
     assert start == pytest.approx(0.1 / 3) and random == pytest.approx(0.9 + 0.1 / 3) and first == pytest.approx(start)
     assert np.argmax(standings.probabilities("pfsp")) == 2
@@ -120,11 +124,11 @@ def test_regret_prefers_opponents_that_win_much_to_those_that_win_often():
 
 def test_regrets_are_those_of_regret_matching_plus():
     standings = with_snapshots(1, anchors=())
-    standings.record({"p-0": [1] * 8, "p-1": [0] * 8}, {"p-0": 1.0, "p-1": -0.5})
+    standings.record({"p-0": [1] * 8, "p-1": [-0.5] * 8})
     margins = np.array([8, -4]) / 10  # with a prior of two draws
     regrets = np.maximum(0, margins.mean() - margins)
     assert [one.regret for one in standings.opponents] == pytest.approx(regrets.tolist()) == [0, 0.6]
-    standings.record({"p-0": [0] * 8}, {"p-0": -2.0})
+    standings.record({"p-0": [-2] * 8})
     margins = np.array([(0.9 * 8 - 16) / (0.9 * 8 + 8 + 2), -0.4])
     gain = np.array([0.05, 0.95]) @ margins - margins
     expected = np.maximum(0, regrets + gain)
@@ -134,7 +138,7 @@ def test_regrets_are_those_of_regret_matching_plus():
 
 def test_checkpoint_of_an_earlier_version_has_no_regrets():
     standings = with_snapshots(1)
-    standings.record({"p-1": [0] * 8}, {"p-1": -0.5})
+    standings.record({"p-1": [-0.5] * 8})
     state = standings.state_dict()
     del state["regrets"]
     restored = Standings(anchors=("random",), start="p-0")
@@ -153,16 +157,16 @@ def test_nearest_opponent_is_chosen_if_all_are_far_away():
 
 def test_weakest_snapshot_leaves_first():
     standings = with_snapshots(3, pool=4)
-    standings.record({"p-1": [0, 0], "p-2": [1, 1], "p-3": [1, 0]})
+    standings.record({"p-1": [-1, -1], "p-2": [1, 1], "p-3": [1, -1]})
     assert [one.name for one in standings.add("p-4", 4)] == ["p-2"]
-    standings.record({"p-4": [0.5], "p-3": [0.5, 0.5]})
+    standings.record({"p-4": [0], "p-3": [0, 0]})
     assert [one.name for one in standings.add("p-5", 5)] == ["p-3"], "of equal ones the oldest"
 
 
 def test_checkpoint_with_more_snapshots_than_the_pool_holds_keeps_the_strongest():
     """A file of a stranger with 5,000 snapshots stopped the event loop for 45 s."""
     large = with_snapshots(6, pool=9)
-    large.record({"p-1": [0], "p-2": [1], "p-3": [0], "p-4": [1], "p-5": [0.5], "p-6": [1]})
+    large.record({"p-1": [-1], "p-2": [1], "p-3": [-1], "p-4": [1], "p-5": [0], "p-6": [1]})
     small = Standings(anchors=("random",), start="p-0", pool=3)
     small.load_state_dict(large.state_dict())
     assert [one.name for one in small.opponents] == ["p-0", "random", "p-1", "p-3"]
@@ -173,7 +177,7 @@ def test_checkpoint_with_more_snapshots_than_the_pool_holds_keeps_the_strongest(
 def test_earlier_results_count_less():
     standings = with_snapshots(1)
     for _ in range(20):
-        standings.record({"p-1": [0] * 4})
+        standings.record({"p-1": [-1] * 4})
     for _ in range(20):
         standings.record({"p-1": [1] * 4})
     last = standings.opponents[-1]
@@ -197,8 +201,6 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="different names"):
         Standings(anchors=("start",))
     standings = with_snapshots(2)
-    with pytest.raises(ValueError, match="Expected 1, 0.5 or 0"):
-        standings.record({"p-1": [0.7]})
     with pytest.raises(ValueError, match="already"):
         standings.add("p-1", 9)
     with pytest.raises(ValueError, match="not newer than 2"):
@@ -230,13 +232,12 @@ def share_of_draws(matchmaking, win_rate, fails):
             standings._rate = lambda opponent, _: (opponent.mu, opponent.sigma)
         for step in range(100):
             probabilities = standings.probabilities(matchmaking)
-            results = {}
+            margins = {}
             for pick in rng.choice(4, size=4, p=probabilities):
                 name = standings.opponents[pick].name
                 won = rng.random(4) < win_rate
-                results.setdefault(name, []).extend(np.where((name == "bad") & fails(won, rng), np.nan, won))
-            margins = {name: 2 * float(np.nanmean(x)) - 1 for name, x in results.items() if not np.isnan(x).all()}
-            standings.record(results, margins, win_margin=float(bool(margins)))
+                margins.setdefault(name, []).extend(np.where((name == "bad") & fails(won, rng), np.nan, 2.0 * won - 1))
+            standings.record(margins)
             drawn += [probabilities[3]] * (step >= 50)
     assert standings.opponents[3].name == "bad" and standings.opponents[3].games > 0
     return float(np.mean(drawn))
@@ -253,7 +254,7 @@ def test_opponent_is_not_drawn_more_often_for_its_failures(matchmaking, win_rate
 
 def test_failed_game_counts_as_a_win_by_the_usual_margin():
     standings = with_snapshots(1)
-    standings.record({"p-0": [1, 0], "p-1": [math.nan, 0]}, {"p-0": -1.0, "p-1": -4.0}, win_margin=3.0)
+    standings.record({"p-0": [1.5, -3.5], "p-1": [math.nan, -4]})
     first = standings.opponents[-1]
     assert (first.name, first.games, first.recent_games, first.recent_score) == ("p-1", 2, 2.0, 1.0)
     assert first.recent_margin == -4.0 + 3.0
@@ -261,7 +262,8 @@ def test_failed_game_counts_as_a_win_by_the_usual_margin():
     restored.load_state_dict(standings.state_dict())
     restored.record({"p-1": [math.nan]})  # the margin of earlier steps
     assert restored.opponents[-1].recent_margin == pytest.approx(0.9 * -1.0 + 3.0)
-    restored.record({"p-0": [1] * 50}, {"p-0": 9.0})
+    restored.record({"p-0": [9] * 50})
+    restored.record({"random": [0.5]})
     restored.record({"p-1": [math.nan]})  # at least as easy as the easiest other
     easiest = max(one.margin for one in restored.opponents[:-1])
     assert easiest > 8 and restored.opponents[-1].recent_margin == pytest.approx(0.9 * 2.1 + easiest)

@@ -32,10 +32,9 @@ from forge_trainers.selfplay.league import (
     evaluation_matches,
     margins_of,
     policy_agents,
-    results_of,
     table,
 )
-from forge_trainers.selfplay.matchmaking import Standings
+from forge_trainers.selfplay.matchmaking import Standings, result_of
 
 if TYPE_CHECKING:
     from forge_trainers.rl.config import GRPOConfig
@@ -125,15 +124,14 @@ class LeaguePolicies(FixedPolicies):
 
     async def record(self, step: int, groups: Sequence[EpisodeGroup], processes: Processes) -> dict[str, float]:
         """Count the games, take a snapshot when it is due, and write the table. Returns metrics."""
-        played, margins_by = (of(groups, self._league.policy.name) for of in (results_of, margins_of))
-        margins = {name: [margin for margin in each if not math.isnan(margin)] for name, each in margins_by.items()}
-        means = {name: float(np.mean(each)) for name, each in margins.items() if each}
-        not_drawn = [abs(margin) for each in margins.values() for margin in each if margin]
-        self.standings.record(played, means, win_margin=float(np.mean(not_drawn)) if not_drawn else 0.0)
-        results = {name: valid for name, each in played.items() if (valid := [s for s in each if not math.isnan(s)])}
-        for name, each in played.items():
+        margins = margins_of(groups, self._league.policy.name)
+        self.standings.record(margins)
+        results = {
+            name: [result_of(margin) for margin in each if not math.isnan(margin)] for name, each in margins.items()
+        }
+        for name, each in margins.items():
             self._games[name] += len(each)
-            self._failed[name] += len(each) - len(results.get(name, ()))
+            self._failed[name] += len(each) - len(results[name])
             if self._failed[name] > max(2, _WARNED_SHARE * self._games[name]) and name not in self._warned:
                 self._warned.add(name)
                 _log.warning(
@@ -156,7 +154,7 @@ class LeaguePolicies(FixedPolicies):
             "league/rating_sigma": self.standings.sigma,
             "league/opponents": float(len(self.standings.opponents)),
             "league/load_s": self._engine.take_load_s(),
-            **{f"league/win_rate/{name}": float(np.mean(scores)) for name, scores in sorted(results.items())},
+            **{f"league/win_rate/{name}": float(np.mean(each)) for name, each in sorted(results.items()) if each},
         }
 
     def state_dict(self) -> dict[str, np.ndarray]:

@@ -192,23 +192,12 @@ def _alternating(names: Sequence[str], agents: Sequence[str], count: int, *, fir
     return matches
 
 
-def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[float]]:
-    """Return the results of `policy` by opponent: 1 for a win, 0.5 for a draw, 0 for a loss.
-
-    The environment's reward decides: the mean over the policy's agents against the mean over the opponent's. Games
-    against itself and failed games are left out, except those that an opponent's failure ended, which are NaN: see
-    `Standings.record`. A forfeit counts as it is paid.
-    """
-    return {
-        name: [0.5 if margin == 0 else margin if math.isnan(margin) else float(margin > 0) for margin in margins]
-        for name, margins in margins_of(groups, policy).items()
-    }
-
-
 def margins_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[float]]:
-    """Return the reward of `policy` minus the opponent's in each game, by opponent. Games as in `results_of`.
+    """Return the reward of `policy` minus the opponent's in each game, by opponent.
 
-    The margin is NaN if the opponent's failure ended the game.
+    The rewards are the environment's, as means over the agents of a side. Games against itself and failed games are
+    left out, except those that an opponent's failure ended, which are NaN: see `Standings.record`. A forfeit counts as
+    it is paid.
     """
     margins: dict[str, list[float]] = {}
     groups = [*groups]

@@ -65,6 +65,11 @@ class Opponent:
         return self.recent_margin / (self.recent_games + _PRIOR_GAMES)
 
 
+def result_of(margin: float) -> float:
+    """Return 1 for a win, 0.5 for a draw and 0 for a loss, by the policy's reward minus the opponent's."""
+    return 0.5 if margin == 0 else float(margin > 0)
+
+
 class Standings:
     """The opponents of one policy, with results and ratings: anchors, and at most `pool` snapshots with the start."""
 
@@ -79,7 +84,7 @@ class Standings:
         self.mu, self.sigma = float(fresh.mu), float(fresh.sigma)
         """The policy's rating."""
         self._win_margin = 0.0
-        """`win_margin` of the latest step that had one."""
+        """Mean absolute margin of the games that were not drawn, in the latest step that had one."""
         names = (start, *anchors)
         if len(set(names)) < len(names):
             raise ValueError(f"opponents need different names, got {', '.join(names)}")
@@ -124,51 +129,34 @@ class Standings:
         probabilities_n: np.ndarray = weights_n / weights_n.sum()
         return probabilities_n
 
-    def record(
-        self,
-        results: Mapping[str, Sequence[float]],
-        margins: Mapping[str, float] | None = None,
-        *,
-        win_margin: float = 0.0,
-    ) -> None:
-        """Record the games of a step: by opponent, the policy's results, 1 for a win, 0.5 for a draw, 0 for a loss.
+    def record(self, margins: Mapping[str, Sequence[float]]) -> None:
+        """Record the games of a step: by opponent, the policy's reward minus the opponent's in each game.
 
-        NaN is a game that the opponent's failure ended. It counts as a win, because an opponent may fail only when it
-        is about to lose: any lower result would make it look harder than it is, and it would be drawn most often.
-        Games against opponents that left are ignored. Raises ValueError for another result.
-
-        Args:
-            results: Results by opponent.
-            margins: The policy's mean reward minus the opponent's, by opponent, to update the regrets. Without failed
-                games.
-            win_margin: Mean absolute difference of the rewards in the games that were not drawn, which stands for that
-                of failed games.
+        NaN is a game that the opponent's failure ended. It counts as a win by the usual margin, because an opponent may
+        fail only when it is about to lose: any lower result would make it look harder than it is, and it would be drawn
+        most often. Games against opponents that left are ignored.
         """
-        self._win_margin = win_margin or self._win_margin
-        for name, each in results.items():
-            scores = [1.0 if math.isnan(score) else score for score in each]
-            invalid = [score for score in scores if score not in (0, 0.5, 1)]
-            if invalid:
-                raise ValueError(f"a game against {name} gave {invalid[0]}. Expected 1, 0.5 or 0")
-            opponent = self._opponents.get(name)
-            if opponent is None or not scores:
-                continue
+        margins = {name: each for name, each in margins.items() if name in self._opponents and each}
+        valid = {name: [margin for margin in each if not math.isnan(margin)] for name, each in margins.items()}
+        decided = [abs(margin) for each in valid.values() for margin in each if margin]
+        self._win_margin = float(np.mean(decided)) if decided else self._win_margin
+        for name, each in margins.items():
+            opponent, failed = self._opponents[name], len(each) - len(valid[name])
+            scores = [1.0 if math.isnan(margin) else result_of(margin) for margin in each]
             mu, sigma = self._rate(opponent, scores)
-            failed = sum(map(math.isnan, each))
             # at least that of the easiest other opponent, if the games were of different length
             won = max((other.margin for other in self.opponents if other.name != name), default=0.0)
+            new_margin = math.fsum(valid[name]) + failed * max(self._win_margin, won)
             self._opponents[name] = replace(
                 opponent,
                 mu=mu,
                 sigma=sigma,
                 games=opponent.games + len(scores),
                 recent_games=MEMORY * opponent.recent_games + len(scores),
-                recent_score=MEMORY * opponent.recent_score + float(sum(scores)),
-                recent_margin=MEMORY * opponent.recent_margin
-                + (len(scores) - failed) * (margins or {}).get(name, 0.0)
-                + failed * max(self._win_margin, won),
+                recent_score=MEMORY * opponent.recent_score + sum(scores),
+                recent_margin=MEMORY * opponent.recent_margin + new_margin,
             )
-        if margins:
+        if any(valid.values()):
             self._update_regrets()
 
     def add(self, name: str, version: int) -> list[Opponent]:
