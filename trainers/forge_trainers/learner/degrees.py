@@ -42,25 +42,20 @@ def check_degrees(config: LearnerPlan, size: ModelSize) -> None:
     for name, (whole, degree, ranks) in dimensions.items():
         if whole % ranks:
             raise ValueError(f"learner.{degree}={ranks} does not divide the model's {name}={whole}. Choose a divisor")
-    if config.tp > 1 and size.fused:
+    unsupported = {
+        "Phi: a part of a fused weight is no part of each of its layers": size.fused,
+        "gpt-oss: attention on a part of the heads was not tested": size.sinks,
+        "LoRA on latent attention: TorchTitan has no adapters of layers that every rank holds": (
+            size.latent is not None and config.lora is not None
+        ),
+        "Qwen3.5: a part of a recurrent layer's weight is no part of each of its queries, keys and values": (
+            size.recurrence is not None
+        ),
+    }
+    if reason := next((reason for reason, holds in unsupported.items() if holds and config.tp > 1), ""):
         raise ValueError(
-            f"learner.tp={config.tp} is not supported for Phi: a part of a fused weight is no part of each of its "
-            "layers. Leave it at 1; weights are sharded over learner_procs"
-        )
-    if config.tp > 1 and size.sinks:
-        raise ValueError(
-            f"learner.tp={config.tp} is not supported for gpt-oss: attention on a part of the heads was not tested. "
-            "Leave it at 1; weights are sharded over learner_procs"
-        )
-    if config.tp > 1 and size.latent is not None and config.lora is not None:
-        raise ValueError(
-            f"learner.tp={config.tp} is not supported for LoRA on latent attention: TorchTitan has no adapters of "
-            "layers that every rank holds. Leave it at 1; weights are sharded over learner_procs"
-        )
-    if config.tp > 1 and size.recurrence is not None:
-        raise ValueError(
-            f"learner.tp={config.tp} is not supported for Qwen3.5: a part of a recurrent layer's weight is no part of "
-            "each of its queries, keys and values. Leave it at 1; weights are sharded over learner_procs"
+            f"learner.tp={config.tp} is not supported for {reason}. Leave it at 1; weights are sharded over "
+            "learner_procs"
         )
     if config.compile and size.recurrence is not None:
         raise ValueError(

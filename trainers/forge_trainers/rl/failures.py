@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 
 from forge_agents.bench.records import forfeits_of
+from forge_agents.imports import is_library
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
@@ -22,7 +22,6 @@ _OUR_FOLDERS = tuple(
 )
 MANY_FULL_CONTEXTS = 0.1
 """Fraction of a step's episodes out of context above which training warns."""
-_LIBRARIES = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
 
 
 def describe_error(error: EpisodeError) -> str:
@@ -45,7 +44,7 @@ def file_of(error: EpisodeError) -> str:
 def _place(trace: str) -> str:
     frames = _FRAME.findall(trace)
     frames = [frame for frame in frames if not frame[0].startswith(_OUR_FOLDERS)]
-    user_frames = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)] or frames
+    user_frames = [frame for frame in frames if not is_library(frame[0])] or frames
     return f" at {user_frames[-1][0]}:{user_frames[-1][1]} in {user_frames[-1][2].strip()}" if user_frames else ""
 
 
