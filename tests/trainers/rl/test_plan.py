@@ -12,13 +12,16 @@ from fake_processes import Processes, collect_with, group
 from plain_env import Plain
 
 import forge_agents as fa
+import forge_verifiers as fv
 from forge_agents.errors import RunFolderError
 from forge_trainers.rl.league_policies import policies_of
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.rewards import env_reward
+from forge_trainers.rl.policy_mapping import FixedPolicies
+from forge_trainers.rl.rewards import EnvTurnReward, env_reward
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import Checkpoints
+from forge_verifiers.core.verifier import reward_of
 
 fa.register("settings/Duel-v0", entry_point=f"{__name__}:Duel", levels=[{"size": 1}, {"size": 2}])
 
@@ -337,3 +340,19 @@ def test_dry_run_refuses_settings_that_the_run_would_refuse(settings, message):
     run = fa.RunConfig(env="settings/Duel-v0", policies={"team": fa.Policy("tiny-random")}, **settings)
     with pytest.raises((TypeError, ValueError), match=message):
         run.dry_run()
+
+
+@pytest.mark.parametrize("turns", ["to_go", "return"])
+def test_sums_of_turn_rewards_need_a_reward_of_turns(turns):
+    """The advantages would be those of the total reward, without a discount."""
+
+    def plan(reward):
+        config = fa.GRPOConfig(credit=fa.Credit(turns=turns, discount=0.5))
+        return RunPlan(TaskSampler(Duel), FixedPolicies(fa.Policy("tiny-random", name="team")), config, reward)
+
+    per_turn = EnvTurnReward()
+    for reward in (per_turn, fa.MultiReward({"a": env_reward, "b": per_turn}), fv.PerTurn(fa.EnvReward())):
+        assert plan(reward).credit.discount == 0.5
+    for reward, name in ((env_reward, "environment"), (lambda trajectories: [0.0] * len(trajectories), "<lambda>")):
+        with pytest.raises(ValueError, match=rf"credit.turns='{turns}' has no effect: the reward '.*{name}' gives one"):
+            plan(reward_of(reward))

@@ -29,7 +29,7 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.counterfactual import fork_rule
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.policy_mapping import FixedPolicies, check_trainable
-from forge_trainers.rl.rewards import is_env_reward, max_reward_of
+from forge_trainers.rl.rewards import is_env_reward, leaf_rewards, max_reward_of, reward_name
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.plan import learner_groups, record_rates, resolved_settings
@@ -187,14 +187,22 @@ class RunPlan:
                 )
 
     def _check_credit(self) -> None:
-        """Raise ValueError for a credit without effect: no loss reads it, or there are no several roles to balance.
+        """Raise ValueError for a credit without effect.
 
-        A credit that no loss reads would only drop samples, or play alternatives.
+        No loss reads it and it would only drop samples or play alternatives, there are no rewards of turns to sum, or
+        there are no several roles to balance.
         """
         if self.config.credit is not None and self.trained and not self.rewarded:
             raise ValueError(
                 f"credit={self.config.credit!r:.200} has no effect: loss={DISTILL!r} reads no advantages. Leave credit "
                 "out, or choose another loss"
+            )
+        turns = self.config.credit_rule.turns
+        if turns != "own" and not any(callable(getattr(leaf, "assess", None)) for leaf, _ in leaf_rewards(self.reward)):
+            raise ValueError(
+                f"credit.turns={turns!r} has no effect: the reward {reward_name(self.reward)!r} gives one number for a "
+                "trajectory. Leave it out, or choose a reward of turns, such as forge_verifiers.PerTurn or "
+                "forge_trainers.rl.rewards.EnvTurnReward, the environment's reward turn by turn"
             )
         if self.config.credit_rule.balance_roles:
             self._check_balance()
