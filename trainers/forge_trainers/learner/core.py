@@ -385,10 +385,10 @@ class LearnerCore:
         """
         return self._writer.finish()
 
-    def load(self, folder: str | Path) -> int:
+    def load(self, folder: str | Path, *, to_train: bool = True) -> int:
         """Load a checkpoint of `save`, possibly of other ranks and degrees. Training then continues bit for bit.
 
-        Returns the version of the weights.
+        Returns the version of the weights. `to_train` False reads the weights alone, which is enough for an export.
 
         Raises:
             RunFolderError: The checkpoint is missing, incomplete or of another model.
@@ -396,12 +396,14 @@ class LearnerCore:
         self._enter()
         free_unsharded(self.model)
         self._writer.wait()
-        state = checkpoint.load(self._state(), Path(folder), optional=("random", "reference"))
+        requested = self._state() if to_train else self._weights()
+        state = checkpoint.load(requested, Path(folder), optional=("random", "reference"))
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
-        self._optimizers.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"])
-        if self._reference is not None and self._reference.moves:
-            self._reference.load(state["reference"])
+        if to_train:
+            self._optimizers.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["random"])
+            if self._reference is not None and self._reference.moves:
+                self._reference.load(state["reference"])
         self.version = int(state["version"])
         return self.version
 
@@ -463,18 +465,23 @@ class LearnerCore:
         }
 
     def _state(self) -> dict[str, Any]:
-        """State for a checkpoint. Adapters are copied, because another learner may overwrite them in the model."""
+        """State for a checkpoint."""
+        weights = self._weights()
+        moving = {} if self._reference is None or not self._reference.moves else {"reference": self._reference.state()}
+        return moving | {
+            "model": weights["model"],
+            "optimizer": checkpoint.optimizer_state(self._optimizers),
+            "random": torch.get_rng_state(),
+            "version": weights["version"],
+        }
+
+    def _weights(self) -> dict[str, Any]:
+        """Weights for a checkpoint. Adapters are copied, because another learner may overwrite them in the model."""
         self._enter()
         model = self.model.state_dict()
         if self._adapter is not None:
             model = {name: value.clone() for name, value in model.items() if lora.is_adapter(name)}
-        moving = {} if self._reference is None or not self._reference.moves else {"reference": self._reference.state()}
-        return moving | {
-            "model": model,
-            "optimizer": checkpoint.optimizer_state(self._optimizers),
-            "random": torch.get_rng_state(),
-            "version": self.version,
-        }
+        return {"model": model, "version": self.version}
 
     def _check(self, batch: EpisodeBatch) -> None:
         check_batch(batch, vocab_size=self._built.vocab_size, max_length=self._built.max_seq_len)

@@ -631,7 +631,7 @@ def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, tar
                 f"{weights[name]}, now {now}), so its adapter does not fit. Restore the model, and export again"
             )
         core = LearnerCore(plan)
-        core.load(checkpoint)
+        core.load(checkpoint, to_train=False)
         core.export(target)
 
 
