@@ -237,8 +237,8 @@ def _players(report: Results) -> Section:
         "Success is the mean over the environments that define it, with each seed of each as a unit. An opponent's "
         "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from games "
         "that are zero-sum or pay one reward each for a win, a loss and a draw, with a draw added to each pair. A game "
-        "is a deal in all its line-ups. The player with the higher total reward wins it. Deals with a forfeit or a "
-        "full context are left out."
+        "is a deal in all its line-ups. The player with the higher total reward wins it. A player that forfeits "
+        "loses it. Deals with a full context or forfeits of both are left out."
     )
     heads = ("player", "type", "success", "rating", "games", *(["failures"] if any(faults) else []))
     return Section("Players", heads, rows, names=2, note=note)

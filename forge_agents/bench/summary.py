@@ -13,7 +13,7 @@ from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
-from forge_agents.bench.verdicts import failing_players, is_spoiled, is_won_or_lost, is_zero_sum, judged, tolerance_of
+from forge_agents.bench.verdicts import failing_players, is_won_or_lost, is_zero_sum, judged, tolerance_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,8 +382,9 @@ def _games(records: Sequence[Record]) -> Iterator[Game]:
     """Yield one game per deal that two players met in. The player with the higher reward over all its line-ups wins.
 
     The line-ups of a deal count together, because with swapped agents both players had the better hand once. A deal is
-    left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a forfeit or a full
-    context.
+    left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a full context. A player
+    that forfeits loses the deal, whatever the environment pays: it could otherwise choose the deals that count. A deal
+    in which both forfeited is left out.
     """
     tolerance = tolerance_of(records)
     deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
@@ -395,12 +396,15 @@ def _games(records: Sequence[Record]) -> Iterator[Game]:
     for (_, _, names), played in deals.items():
         complete[names] = max(len(played), complete[names])
     for (seed, _, names), played in deals.items():
-        spoiled = any(map(is_spoiled, played))
+        spoiled = any(record.error or record.end == "context" for record in played)
         first, second = both = tuple(dict.fromkeys(played[0].lineup.values()))
         agents = [{agent for record in played for agent, by in record.lineup.items() if by == name} for name in both]
         rewards = [[result.reward for record in played for result in _results(record, name)] for name in both]
         if not spoiled and len(played) == complete[names] and agents[0] == agents[1] and all(rewards):
-            mine, other = map(_mean, rewards)
+            forfeits = [any(result.forfeit for record in played for result in _results(record, name)) for name in both]
+            if all(forfeits):
+                continue
+            mine, other = [not forfeit for forfeit in forfeits] if any(forfeits) else map(_mean, rewards)
             score = 0.5 if abs(mine - other) <= tolerance else float(mine > other)
             yield Game((played[0].env, seed), first, second, score)
 

@@ -75,6 +75,21 @@ def test_forfeit_of_an_opponent_is_no_success():
     assert earned.cells[0].success.value == 1 and earned.ratings["one"].games == 8
 
 
+def test_player_that_forfeits_loses_the_deal():
+    """Player "two" makes an illegal move, which costs it less than a loss, in each deal that it would not win."""
+    records = []
+    for seed in range(12):
+        records.append(record(seed, HERE, {"x": -1.0, "y": 1.0}))
+        evades = seed >= 4
+        rewards = {"x": 0.0, "y": 0.0} if evades else {"x": 1.0, "y": -1.0}
+        records.append(record(seed, THERE, rewards, forfeit="x" if evades else None))
+    assert [game.score for game in _games(records)] == [0.0] * 4 + [1.0] * 8
+    rated = summarize(records, [TWO], ("one", "two")).ratings
+    assert rated["one"].games == 12 and rated["one"].value > rated["two"].value
+    both = [record(0, lineup, {"x": 0.0, "y": 0.0}, forfeit="x") for lineup in (HERE, THERE)]
+    assert not list(_games(both))
+
+
 def test_games_that_a_full_context_ended_are_named_and_not_rated():
     won = [
         record(seed, lineup, {seat: 1.0 if name == "one" else -1.0 for seat, name in lineup.items()})
