@@ -74,6 +74,11 @@ def test_a_narrow_terminal_shows_the_step_and_every_metric(console_output, monke
     assert "2/2" in message and all(label in message for label, key, _ in display._SHOWN if key in every)
 
 
+def test_divergence_is_left_out_without_a_reference(monkeypatch, console_output):
+    monkeypatch.setitem(ROW, "learner/kl", 0.0)
+    assert console_output(force_terminal=False).splitlines()[1] == "train 1/2  reward 0.500  s/step 2.0"
+
+
 def test_a_reward_of_no_game_is_left_out_and_no_other_nan(monkeypatch, console_output):
     for name in ("reward/mean", "learner/kl"):
         monkeypatch.setitem(ROW, name, float("nan"))

@@ -99,8 +99,10 @@ class Display:
         text = "  ".join(
             f"{label} {form.format(metrics[key])}"
             for label, key, form in shown
-            # a NaN reward has no episodes: a policy played only itself, or none was finished
-            if key in metrics and not (key.startswith(("reward/", "env_reward/")) and math.isnan(metrics[key]))
+            # a NaN reward has no episodes: a policy played only itself, or none was finished. No reference: kl is 0
+            if key in metrics
+            and not (key.startswith(("reward/", "env_reward/")) and math.isnan(metrics[key]))
+            and (metrics[key] or key != "learner/kl")
         )
         if self._progress is not None:
             self._progress.update(self._task, completed=step + 1, metrics=text)
