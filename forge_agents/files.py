@@ -210,7 +210,7 @@ def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
         elif entry.is_dir():
             with contextlib.suppress(OSError):  # an unreadable folder cannot be read or changed later either
                 waiting += sorted(entry.iterdir(), reverse=True)
-        elif not entry.is_file():
+        elif not entry.is_file() and entry.exists():  # a run in another process may have deleted it
             return entry
     return None
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
+from forge_agents.files import foreign_entry
 from forge_agents.types import Episode, Trajectory
 from forge_trainers.learner.checkpoint import check_replaceable, copy_exports
 from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
@@ -253,6 +254,12 @@ def test_training_refuses_a_pipe_among_its_files(tmp_path):
     os.mkfifo(tmp_path / "league/hero-000001")
     with pytest.raises(RunFolderError, match="hero-000001 is not a file"):
         RunFolder(tmp_path, {})
+
+
+def test_file_that_another_process_deletes_meanwhile_is_not_foreign(tmp_path):
+    assert foreign_entry([tmp_path / "gone"], tmp_path) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert foreign_entry([tmp_path / "gone", tmp_path / "pipe"], tmp_path) == tmp_path / "pipe"
 
 
 def test_arrays_that_stand_for_more_than_their_file_are_refused(tmp_path):
