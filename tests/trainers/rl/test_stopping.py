@@ -606,7 +606,9 @@ def test_highest_reward_ends_a_plateau_and_is_forgotten_if_the_reward_changes(tm
             assert "max_reward" in result.reason and "solved" not in result.reason
             assert result.steps == 8 and result.export.is_dir() and ending_of(tmp_path)["ending"] == "plateau"
         else:
-            with pytest.raises(EmptyBatchError, match=r"Best of each group: .* 0\.5, the highest seen is 0\.9"):
+            with pytest.raises(
+                EmptyBatchError, match=r"Best of each group, .* acted: .* 0\.5, the highest seen is 0\.9"
+            ):
                 run.fit(Duel, steps=200)
 
 

@@ -192,7 +192,7 @@ class StoppingCriteria:
         return StopReason(
             kind="uninformative",
             reason=f"{self._steps} consecutive steps had no informative group. Groups of the last: {dict(counts)}. "
-            + (f"Best of each group: {best}. " if best else "")
+            + (f"Best of each group, of episodes in which the agent acted: {best}. " if best else "")
             + (f"{_capitalized(explain_idle(self._idle))}. " if idle else "")
             + advice[cause],
         )
