@@ -339,7 +339,8 @@ class TextGame(Forkable):
         rewards: dict[str, float] = {}
         for agent, reward in returned.items():
             is_number = isinstance(reward, (int, float, np.number, np.bool_))
-            if not is_number or not abs(reward) <= sys.float_info.max:  # also of an int beyond floats
+            number = reward.item() if isinstance(reward, np.generic) else reward  # NumPy compares in 32 bits
+            if not is_number or not abs(number) <= sys.float_info.max:  # also of an int beyond floats
                 raise ValueError(
                     f"{self}: the reward of {agent!r} is {reward!r} after {method}. Rewards must be finite numbers"
                 )

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from pettingzoo.utils.conversions import parallel_to_aec
 from plain_env import Opened, PlainAEC, PlainParallel
@@ -137,7 +138,7 @@ def test_a_game_in_turns_that_breaks_is_data(where, told, error):
     assert failed[0].end_reason == "error"
 
 
-@pytest.mark.parametrize("reward", [float("nan"), -float("inf"), 10**400, "1"])
+@pytest.mark.parametrize("reward", [float("nan"), -float("inf"), np.float32("inf"), np.float16("nan"), 10**400, "1"])
 def test_reward_that_is_no_finite_number_is_named(reward):
     class Paid(Turns):
         def act(self, agent, action):
@@ -146,6 +147,17 @@ def test_reward_that_is_no_finite_number_is_named(reward):
     (episode,) = group_of(Paid).failed
     told = f"the reward of 'a' is {reward!r} after act('a', ...). Rewards must be finite numbers"
     assert episode.error.message.endswith(told)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("reward", [np.float32(0.5), np.float16(0.5), np.bool_(True), 1])
+def test_reward_of_any_type_of_number_is_taken_without_a_warning(reward):
+    class Paid(Turns):
+        def act(self, agent, action):
+            return fa.Outcome(rewards={agent: reward}, done=True)
+
+    (episode,) = group_of(Paid).episodes
+    assert episode.rewards["a"] == float(reward)
 
 
 @pytest.mark.parametrize(("where", "told"), IN_ROUNDS.items())
