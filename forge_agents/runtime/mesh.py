@@ -350,7 +350,7 @@ async def with_deadline(
     try:
         with _stalls.waiting(who, what, timeout_s):
             while True:
-                part_s, started = min(remaining_s, timeout_s / 4), time.monotonic()
+                part_s, started = max(0.0, min(remaining_s, timeout_s / 4)), time.monotonic()
                 if (await asyncio.wait({task}, timeout=part_s))[0]:
                     break
                 if time.monotonic() - started > part_s + max(part_s, _LATE_S):
