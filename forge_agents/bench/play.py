@@ -333,7 +333,8 @@ class _Run:
         episode = (await rollout.group(match.seed, 1, rng_key=key)).episodes[0]
         if (error := episode.error) is None:
             return episode
-        if not _OUTAGE.search(error.kind) and left_by(episode, together=match.environment.together):
+        is_outage = not error.agent and _OUTAGE.search(error.kind)
+        if not is_outage and left_by(episode, together=match.environment.together):
             return episode
         return (await rollout.group(match.seed, 1, rng_key=f"{key}/again")).episodes[0]
 

@@ -173,6 +173,31 @@ def test_failures_after_a_decision_count_in_games_that_are_played_again(late, tm
     assert counts[0] == counts[1] and bool(counts[0]) is late
 
 
+_outages: list[str] = []
+
+
+@fa.register("bench/Flaky-v0", max_turns=9, tags=("2p",))
+class Flaky(Race):
+    def act(self, agent, action):
+        if self.left == 3 and "environment" in _outages:
+            raise ConnectionError(_outages.pop())
+        return super().act(agent, action)
+
+
+@pytest.mark.parametrize("where", ["environment", "player"])
+def test_game_is_played_again_after_an_outage_of_its_environment_but_not_of_a_player(where, tmp_path):
+    def answer(observation):
+        if observation in ("3 left", "4 left") and "player" in _outages:  # its second decision
+            raise ConnectionError(_outages.pop())
+        return "good"
+
+    _outages[:] = [where]
+    players = {"steady": fa.Scripted(lambda observation: "good"), "server": fa.Scripted(answer)}
+    report = play(tmp_path, players, ["bench/Flaky-v0"], episodes=4)
+    leavers = [record.leavers for record in report.records if record.error]
+    assert leavers == [("server",)] * (where == "player") and not _outages
+
+
 class High(fa.TurnEnv):
     """The larger number wins. A text that is no number, or that is too long to be shown, makes it fail."""
 
