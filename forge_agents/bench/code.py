@@ -67,9 +67,16 @@ class _Description:
         if isinstance(value, (set, frozenset)):
             return [self.of(entry) for entry in sorted(value, key=_repr)]  # equal order in every process
         array = _as_array(value)
-        if array is not None and not array.dtype.hasobject:
-            return [str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
-        return self._code(value)
+        if array is None:
+            return self._code(value)
+        is_plain = not array.dtype.hasobject
+        numbers = hashlib.sha256(array.tobytes()).hexdigest() if is_plain else self.of(array.tolist())
+        content = [str(array.dtype), list(array.shape), numbers]
+        if isinstance(value, np.ndarray):
+            return content
+        # an object of the user has more than its array, and a table has names
+        is_own = self._is_user_code(type(value))
+        return [content, self._code(value) if is_own else self.of(getattr(value, "axes", None))]
 
     def _code(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
@@ -153,12 +160,15 @@ def _slots(slots: Any) -> tuple[str, ...]:
 
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     """Return an array, a tensor or a table, whose ``repr`` would be abbreviated, as an array. None for other values."""
-    if isinstance(value, np.generic) or inspect.isclass(value) or not hasattr(value, "__array__"):
+    if isinstance(value, np.generic) or not hasattr(type(value), "__array__"):
         return None
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = value.float() if str(value.dtype) == "torch.bfloat16" else value  # numpy has none
-    return np.asarray(value)
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = value.float() if str(value.dtype) == "torch.bfloat16" else value  # numpy has none
+        return np.asarray(value)
+    except Exception:  # noqa: BLE001  # such as of sparse tensors
+        return None
 
 
 def _repr(value: Any) -> str:

@@ -254,6 +254,41 @@ def test_large_data_of_a_player_counts_as_a_whole(kind):
     assert digest_of(1) == digest_of(1) != digest_of(2)
 
 
+class _Averages:
+    def __init__(self, entry):
+        self.entry = entry
+
+    def __array__(self, dtype=None, copy=None):
+        return np.zeros(2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda entry: pd.DataFrame({entry: [1.0]}),
+        lambda entry: pd.Series([1.0], index=[entry]),
+        lambda entry: pd.DataFrame({"names": ["x"] * 250 + [entry] + ["x"] * 250}),
+        _Averages,
+    ],
+    ids=["names of columns", "names of rows", "table of texts", "object of the user"],
+)
+def test_names_and_texts_of_a_players_data_count(data):
+    def digest_of(entry):
+        values = data(entry)
+        return player_facts(fa.Scripted(lambda observation: str(values)))["fingerprint"]
+
+    assert digest_of("a") == digest_of("a") != digest_of("b")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.eye(3).to_sparse(), torch.zeros(3, device="meta"), torch.zeros(3).to(torch.float8_e4m3fn)],
+    ids=["sparse", "without data", "8 bits"],
+)
+def test_player_with_a_tensor_that_is_no_array_has_a_fingerprint(tensor):
+    assert player_facts(fa.Scripted(lambda observation: str(tensor)))["fingerprint"]
+
+
 def test_token_in_the_address_of_an_endpoint_is_hidden_but_counts():
     """Facts of players are part of reports, which are published."""
     facts, other = (
