@@ -382,9 +382,14 @@ def test_update_must_have_all_tensors_in_their_shapes(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_small_updates_of_float32_weights_count_in_an_engine_of_bfloat16(dtype):
+def test_small_updates_of_float32_weights_count_in_an_engine_of_bfloat16(dtype, monkeypatch):
     import torch
 
+    sizes, randint = [], torch.randint
+    monkeypatch.setattr(
+        torch, "randint", lambda *args, **options: sizes.append(args[2].numel()) or randint(*args, **options)
+    )
+    monkeypatch.setattr(_vllm, "_ROUNDED_AT_ONCE", 300_000)  # a GPU has no space for four copies of a large weight
     loaded: dict[str, torch.Tensor] = {}
     model = torch.nn.Linear(1, 1)
     engine: Any = SimpleNamespace(
@@ -405,4 +410,5 @@ def test_small_updates_of_float32_weights_count_in_an_engine_of_bfloat16(dtype):
         assert torch.equal(loaded[bias], weight[0]) and torch.equal(loaded["b"], weight[0].bfloat16())
         seen.append(loaded["w"].float())
     assert torch.equal(seen[0], old)
+    assert sizes == [300_000, 300_000, 300_000, 100_000] * 2 * (dtype == "bfloat16")
     assert float(((seen[1] - old) * update).sum() / update.square().sum()) == pytest.approx(1, abs=0.02)
