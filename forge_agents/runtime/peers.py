@@ -24,10 +24,11 @@ def check_server(connection: socket.socket) -> None:
         PermissionError: Another user's process is at the other end. Nothing was sent to it.
         ConnectionResetError: The process at the other end has closed the connection, so its user is unknown.
     """
-    host, port = connection.getpeername()[:2]
+    there, here = connection.getpeername(), connection.getsockname()
+    host, port = _plain(there[0]), there[1]
     if not ipaddress.ip_address(host).is_loopback:
         return
-    ends = {connection.getpeername()[:2], connection.getsockname()[:2]}
+    ends = {(host, port), (_plain(here[0]), here[1])}
     users: set[int] = set()
     listeners: dict[str, set[int]] = {}
     for local, remote, state, user, inode in tcp_rows():
@@ -45,7 +46,7 @@ def check_server(connection: socket.socket) -> None:
     if strangers := (users or specific) - {os.geteuid(), 0}:
         raise PermissionError(
             f"user {min(strangers)} of this machine listens on port {port} of {host}, and nothing was sent there. Use "
-            "another port, or an https:// address if the server is not yours"
+            "another port. If you trust the server, run it as your user or give it an https:// address"
         )
 
 
@@ -63,9 +64,9 @@ async def _check_connection(event: str, details: Mapping[str, Any]) -> None:
         stream = details["return_value"]
         try:
             check_server(stream.get_extra_info("socket"))
-        except PermissionError:
+        except PermissionError as foreign:
             await stream.aclose()
-            raise
+            raise PermissionError(f"{foreign}, or leave out the key if the server needs none") from None
         except ConnectionResetError:
             pass  # no process can read what is sent, and the client reports the end
 
@@ -84,5 +85,10 @@ def _endpoint(cell: str) -> tuple[str, int]:
     """Return address and port of the kernel's notation, as 0100007F:1F90 for 127.0.0.1 and 8080."""
     words, _, port = cell.rpartition(":")
     packed = b"".join(bytes.fromhex(words[start : start + 8])[::-1] for start in range(0, len(words), 8))
-    address = ipaddress.ip_address(packed)
-    return str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)
+    return _plain(packed), int(port, 16)
+
+
+def _plain(address: str | bytes) -> str:
+    """Return an address as text. An IPv4 address in the form of IPv6 is returned as IPv4."""
+    parsed = ipaddress.ip_address(address)
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)

@@ -44,7 +44,14 @@ def listening(user: int, address: str, accepts: bool) -> Iterator[tuple[int, sub
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 @pytest.mark.parametrize("accepts", [True, False])
 @pytest.mark.parametrize(
-    ("listens", "connects"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.2"), ("::", "127.0.0.1"), ("::1", "::1")]
+    ("listens", "connects"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.2"),
+        ("::", "127.0.0.1"),
+        ("::1", "::1"),
+        ("0.0.0.0", "::ffff:127.0.0.1"),
+    ],
 )
 @pytest.mark.parametrize("user", [0, STRANGER])
 def test_server_of_another_user_is_refused(user: int, listens: str, connects: str, accepts: bool) -> None:
