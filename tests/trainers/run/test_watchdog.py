@@ -24,6 +24,8 @@ class Sleepy(Plain):
     """Sleeps for an hour in its first decision. Before that, the watchdog's clock is stopped."""
 
     since = 0.0
+    jump_s = 0.0
+    is_busy = False
 
     possible_agents = ("only",)
 
@@ -34,7 +36,11 @@ class Sleepy(Plain):
 
     @classmethod
     def monotonic(cls):
-        return 1.0 + (time.monotonic() - cls.since if cls.since else 0.0)
+        return 1.0 + (cls.jump_s + time.monotonic() - cls.since if cls.since else 0.0)
+
+    @classmethod
+    def process_time(cls):
+        return cls.jump_s if cls.since and cls.is_busy else 0.0
 
 
 def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path):
@@ -80,6 +86,22 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path, m
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
+@pytest.mark.parametrize(
+    ("is_busy", "held_s"), [(True, "600"), (False, "0")], ids=["holds the interpreter", "suspended"]
+)
+def test_time_in_which_the_watchdog_slept_counts_only_if_the_process_computed(is_busy, held_s, monkeypatch):
+    """A search for a regular expression, for example, lets no other thread run."""
+    for name, value in {"since": 0.0, "jump_s": 600.0, "is_busy": is_busy}.items():
+        monkeypatch.setattr(Sleepy, name, value)
+    monkeypatch.setattr(supervision, "time", Sleepy)
+
+    async def main():
+        with Watchdog(0.4):
+            return await play(Sleepy(), {"only": fa.Scripted(lambda seen: "x")}, seed=0)
+
+    assert f"blocked the controller's thread for {held_s} s" in asyncio.run(main()).error.message
+
+
 def test_a_loop_that_turns_is_left_alone(monkeypatch):
     turns = 0
 
@@ -91,7 +113,9 @@ def test_a_loop_that_turns_is_left_alone(monkeypatch):
                 turns += 1
 
     # a turn is a tenth of a second, also of a machine that had no time for it
-    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: 1 + 0.1 * turns))
+    monkeypatch.setattr(
+        supervision, "time", SimpleNamespace(monotonic=lambda: 1 + 0.1 * turns, process_time=lambda: 0.0)
+    )
     asyncio.run(main())
     assert turns == 10
 

@@ -108,10 +108,11 @@ class Watchdog:
         self._handle = asyncio.get_running_loop().call_later(self._period_s, self._tick)
 
     def _watch(self) -> None:
-        reported, woke = 0.0, time.monotonic()
+        reported, woke, busy = 0.0, time.monotonic(), time.process_time()
         while not self._over.wait(self._period_s):
-            before, woke = woke, time.monotonic()
-            suspended = woke - before > self._period_s + self._limit_s / 2  # this thread slept as well
+            before, woke, busy_before, busy = woke, time.monotonic(), busy, time.process_time()
+            slept = woke - before > self._period_s + self._limit_s / 2  # this thread as well
+            suspended = slept and busy - busy_before < (woke - before) / 4  # or else a library held the interpreter
             if suspended or _nobody_reads():
                 self._last_tick = woke
             last_tick = self._last_tick
