@@ -59,6 +59,9 @@ def test_wandb_settings_of_the_current_folder_choose_no_server_or_team(folder, w
     assert wandb.runs == []
     settings.write_text("[default]\n\n# of `wandb init`\nproject = mine\nmode = offline\n")
     RunFolder(tmp_path / "run", {}, tracker="wandb").close()
+    settings.write_text("[default]\nentity = stranger\nproject = mine\n")
+    monkeypatch.setenv("WANDB_ENTITY", "mine")  # W&B prefers it
+    RunFolder(tmp_path / "run", {}, tracker="wandb").close()
 
 
 @pytest.mark.parametrize("text", ["../../elsewhere", "", "a\n", "x" * 10_000, "a/b"])

@@ -205,13 +205,15 @@ def _check_wandb_settings() -> None:
 
     The folder may be a stranger's. Raises ForgeError.
     """
+    safe = {"project", "mode", "disabled", *(["entity"] if os.environ.get("WANDB_ENTITY") else [])}
     for file in (Path(folder, "settings") for folder in (".wandb", "wandb")):
         lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
         keys = [line.partition("=")[0].strip() for line in lines if line.strip() and line[0] not in "[#;"]
-        if unsafe := [key for key in keys if key not in ("project", "mode", "disabled")]:
+        if unsafe := [key for key in keys if key not in safe]:
             raise ForgeError(
                 f"{file.absolute()} sets {unsafe[0]!r:.80}, so W&B may send your key or run where it chooses. Remove "
-                "the line. For a team, set WANDB_ENTITY. For a server, set WANDB_BASE_URL or run `wandb login --host`"
+                "the line. An entity may stay if you set WANDB_ENTITY, which counts in its place. For a server, set "
+                "WANDB_BASE_URL or run `wandb login --host`"
             )
 
 
