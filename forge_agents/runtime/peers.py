@@ -11,12 +11,14 @@ from typing import Any
 
 _LISTENING, _ESTABLISHED = "0A", "01"
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  # only compared with
+_FIRST_PERSON = 1000
+"""Lower ids of users belong to root's services, such as a model server that the system starts (login.defs, UID_MIN)."""
 _NO_OWNER = "0"
 """Inode of a connection that no process has accepted yet, or that its process has closed."""
 
 
 def check_server(connection: socket.socket) -> None:
-    """Check that a new connection to this machine's loopback is with a process of the same user, or root.
+    """Check that a new connection to this machine's loopback is with a process of the same user, root or a service.
 
     Any user can listen on a port that is free: before a server has started, or after it has ended.
 
@@ -43,7 +45,7 @@ def check_server(connection: socket.socket) -> None:
                 raise ConnectionResetError(f"the server at port {port} of {host} has closed the connection")
     # a connection that no process has accepted is in the queue of the socket with the most specific address
     specific = next((listeners[address] for address in (host, *_ANY_ADDRESS) if address in listeners), set())
-    if strangers := (users or specific) - {os.geteuid(), 0}:
+    if strangers := {user for user in users or specific if user >= _FIRST_PERSON} - {os.geteuid()}:
         raise PermissionError(
             f"user {min(strangers)} of this machine listens on port {port} of {host}, and nothing was sent there. Use "
             "another port. If you trust the server, run it as your user or give it an https:// address"

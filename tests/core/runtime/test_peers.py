@@ -81,11 +81,13 @@ OURS, THEIRS = str(os.geteuid()), "4711"
         ("127.0.0.1", [(HERE, NONE, "0A", OURS, "7"), ("0200007F:1F90", NONE, "0A", THEIRS, "8")], None),
         ("127.0.0.1", [("00000000:1F90", NONE, "0A", OURS, "7"), (f"{'0' * 32}:1F90", NONE, "0A", THEIRS, "8")], None),
         ("127.0.0.1", [("00000000:1F90", NONE, "0A", THEIRS, "7")], PermissionError),
+        ("127.0.0.1", [(HERE, CLIENT, "01", "998", "9"), (HERE, NONE, "0A", "998", "8")], None),
         ("127.0.0.1", [(HERE, CLIENT, "05", "0", "0"), (HERE, NONE, "0A", OURS, "8")], ConnectionResetError),
     ],
     ids=[
         "accepted", "another's client", "listener replaced", "not accepted", "another port", "another machine",
-        "stranger at another address", "stranger at the IPv6 port", "any address", "closed by its server",
+        "stranger at another address", "stranger at the IPv6 port", "any address", "a service of root",
+        "closed by its server",
     ],
 )  # fmt: skip
 def test_the_user_at_the_other_end_is_read_from_the_kernel(
