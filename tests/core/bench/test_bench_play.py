@@ -229,7 +229,7 @@ def test_illegal_actions_are_distinguished_from_losses(tmp_path):
     mute, first = report.summary.cells
     assert (mute.invalid.value, mute.forfeit.value, mute.success.value, mute.reward.value) == (1, 1, 0, -1)
     assert (first.invalid.value, first.forfeit.value, first.success.value) == (0, 0, 0), "nothing was won"
-    assert not report.summary.ratings, "an opponent's forfeit is no win"
+    assert report.summary.ratings["mute"].value < report.summary.ratings["first"].value, "a forfeit loses the deal"
     sort = play(tmp_path, {"mute": fa.Scripted(lambda seen: "x")}, "forge/AlphabetSort-v0").summary.cells[0]
     assert (sort.decisions.value, sort.success.value, sort.reward.value) == (3, 0, 0)
 
