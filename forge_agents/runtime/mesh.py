@@ -47,6 +47,8 @@ _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 _LATE_S = 1.0
 """A thread that wakes up so much too late, and after twice the time that it wanted to wait, was blocked."""
+_MAX_PARDONS = 8
+"""Number of times that a wait continues because its thread was blocked. So a thread that always is notices stalls."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -335,8 +337,8 @@ async def with_deadline(
     """Await a Monarch call or any other awaitable with a timeout.
 
     Args:
-        timeout_s: Maximum seconds without progress. A stall after some progress is noticed before twice that time. Time
-            in which this thread was blocked, or its process was suspended, does not count.
+        timeout_s: Maximum seconds without progress. A stall after some progress is noticed before twice that time. The
+            first eight times for which this thread is blocked, or its process suspended, do not count.
         who: Name of the mesh that is waited for, or another name.
         what: The expected result, as a noun: ``"weight update"``.
         progress: Returns a counter that grows with the work done, for work of unknown length.
@@ -347,13 +349,15 @@ async def with_deadline(
         Exception: The endpoint's exception, with the remote traceback as a note.
     """
     task, count, remaining_s = asyncio.ensure_future(awaitable), progress(), timeout_s
+    pardons = _MAX_PARDONS
     try:
         with _stalls.waiting(who, what, timeout_s):
             while True:
                 part_s, started = max(0.0, min(remaining_s, timeout_s / 4)), time.monotonic()
                 if (await asyncio.wait({task}, timeout=part_s))[0]:
                     break
-                if time.monotonic() - started > part_s + max(part_s, _LATE_S):
+                if pardons and time.monotonic() - started > part_s + max(part_s, _LATE_S):
+                    pardons -= 1
                     continue  # answers that arrived meanwhile are not late
                 remaining_s -= part_s
                 if remaining_s <= 0:

@@ -130,3 +130,17 @@ async def test_a_thread_that_is_blocked_now_and_then_still_notices_a_stall(monke
         time.sleep(0.2)  # noqa: ASYNC251  # blocks the controller's thread
     with pytest.raises(StallError, match=r"engine did not finish an answer within 0\.2 s"):
         await asyncio.wait_for(waiting, 30)
+
+
+async def test_a_thread_that_is_always_blocked_notices_a_stall(monkeypatch):
+    monkeypatch.setattr(mesh, "_LATE_S", 0.02)
+
+    async def block():
+        while True:
+            time.sleep(0.1)  # noqa: ASYNC251  # blocks the controller's thread
+            await asyncio.sleep(0)
+
+    blocking = asyncio.ensure_future(block())
+    with pytest.raises(StallError, match="engine did not finish an answer"):
+        await asyncio.wait_for(mesh.with_deadline(asyncio.sleep(60), 0.1, who="engine", what="an answer"), 30)
+    blocking.cancel()
