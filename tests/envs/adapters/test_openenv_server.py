@@ -113,7 +113,8 @@ def test_server_that_dies_later_is_reported_and_its_children_end(tmp_path, caplo
 
 
 KILLED = """
-import os, psutil, sys
+import os, psutil, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored in tests that nohup started
 from forge_envs.adapters.openenv_server import openenv_server
 with openenv_server([sys.executable, sys.argv[1], "{port}"], env={"GREETING": ""}):
     print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
