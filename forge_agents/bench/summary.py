@@ -404,8 +404,11 @@ def _games(records: Sequence[Record]) -> Iterator[Game]:
             forfeits = [any(result.forfeit for record in played for result in _results(record, name)) for name in both]
             if all(forfeits):
                 continue
-            mine, other = [not forfeit for forfeit in forfeits] if any(forfeits) else map(_mean, rewards)
-            score = 0.5 if abs(mine - other) <= tolerance else float(mine > other)
+            if any(forfeits):
+                score = float(forfeits[1])
+            else:
+                mine, other = map(_mean, rewards)
+                score = 0.5 if abs(mine - other) <= tolerance else float(mine > other)
             yield Game((played[0].env, seed), first, second, score)
 
 

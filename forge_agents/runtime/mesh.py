@@ -47,8 +47,8 @@ _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 _LATE_S = 1.0
 """A thread that wakes up so much too late, and after twice the time that it wanted to wait, was blocked."""
-_MAX_PARDONS = 8
-"""Number of times that a wait continues because its thread was blocked. So a thread that always is notices stalls."""
+_MAX_LATE = 8
+"""Number of late wake-ups that a wait does not count. So a thread that is always blocked notices stalls as well."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -348,16 +348,15 @@ async def with_deadline(
         ActorDiedError: The actor's process ended.
         Exception: The endpoint's exception, with the remote traceback as a note.
     """
-    task, count, remaining_s = asyncio.ensure_future(awaitable), progress(), timeout_s
-    pardons = _MAX_PARDONS
+    task, count, remaining_s, num_late = asyncio.ensure_future(awaitable), progress(), timeout_s, 0
     try:
         with _stalls.waiting(who, what, timeout_s):
             while True:
                 part_s, started = max(0.0, min(remaining_s, timeout_s / 4)), time.monotonic()
                 if (await asyncio.wait({task}, timeout=part_s))[0]:
                     break
-                if pardons and time.monotonic() - started > part_s + max(part_s, _LATE_S):
-                    pardons -= 1
+                if num_late < _MAX_LATE and time.monotonic() - started > part_s + max(part_s, _LATE_S):
+                    num_late += 1
                     continue  # answers that arrived meanwhile are not late
                 remaining_s -= part_s
                 if remaining_s <= 0:
