@@ -51,10 +51,15 @@ HOSTILE = {
 
 
 @pytest.fixture(autouse=True)
-def short_limit(monkeypatch):
-    monkeypatch.setattr(chat_templates, "_MAX_CPU_S", 0.2)
-    chat_templates._stop()
-    yield
+def limit_cpu(monkeypatch):
+    """Sets the processor time of the next workers; other limits and ordinary templates keep theirs on slow machines."""
+
+    def set_limit(seconds):
+        chat_templates._stop()
+        monkeypatch.setattr(chat_templates, "_MAX_CPU_S", seconds)
+
+    set_limit(30.0)
+    yield set_limit
     chat_templates._stop()
 
 
@@ -66,20 +71,22 @@ def tokenizer(tiny_llama):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_endless_template_is_stopped_and_its_folder_named(tokenizer, name, monkeypatch):
+def test_endless_template_is_stopped_and_its_folder_named(tokenizer, name, limit_cpu):
     template, reason = HOSTILE[name]
-    if reason.startswith("wrote"):
-        monkeypatch.setattr(chat_templates, "_MAX_CPU_S", 0.5)  # writing takes a moment
+    if "processor time" in reason:
+        limit_cpu(0.2)
     tokenizer.chat_template = template
     with pytest.raises(TemplateLimitError, match=reason) as error:
         render(tokenizer, [{"role": "user", "content": "x" * 200}])
     assert tokenizer.name_or_path in str(error.value)
+    limit_cpu(30.0)
     tokenizer.chat_template = PRINT + "{{ '' * 1 }}"  # the next template is rendered as before
     assert render(tokenizer, USER) == USER[0]["content"]
 
 
 @pytest.mark.parametrize("condition", ["'magic' in messages[-1].content", "messages | length > 4"])
-def test_loop_that_depends_on_the_conversation_is_stopped(tokenizer, condition):
+def test_loop_that_depends_on_the_conversation_is_stopped(tokenizer, condition, limit_cpu):
+    limit_cpu(0.5)
     tokenizer.chat_template = PRINT + f"{{% if {condition} %}}{NESTED}{{% endif %}}"
     for _ in range(2):
         assert render(tokenizer, LONG).startswith(" Be brief. one")
@@ -88,7 +95,8 @@ def test_loop_that_depends_on_the_conversation_is_stopped(tokenizer, condition):
 
 
 @pytest.mark.parametrize("where", ["user", "assistant"])
-def test_renderer_of_a_folder_with_an_endless_template_fails(tiny_llama, tmp_path, where):
+def test_renderer_of_a_folder_with_an_endless_template_fails(tiny_llama, tmp_path, where, limit_cpu):
+    limit_cpu(0.5)
     folder = tmp_path / "hostile"
     shutil.copytree(tiny_llama, folder)
     loop = f"{{% for m in messages %}}{{% if m.role == '{where}' %}}{NESTED}{{% endif %}}{{% endfor %}}"
