@@ -49,6 +49,16 @@ def test_all_trajectories_count_although_their_rewards_are_equal(tmp_path, tiny_
     assert {row["reward/mean"] for row in rows} == {0.0}
 
 
+@pytest.mark.parametrize("term", [{"kl_coef": 0.5}, {"entropy_coef": 0.1}, {}])
+@pytest.mark.parametrize("normalization", ["sampled", "used"])
+def test_deterministic_policy_is_still_pulled_by_divergence_and_entropy_bonus(tmp_path, term, normalization):
+    learner = fa.LearnerConfig(**term)
+    with trainer(tmp_path, learner=learner, loss_normalization=normalization, max_resamples=0) as run:
+        (row,) = run.fit(Constant, steps=1).metrics
+    assert row["groups/used"] == 0 < row["groups/zero_variance"]
+    assert ("learner/version" in row) == (bool(term) and normalization == "sampled")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -25,7 +25,7 @@ from forge_trainers.rl.credit import Baselines, Credit
 from forge_trainers.rl.evaluation import EvalResult, eval_metrics, eval_result
 from forge_trainers.rl.metrics import group_spread, mean_and_ci, rates, summarize
 from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, engines_of, env_reward, models_of
-from forge_trainers.rl.samples import compute_advantages, credit_groups
+from forge_trainers.rl.samples import compute_advantages, credit_groups, make_samples
 from forge_trainers.rl.scoring import Scorer, score
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import RewardState
@@ -619,6 +619,21 @@ def test_zero_variance_groups_do_not_change_the_step(tiny_llama, random_batch):
     assert other["loss"] == pytest.approx(one["loss"], rel=1e-5) and other["grad_norm"] == pytest.approx(
         one["grad_norm"], rel=1e-5
     )
+
+
+def test_zero_variance_trajectories_of_regularized_policies_are_kept():
+    items = scored([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (0, 0), seed=2)])
+    size_of = GRPOConfig(learner=LearnerConfig(loss="grpo")).size_of
+    for keep, expected in (((), [-1 / 6, 1 / 6]), (("rival",), [-1 / 6, 1 / 6]), (("hero",), [-0.5, 0.5, 0, 0, 0, 0])):
+        groups = compute_advantages(items, Credit(scale="none"), {"hero"})
+        result = make_samples(groups, {"hero"}, size_of=size_of, keep=keep, max_tokens={"hero": 9})
+        assert [s.advantages[-1] for s in result.samples["hero"]] == pytest.approx(expected)
+        assert sum(result.samples["hero"][-1].loss_mask) == 1 and result.too_long == 0
+        assert result.counts["used"] == 1 and result.counts["zero_variance"] == 2
+        assert result.advantages == {(0, 0): {"a": [-0.5]}, (0, 1): {"a": [0.5]}}
+        assert result.metrics(["hero", "rival"])["groups/used/hero"] == 1
+    too_long = make_samples(groups, {"hero"}, size_of=size_of, keep=["hero"], max_tokens={"hero": 1})
+    assert too_long.counts["too_long"] == 1 and too_long.counts["zero_variance"] == 2 and too_long.too_long == 2
 
 
 def test_dapo_resamples_by_default():

@@ -72,8 +72,14 @@ class RunPlan:
             self._check_credit()
         self.uses_env_reward = is_env_reward(reward)
         self.credit, self.size_of = config.credit_rule, config.size_of
+        self.regularized = [name for name in self.trained if self.size_of and self._is_regularized(name)]
+        """Policies whose zero-variance trajectories count in a divergence or an entropy bonus."""
         self.forks = None if partial else self._fork_rule()
         """Decisions from which training episodes are played again. None: none."""
+
+    def _is_regularized(self, name: str) -> bool:
+        learner = self.config.learner_of(self.models[name])
+        return learner.kl_coef > 0 or learner.entropy_coef > 0
 
     def _fork_rule(self) -> ForkRule | None:
         not_forkable = self.sampler.not_forkable

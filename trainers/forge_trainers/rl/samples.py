@@ -149,11 +149,11 @@ class StepSamples:
     def metrics(self, learners: Collection[str]) -> dict[str, float]:
         """Return ``groups/OUTCOME``, ``dropped/...`` and each learner's ``normalization_fraction``.
 
-        With several learners, ``groups/used/POLICY`` is the number of groups with samples of the policy.
+        With several learners, ``groups/used/POLICY`` is the number of groups with an advantage of the policy.
         """
         compared = self.counts["used"] + self.counts["zero_variance"]
         several = learners if len(learners) > 1 else ()
-        used = {name: len({sample.group for sample in self.samples.get(name, ())}) for name in several}
+        used = {name: len({s.group for s in self.samples.get(name, ()) if s.advantages.any()}) for name in several}
         return {
             **{f"groups/{outcome}": float(count) for outcome, count in self.counts.items()},
             **{f"groups/used/{name}": float(count) for name, count in used.items()},
@@ -176,6 +176,7 @@ def make_samples(
     *,
     max_tokens: Mapping[str, int] | None = None,
     size_of: Callable[[Trajectory], int] | None = None,
+    keep: Collection[str] = (),
 ) -> StepSamples:
     """Cut the trajectories of trained policies into training samples.
 
@@ -186,6 +187,8 @@ def make_samples(
         size_of: Contribution of a trajectory to the loss normalization if zero-variance trajectories count as well.
             A learner divides by the size of its batch, so the advantages are scaled down instead. None counts used
             trajectories only.
+        keep: Policies whose zero-variance trajectories are kept with advantage 0, for the divergence and the entropy
+            bonus of the loss. Without them a policy that became deterministic would no longer be pulled back.
     """
     from forge_trainers.batch.packing import samples_from
 
@@ -199,14 +202,17 @@ def make_samples(
     for at, (number, agent, index, turns, trajectory, _) in enumerate(rows):
         of_all = (groups[number].advantages or {})[agent][index]
         per_turn = None if of_all is None else of_all[list(turns)]
+        if per_turn is None and trajectory.policy in keep:
+            per_turn = np.zeros(len(turns), np.float32)
         cut = [] if per_turn is None else samples_from(trajectory, per_turn.tolist(), group=number, number=at)
         limit = (max_tokens or {}).get(trajectory.policy, math.inf)
-        too_long += [number for sample in cut if len(sample.token_ids) > limit]
+        too_long += [number for sample in cut if len(sample.token_ids) > limit and of_all is not None]
         bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
         tokens[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
         accepted = [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]
-        if of_all is not None and accepted:
+        if accepted:
             samples.setdefault(trajectory.policy, []).extend(accepted)
+        if accepted and of_all is not None:
             advantages.setdefault((number, index), {})[agent] = of_all.tolist()
             used.add(number)
         if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere

@@ -115,7 +115,9 @@ class Session:
             watch.part("resample", "score", resample_s)
         check_trained(groups, trained)
         groups = compute_advantages(groups, self.plan.credit, trained, self._state.baselines)
-        samples = make_samples(groups, trained, max_tokens=processes.room, size_of=self.plan.size_of)
+        samples = make_samples(
+            groups, trained, max_tokens=processes.room, size_of=self.plan.size_of, keep=self.plan.regularized
+        )
         watch.lap("score")
         batches = pack_samples(samples)
         learned = await train(
