@@ -77,12 +77,12 @@ def test_async_runs_side_by_side_and_cancelling_ends_the_program():
         results = await asyncio.gather(*(box.arun(f"print({n})") for n in range(3)))
         assert [r.stdout for r in results] == ["0\n", "1\n", "2\n"]
         started = time.monotonic()
-        task = asyncio.create_task(box.arun("import time; time.sleep(25)"))
+        task = asyncio.create_task(box.arun("import time; time.sleep(100)"))
         await asyncio.sleep(0.3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60
 
     asyncio.run(both())
 
@@ -262,7 +262,8 @@ if os.fork() == 0:
 print("forked", os.wait()[1])
 '''
 for program in (shared, inotify, burning, forking):
-    result = Sandbox(limits=SandboxLimits(wall_s=120, cpu_s=1, memory_mb=60)).run(program)
+    cpu_s = 1 if program is burning else 30
+    result = Sandbox(limits=SandboxLimits(wall_s=120, cpu_s=cpu_s, memory_mb=60)).run(program)
     print([result.stdout, result.stderr[-40:], result.limit])
 """
 
@@ -351,7 +352,7 @@ def test_children_and_limits_end_without_namespaces(no_namespaces, code, limit, 
     folder = tempfile.TemporaryDirectory(prefix="forge-test-")  # tells this program from other ones of the machine
     Path(folder.name).chmod(0o711)  # it runs as somebody else
     monkeypatch.setattr("tempfile.tempdir", folder.name)
-    limits = SandboxLimits(wall_s=2 if limit == "wall_s" else 30, cpu_s=1, processes=8)
+    limits = SandboxLimits(wall_s=2 if limit == "wall_s" else 60, cpu_s=1 if limit in ("cpu_s", "processes") else 30, processes=8)
     result = Sandbox(limits=limits, allow_weaker=True, python=other_python() or "").run(code)
     assert result.limit in (limit, "cpu_s" if limit == "processes" else limit), result
     assert not with_command(folder.name)

@@ -234,9 +234,9 @@ time.sleep(3)
 def test_descriptors_in_flight_keep_no_other_program_from_starting(box):
     hostile = begin_in_thread(box.run, IN_FLIGHT, name="hostile")
     others = []
-    while not hostile.done():
+    while not hostile.done() or len(others) < 2:
         others.append(box.run("print(1)"))
-    assert hostile.result().ok and len(others) > 1 and all(other.stdout == "1\n" for other in others), others
+    assert hostile.result().ok and all(other.stdout == "1\n" for other in others), others
 
 
 @pytest.mark.skipif(not X86, reason="only x86_64 has another set of calls")
@@ -296,7 +296,7 @@ n = 0
 try:
     while n < 24:
         if os.fork() == 0:
-            time.sleep(3)
+            time.sleep(60)
             os._exit(0)
         n += 1
 except OSError:
@@ -308,7 +308,7 @@ import threading, time
 n, end = 0, threading.Event()
 try:
     while n < 24:
-        threading.Thread(target=end.wait, args=(3,)).start()
+        threading.Thread(target=end.wait, args=(60,)).start()
         n += 1
 except RuntimeError:
     pass
@@ -346,21 +346,21 @@ print('all')
 """
 # Program, the limit's low and high value, what ends or marks it when low. With the high value it prints "all".
 LIMITED = {
-    "sleep": ("import time; time.sleep(0.5); print('all')", "wall_s", 0.3, 20, "ended"),
+    "sleep": ("import time; time.sleep(HELD_S); print('all')", "wall_s", 0.3, 60, "ended"),
     "sleep that ignores signals": (
-        "import signal, time\nfor s in (2, 3, 14, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(0.5); print('all')",
-        "wall_s", 0.3, 20, "ended",
+        "import signal, time\nfor s in (2, 3, 14, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(HELD_S); print('all')",
+        "wall_s", 0.3, 60, "ended",
     ),
     "sleep without output": (
-        "import os, time; out = os.dup(1); os.close(1); os.close(2); time.sleep(0.5); os.write(out, b'all\\n')",
-        "wall_s", 0.3, 20, "ended",
+        "import os, time; out = os.dup(1); os.close(1); os.close(2); time.sleep(HELD_S); os.write(out, b'all\\n')",
+        "wall_s", 0.3, 60, "ended",
     ),
-    "waiting for input": ("import select; select.poll().poll(500); print('all')", "wall_s", 0.3, 20, "ended"),
-    "busy loop": ("import time\nwhile time.process_time() < 1.2: pass\nprint('all')", "cpu_s", 1, 5, "ended"),
+    "waiting for input": ("import select; select.poll().poll(HELD_S * 1000); print('all')", "wall_s", 0.3, 60, "ended"),
+    "busy loop": ("import time\nwhile time.process_time() < HELD_S + 1.1: pass\nprint('all')", "cpu_s", 1, 30, "ended"),
     "busy loops in turns": (
-        ("import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while time.process_time() < 0.5: pass\n"
+        ("import os, time\nfor _ in range(HELD_S + 3):\n    if os.fork() == 0:\n        while time.process_time() < 0.5: pass\n"
         "        os._exit(0)\n    os.wait()\nprint('all')"),
-        "cpu_s", 1, 5, "ended",
+        "cpu_s", 1, 30, "ended",
     ),
     "memory": ("x = bytearray(200 << 20); print('all')", "memory_mb", 100, 400, "MemoryError"),
     "memory of many processes": (
@@ -421,7 +421,7 @@ def test_fork_bombs_end_and_leave_no_processes(program):
     started = time.monotonic()
     result = Sandbox(limits=limits).run(program)
     assert result.limit in ("wall_s", "memory_mb", "cpu_s", "output_kb")
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100
 
 
 def test_endless_output_is_cut():

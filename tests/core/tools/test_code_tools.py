@@ -37,9 +37,9 @@ def test_result_contains_errors_and_limits():
     assert use(box, "python", code="x = 1").content == "(nothing was printed)"
     assert "ZeroDivisionError" in use(box, "python", code="print('a'); 1 / 0").content
     assert use(box, "python", code="raise SystemExit(3)").content == "(ended with exit code 3)"
-    box = Workspace(Sandbox(limits=SandboxLimits(wall_s=2)))
-    slow = "open('kept', 'w').write('1'); import time; time.sleep(20)"
-    assert use(box, "python", code=slow).content == "(ended: the limit wall_s was reached)"
+    box = Workspace(Sandbox(limits=SandboxLimits(wall_s=60, output_kb=1)))
+    endless = "open('kept', 'w').write('1')\nwhile True: print(end='x')"
+    assert use(box, "python", code=endless).content == f"{'x' * 1024}\n(ended: the limit output_kb was reached)"
     assert box.files == {"kept": b"1"}
 
 

@@ -70,8 +70,16 @@ def script(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tools(script):
-    with mcp_tools([sys.executable, str(script)], call_s=1.0) as result:
-        yield result
+    """Calls of ``sleep`` have a short time limit, the others a long one."""
+    make = mcp._Connection._tool
+
+    def limited(connection, client, definition, call_s):
+        return make(connection, client, definition, 0.5 if definition.name == "sleep" else call_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mcp._Connection, "_tool", limited)
+        with mcp_tools([sys.executable, str(script)], connect_s=100.0, call_s=60.0) as result:
+            yield result
 
 
 def test_stdio_server_tools_have_its_schemas(tools):
@@ -130,7 +138,7 @@ def test_forks_of_an_environment_share_the_server(tools):
 
 
 def test_dead_server_is_an_error_text(script):
-    with mcp_tools([sys.executable, str(script)], call_s=2.0) as tools:
+    with mcp_tools([sys.executable, str(script)], connect_s=100.0, call_s=60.0) as tools:
         os.kill(int(run_tool(tools, call("pid")).content), signal.SIGKILL)
         for _ in range(2):
             gone = run_tool(tools, call("add", a=1))
@@ -178,7 +186,7 @@ def test_errors_contain_no_tokens(server, more):
 
 
 def test_error_text_of_a_dead_server_contains_no_tokens(script):
-    with mcp_tools([sys.executable, str(script), "--token", SECRET], call_s=2.0) as tools:
+    with mcp_tools([sys.executable, str(script), "--token", SECRET], connect_s=100.0, call_s=60.0) as tools:
         os.kill(int(run_tool(tools, call("pid")).content), signal.SIGKILL)
         for _ in range(2):
             told = run_tool(tools, call("add", a=1))
@@ -282,7 +290,7 @@ def test_patterns_of_an_output_schema_are_not_matched(tmp_path):
         "    if 'id' in request:\n"
         "        print(json.dumps({'jsonrpc': '2.0', 'id': request['id'], 'result': result}), flush=True)\n"
     )
-    with mcp_tools([sys.executable, str(server)], call_s=20.0) as tools:
+    with mcp_tools([sys.executable, str(server)], connect_s=100.0, call_s=60.0) as tools:
         assert run_tool(tools, call("f")).content == json.dumps({"a": "a" * 60 + "!"})
 
 
@@ -308,7 +316,7 @@ def address(script):
 
 
 def test_streamable_http_server_works(address):
-    with mcp_tools(address, call_s=2.0, headers={"Authorization": "Bearer token"}) as tools:
+    with mcp_tools(address, call_s=60.0, headers={"Authorization": "Bearer token"}) as tools:
         assert run_tool(tools, call("add", a=20, b=22)).content == "42"
         assert "because" in run_tool(tools, call("fail", why="because")).content
 
@@ -397,7 +405,7 @@ server.run("stdio")
 def give(tmp_path_factory):
     path = tmp_path_factory.mktemp("mcp") / "contents.py"
     path.write_text(CONTENTS)
-    with mcp_tools([sys.executable, str(path)], call_s=20.0) as result:
+    with mcp_tools([sys.executable, str(path)], connect_s=100.0, call_s=60.0) as result:
         yield lambda kind: run_tool(result, call("give", kind=kind))
 
 

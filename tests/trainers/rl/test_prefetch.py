@@ -131,7 +131,8 @@ def test_collection_and_scoring_overlap_with_training(staleness, ahead):
     async def main():
         prefetch = Prefetch(collect, score, staleness=staleness, steps=5, size=1)
         await prefetch.batch(0).scored
-        await asyncio.sleep(0.01)  # the learner trains
+        for _ in range(100):  # the learner trains
+            await asyncio.sleep(0)
         await prefetch.cancel()
 
     asyncio.run(main())
@@ -157,7 +158,7 @@ def test_error_of_a_prefetched_step_reaches_the_caller(failing):
             await ahead.batch(1).scored
         await ahead.cancel()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_too_few_groups_raise_instead_of_hanging():
@@ -168,7 +169,7 @@ def test_too_few_groups_raise_instead_of_hanging():
         await Prefetch(collect, as_they_are, staleness=0, steps=1, size=2).batch(0).scored
 
     with pytest.raises(RuntimeError, match="step 1 has 1 of 2 groups"):
-        asyncio.run(asyncio.wait_for(main(), 10))
+        asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_prefetched_steps_are_cancelled():
@@ -265,7 +266,7 @@ def test_caller_continues_when_the_background_task_releases_it():
         with pytest.raises(ValueError, match="no store"):
             await behind.done()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
     assert order == ["published", "caller", "loaded"]
 
 
@@ -283,7 +284,7 @@ def test_late_groups_of_another_step_are_not_collected(step, caplog):
 
     async def train():
         ahead = Prefetch(collect, as_they_are, staleness=0, steps=6, size=2, taken=taken)
-        return await asyncio.wait_for(ahead.batch(5).scored, 10)
+        return await asyncio.wait_for(ahead.batch(5).scored, 60)
 
     assert asyncio.run(train()) == [(5, 0), (5, 1)] and started == [(5, [0, 1])]
     assert "does not fit step 6 with 2 groups" in caplog.text
@@ -302,7 +303,7 @@ def test_resumed_run_may_change_the_number_of_groups(size):
 
     async def train():
         ahead = Prefetch(collect, as_they_are, staleness=0, steps=7, size=size, taken=taken)
-        return [await asyncio.wait_for(ahead.batch(step).scored, 10) for step in (5, 6)]
+        return [await asyncio.wait_for(ahead.batch(step).scored, 60) for step in (5, 6)]
 
     first, second = asyncio.run(train())
     assert len(first) == len(second) == size and ((4, 3) in first) == (size > 3)

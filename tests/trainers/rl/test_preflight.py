@@ -71,6 +71,7 @@ def tried(tmp_path, tiny_llama, monkeypatch, capsys):
 
     monkeypatch.setattr(Processes, "start", start)
     monkeypatch.setattr(World, "seeds", [])
+    monkeypatch.setattr(preflight, "BUDGET_S", 60.0)  # a busy machine may need long for two episodes
 
     def run(env=World, reward=None, *, seats=None, evaluate=False, env_args=None, **config):
         config.setdefault("engine", fa.EngineConfig(max_model_len=256))
@@ -287,8 +288,12 @@ def test_undeclared_judge_gets_no_gpu_before_placement(tried, monkeypatch):
 
 
 def test_slow_reward_finishes_before_it_is_called_again(tried, monkeypatch):
-    monkeypatch.setattr(preflight, "BUDGET_S", 0.2)
-    ended, begun = [], threading.Event()
+    ended, begun, play = [], threading.Event(), preflight.Preflight._play
+
+    async def play_without_hurry(self, until):
+        groups = await play(self, until)
+        monkeypatch.setattr(preflight, "BUDGET_S", 0.2)
+        return groups
 
     def slow(trajectories):
         begun.wait(300)  # loading the tokenizer may import transformers first
@@ -301,6 +306,7 @@ def test_slow_reward_finishes_before_it_is_called_again(tried, monkeypatch):
         return FakeProcesses()
 
     monkeypatch.setattr(Processes, "start", start)
+    monkeypatch.setattr(preflight.Preflight, "_play", play_without_hurry)
     with pytest.raises(PreflightError, match=r"shape \(3,\) for 4 trajectories"):
         tried(reward=slow)
     assert ended[:2] == ["engines", "reward"]
@@ -395,7 +401,6 @@ def asks_and(then):
 
 
 def test_failing_program_is_refused_or_reported(tried, monkeypatch):
-    monkeypatch.setattr(preflight, "BUDGET_S", 60.0)  # the first program of a process also waits for imports
     with pytest.raises(PreflightError, match="failed in 2 of 2 episodes of random players: NameError") as error:
         tried(env=asks_and(mistaken))
     assert line_of(mistaken, "no_such_name") in str(error.value)

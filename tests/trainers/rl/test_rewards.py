@@ -62,7 +62,7 @@ def with_turn(item, siblings, **changes):
     return dataclasses.replace(item, episodes=tuple(episodes))
 
 
-def scored(groups, reward=env_reward, timeout_s=5.0):
+def scored(groups, reward=env_reward, timeout_s=60.0):
     return asyncio.run(score(groups, reward, timeout_s=timeout_s))
 
 
@@ -376,7 +376,7 @@ def praise(returned):
 
 
 def sleepy(trajectories):
-    time.sleep(0.5)
+    time.sleep(60)  # in a thread for which nothing waits
 
 
 NOT_NUMBERS = "reward praise returned .*for 4 trajectories. Return one number each"
@@ -397,7 +397,7 @@ NOT_NUMBERS = "reward praise returned .*for 4 trajectories. Return one number ea
 )
 def test_invalid_result_of_a_reward_is_reported(reward, error, message):
     with pytest.raises(error, match=message):
-        scored([group((0, 0), (1, 1))], reward, timeout_s=0.05 if reward is sleepy else 5.0)
+        scored([group((0, 0), (1, 1))], reward, timeout_s=0.05 if reward is sleepy else 60.0)
 
 
 def two_turns(first, second, seed=0):

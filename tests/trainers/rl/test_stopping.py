@@ -333,7 +333,7 @@ def scored(groups):
         result = env_reward(trajectories)
         return np.where(result == 9, np.nan, result)
 
-    items = asyncio.run(score(groups, reward, timeout_s=5))
+    items = asyncio.run(score(groups, reward, timeout_s=60))
     return items, credit_groups(items, Credit(), {"team"})
 
 
@@ -510,7 +510,7 @@ def test_one_zero_variance_policy_of_two_does_not_end_the_run():
         return EpisodeGroup(env_id="t", seed=seed, episodes=tuple(siblings))
 
     endings = StoppingCriteria(1)
-    items = asyncio.run(score([both(n) for n in range(40)], env_reward, timeout_s=5))
+    items = asyncio.run(score([both(n) for n in range(40)], env_reward, timeout_s=60))
     trained = {"team", "second"}
     assert endings.after(0, items, credit_groups(items, Credit(), trained), trained, {"t": 1.0}) is None
     assert endings.summary(sorted(trained)) == (
@@ -695,19 +695,20 @@ def test_waiting_for_a_checkpoint_counts_as_save_time(tmp_path, monkeypatch):
     assert second["time/learn_s"] + second["time/save_s"] <= second["time/step_s"]
 
 
-def test_resampling_time_is_not_scoring_time(tmp_path):
-    requests = []
+def test_resampling_time_is_not_scoring_time(tmp_path, monkeypatch):
+    requests, now = [], [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def played(step):
         requests.append(step)
         if len(requests) > 1:  # resampling
-            time.sleep(0.05)
+            now[0] += 100
             return [group(0.0, 1.0, seed=9)]
         return [group(0.0, 1.0, seed=n) for n in range(3)] + [group(0.5, 0.5, seed=3)]
 
     with trainer(tmp_path, played, max_resamples=1) as run:
         (row,) = run.fit(Duel, steps=1).metrics
-    assert row["groups/resampled"] == 1 and row["time/resample_s"] > 0.045 and row["time/score_s"] < 0.045
+    assert row["groups/resampled"] == 1 and row["time/resample_s"] == 100 and row["time/score_s"] == 0
 
 
 def test_interrupt_in_the_last_step_still_exports(tmp_path):

@@ -122,7 +122,7 @@ def test_new_store_gets_all_weights_before_engines_look_there(monkeypatch):
             _mending=asyncio.Lock(),
             store=broken,
             faults=faults,
-            config=SimpleNamespace(stage_timeout_s=1.0),
+            config=SimpleNamespace(stage_timeout_s=60.0),
             hosts=None,
             learners={"hero": SimpleNamespace(use_store=records("learner"), publish=records("publish"))},
             republish={"one": records("one", StallError("slow", "weights")), "two": records("two")},
