@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from costs import costs_less_than
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
@@ -76,7 +77,7 @@ def test_multiplying_references_end_at_the_limit(keyword, value):
     started = time.thread_time()
     with pytest.raises(TimeoutError):
         Schema({"$defs": {**parts, "d40": {}}, **asked}, timeout_s=0.1).first_error(value)
-    assert time.thread_time() - started < 2
+    assert time.thread_time() - started < 20  # without a limit: years
 
 
 def test_concurrent_checks_have_separate_limits():
@@ -114,12 +115,10 @@ def test_unique_items_are_those_of_jsonschema(items, is_valid):
 
 
 def test_many_unsortable_items_take_linear_time():
-    seconds = []
-    for count in (5_000, 40_000):
-        start = time.thread_time()
+    def check(count):
         assert Schema({"uniqueItems": True}, timeout_s=60).first_error([{"a": n} for n in range(count)]) is None
-        seconds.append(time.thread_time() - start)
-    assert seconds[1] < 24 * seconds[0], seconds  # 8 times if linear, 64 if each pair is compared
+
+    assert costs_less_than(24, check, 40_000, 5_000), "8 times if linear, 64 if each pair is compared"
 
 
 @pytest.mark.parametrize(

@@ -512,7 +512,7 @@ def host_of(pid):
 
 
 def call(worker):
-    worker.call("close", 0, timeout_s=30)
+    worker.call("close", 0, timeout_s=200)
     return worker.pid
 
 
@@ -542,8 +542,8 @@ def test_workers_spread_over_hosts_and_leave_a_lost_host(tmp_path, monkeypatch):
         assert [host_of(pid) for pid in pids] == ["envs-0", "envs-1"] * 2 and len(set(pids)) == 4
         assert all(os.sched_getaffinity(pid) == {core} for pid in pids)
         for worker in lent:
-            worker.call("build", 7, spec, timeout_s=30)
-            worker.call("reset", 7, 1, None, timeout_s=30)
+            worker.call("build", 7, spec, timeout_s=100)
+            worker.call("reset", 7, 1, None, timeout_s=100)
 
         with monkeypatch.context() as patch:
             patch.setattr(workers, "time", Standing(lambda: written(tmp_path / "pid")))
@@ -577,7 +577,7 @@ def test_failed_process_start_is_reported_and_the_host_survives(monkeypatch):
         patch.setattr(fa.Hosts, "cores_of", lambda self, role: frozenset({4095}))
         lost = workers.Worker()
         with pytest.raises(workers.WorkerDiedError, match=f"{lost.name} died during close: OSError"):
-            lost.call("close", 0, timeout_s=60)  # else: WorkerHungError
+            lost.call("close", 0, timeout_s=200)  # else: WorkerHungError
         assert not lost.alive
     worker = workers.Worker()
     assert call(worker)

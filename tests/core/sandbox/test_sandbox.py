@@ -352,7 +352,9 @@ def test_children_and_limits_end_without_namespaces(no_namespaces, code, limit, 
     folder = tempfile.TemporaryDirectory(prefix="forge-test-")  # tells this program from other ones of the machine
     Path(folder.name).chmod(0o711)  # it runs as somebody else
     monkeypatch.setattr("tempfile.tempdir", folder.name)
-    limits = SandboxLimits(wall_s=2 if limit == "wall_s" else 60, cpu_s=1 if limit in ("cpu_s", "processes") else 30, processes=8)
+    limits = SandboxLimits(
+        wall_s=2 if limit == "wall_s" else 60, cpu_s=1 if limit in ("cpu_s", "processes") else 30, processes=8
+    )
     result = Sandbox(limits=limits, allow_weaker=True, python=other_python() or "").run(code)
     assert result.limit in (limit, "cpu_s" if limit == "processes" else limit), result
     assert not with_command(folder.name)

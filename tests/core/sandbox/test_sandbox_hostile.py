@@ -348,7 +348,8 @@ print('all')
 LIMITED = {
     "sleep": ("import time; time.sleep(HELD_S); print('all')", "wall_s", 0.3, 60, "ended"),
     "sleep that ignores signals": (
-        "import signal, time\nfor s in (2, 3, 14, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(HELD_S); print('all')",
+        ("import signal, time\nfor s in 2, 3, 14, 15: signal.signal(s, signal.SIG_IGN)\n"
+        "time.sleep(HELD_S); print('all')"),
         "wall_s", 0.3, 60, "ended",
     ),
     "sleep without output": (
@@ -356,10 +357,12 @@ LIMITED = {
         "wall_s", 0.3, 60, "ended",
     ),
     "waiting for input": ("import select; select.poll().poll(HELD_S * 1000); print('all')", "wall_s", 0.3, 60, "ended"),
-    "busy loop": ("import time\nwhile time.process_time() < HELD_S + 1.1: pass\nprint('all')", "cpu_s", 1, 30, "ended"),
+    "busy loop": (
+        "import time\nwhile time.process_time() < HELD_S + 1.1: pass\nprint('all')", "cpu_s", 1, 30, "ended",
+    ),
     "busy loops in turns": (
-        ("import os, time\nfor _ in range(HELD_S + 3):\n    if os.fork() == 0:\n        while time.process_time() < 0.5: pass\n"
-        "        os._exit(0)\n    os.wait()\nprint('all')"),
+        ("import os, time\nfor _ in range(HELD_S + 3):\n    if os.fork() == 0:\n"
+        "        while time.process_time() < 0.5: pass\n        os._exit(0)\n    os.wait()\nprint('all')"),
         "cpu_s", 1, 30, "ended",
     ),
     "memory": ("x = bytearray(200 << 20); print('all')", "memory_mb", 100, 400, "MemoryError"),

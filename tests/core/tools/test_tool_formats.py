@@ -1,11 +1,11 @@
 import copy
 import json
 import threading
-import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import pytest
+from costs import costs_less_than
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,18 +127,16 @@ def test_malformed_call_error_shows_the_format(text, says):
     assert not result.ok and says in read.error and says in result.content
 
 
-def cost_of(text):
-    started = time.process_time()
-    parse_tool_calls(text)
-    return time.process_time() - started
-
-
 def test_format_name_is_checked_and_number_of_calls_limited():
     with pytest.raises(ValueError, match="hermes.*Did you mean 'hermes'"):
         parse_tool_calls("", "hermess")
     assert len(parse_tool_calls("CALL a()" * 100)) == MAX_CALLS
     for flood in ("<tool_call>", 'CALL a("', "CALL a((((", "[TOOL_CALLS]"):
-        assert cost_of(flood * 40_000) < 8 * cost_of(flood * 10_000) + 0.05, "quadratic: 16"
+
+        def parse(count, flood=flood):
+            parse_tool_calls(flood * count)
+
+        assert costs_less_than(8, parse, 40_000, 10_000, slack_s=0.05), f"{flood}: 4 times if linear, 16 if quadratic"
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -330,16 +331,22 @@ def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile
 ):
     core, write, waited = LearnerCore(config(tiny_llama)), FileSystemWriter.write_data, []
     core.train_step(random_batch())
-    before = weights(core)
+    before, wait, update_waits = weights(core), core._writer.wait, threading.Event()
+
+    def noted() -> float:
+        update_waits.set()
+        return wait()
 
     def slowly(*args: Any) -> Any:
-        time.sleep(0.5)
+        assert update_waits.wait(60)
+        time.sleep(0.3)
         written = write(*args)
         waited.append(core.version)
         return written
 
     monkeypatch.setattr(FileSystemWriter, "write_data", slowly)
     core.start_save(tmp_path / "step-1")
+    monkeypatch.setattr(core._writer, "wait", noted)
     began = time.perf_counter()
     after = core.train_step(random_batch(seed=1))
     took_s = time.perf_counter() - began

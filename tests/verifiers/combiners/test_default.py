@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import numpy as np
 import pytest
+from costs import costs_less_than
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,22 +193,20 @@ def test_groups_may_be_new_strings_at_prediction() -> None:
 def test_fit_and_predict_are_fast_and_linear() -> None:
     s, g, _ = graded(5, prompts=125)
     s = s[:, :12]
-    few, part = s[:500], g[:500]
     many, ids = np.tile(s, (25, 1)), np.arange(25 * len(s)) // 16
     model = combiners.get("default").fit(s, g)
 
-    def cost(work: Callable[[], object]) -> float:
-        took = []
-        for _ in range(3):
-            began = time.process_time()
-            work()
-            took.append(time.process_time() - began)
-        return min(took)
+    def fit(rows: int) -> None:
+        combiners.get("default").fit(s[:rows], g[:rows])
 
-    fit, predict = cost(lambda: model.fit(s, g)), cost(lambda: model.predict_proba(many, ids))
-    assert fit < 8 * cost(lambda: combiners.get("default").fit(few, part))  # of four times the rows; quadratic is 16
-    assert predict < 50 * cost(lambda: model.predict_proba(s, g))  # of 25 times the rows; quadratic is 625
-    assert predict / 25 < fit
+    def predict(rows: int) -> None:
+        model.predict_proba(many[:rows], ids[:rows])
+
+    assert costs_less_than(8, fit, 2000, 500), "4 times if linear, 16 if quadratic"
+    assert costs_less_than(50, predict, len(many), len(s)), "25 times if linear, 625 if quadratic"
+    assert costs_less_than(25, lambda rows: (predict if rows == len(many) else fit)(rows), len(many), len(s)), (
+        "predicting a row takes less than fitting to it"
+    )
 
 
 def test_mean_accuracy_over_regimes_and_seeds() -> None:

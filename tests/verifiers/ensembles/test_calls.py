@@ -69,11 +69,11 @@ def test_a_verifier_gets_the_rows_of_all_groups_in_one_call():
 def test_hanging_call_frees_its_slot(monkeypatch):
     monkeypatch.setattr(panel, "CONCURRENCY", {"model": 1})
     meter = Meter()
-    slow, quick = meter.verifier("slow", "model", 20.0, limit_s=0.1), meter.verifier("quick", "model", 0.0)
+    slow, quick = meter.verifier("slow", "model", 60.0, limit_s=0.1), meter.verifier("quick", "model", 0.0)
     caller = Caller([slow, quick], timeout_s=60.0)
     start = time.monotonic()
     verdicts = caller.call({0: ROWS, 1: ROWS})
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 50
     assert verdicts[0].failure == "timeout" and "0.1 s" in verdicts[0].failed[0]
     assert verdicts[1].failure == "" and verdicts[1].scores.tolist() == [0.5] * 12
     assert caller.call({0: ROWS})[0].failed[11].startswith("skipped")

@@ -104,7 +104,7 @@ def test_verifiers_own_limit_is_enforced():
             return 0.05
 
         def score(self, trajectories):
-            time.sleep(1)
+            time.sleep(60)  # in a thread for which nothing waits
             return np.zeros(len(trajectories), np.float32)
 
     (verdict,) = Caller([Patient()], timeout_s=60.0).call({0: played(0)}).values()

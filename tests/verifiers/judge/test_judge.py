@@ -366,7 +366,7 @@ def test_a_comparison_that_failed_is_no_abstention(serve_chat):
 
 
 def test_a_slow_endpoint_is_named(serve_chat):
-    server = serve_chat(lambda request: time.sleep(1.0) or "yes")
+    server = serve_chat(lambda request: time.sleep(20) or "yes")
     with (
         Judge(server.endpoint_with(timeout_s=0.2, retries=0), "Right?") as judge,
         pytest.raises(StallError, match=r"stub at http://127.0.0.1:\d+/v1 gave no answer within 0.2 s"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from costs import costs_less_than
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from forge_verifiers.rules.maths import worker
 from forge_verifiers.rules.maths.equal import equal_answers
 
 from .answer_styles import STATED, UNDECIDED, WRITINGS, cases, read_table  # noqa: TID252 (tests are no installed package)
-from .helpers import said  # noqa: TID252
+from .helpers import limit_long_formulas, said  # noqa: TID252
 from .ordinary_answers import TABLES  # noqa: TID252
 
 GUIDE = Path(__file__).parents[3] / "docs" / "verifiers.md"
@@ -209,17 +210,13 @@ def test_no_text_makes_the_parser_raise(text):
     ],
 )
 def test_the_cost_of_hostile_texts_grows_with_their_length_only(unit):
-    def seconds(length):
+    def parse(length):
         text = (unit * length)[:length]
-        taken = []
-        for _ in range(3):
-            start = time.process_time()
-            parse_answer.__wrapped__(text)
-            parse_answer.__wrapped__(text + "}" * 1000)
-            taken.append(time.process_time() - start)
-        return min(taken)
+        parse_answer.__wrapped__(text)
+        parse_answer.__wrapped__(text + "}" * 1000)
 
-    assert seconds(MAX_CHARS) < 10 * seconds(MAX_CHARS // 4) + 0.01  # 4 times as long; 16 where it were quadratic
+    parse(MAX_CHARS // 4)  # the first call fills caches
+    assert costs_less_than(10, parse, MAX_CHARS, MAX_CHARS // 4, slack_s=0.01), "4 times if linear, 16 if quadratic"
 
 
 @pytest.mark.parametrize("space", ["~", "\\,", "~~~", "\\,~"])
@@ -326,7 +323,7 @@ def test_calculations_differ_from_unreadable_gold_answers():
     ],
 )
 def test_a_hostile_formula_is_wrong_and_others_are_still_compared(answer, monkeypatch):
-    monkeypatch.setattr(worker, "CPU_S", 1)
+    limit_long_formulas(monkeypatch)
     rule = MathEqual()
     verdicts = []
     texts = [r"The answer is $\frac{110}{2}$.", f"<answer>{answer}</answer>", r"\boxed{54+1}", "56"]
@@ -342,10 +339,10 @@ def test_a_worker_that_exceeds_a_limit_is_killed_and_replaced(monkeypatch):
     try:
         assert workers.compare([("x+x", "2x")], tolerance=1e-6, timeout_s=100) == {("x+x", "2x"): True}
         (process,) = [each._process for each in workers._workers if each._process]
-        monkeypatch.setattr(worker, "CPU_S", 0)
+        limit_long_formulas(monkeypatch)
         hard = r"\sum_{k=1}^{100000} \sin(k^{k})"
         assert workers.compare([(hard, "2")], tolerance=1e-6, timeout_s=100) == {(hard, "2"): False}
-        assert process.wait(10) != 0
+        assert process.wait(60) != 0
         assert workers.compare([("y+y", "2y")], tolerance=1e-6, timeout_s=100) == {("y+y", "2y"): True}
     finally:
         workers.close()
