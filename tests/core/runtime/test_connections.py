@@ -122,10 +122,13 @@ def test_servers_leave_half_of_the_file_limit(address, monkeypatch):
 
 
 def test_strangers_are_closed_after_a_timeout(address, monkeypatch):
-    monkeypatch.setattr(connections, "REQUEST_S", 1.0)
-    client, silent, healthy = connect(address), connect(address), connect(address)
+    client = connect(address)
     assert asks(client) == 200
-    assert asks(healthy, "/open", token="bad") == 200
+    monkeypatch.setattr(connections, "REQUEST_S", 1.0)
+    silent, healthy = connect(address), connect(address)
+    while not (status := asks(healthy, "/open", token="bad")):  # a busy machine may be late
+        healthy = connect(address)
+    assert status == 200
     assert closed(silent) and closed(healthy)
     assert asks(client) == 200
     client.close()
@@ -170,6 +173,7 @@ def test_client_that_reads_no_response_is_closed(address, monkeypatch):
         while set(connections._open) - others and time.monotonic() < last:
             time.sleep(0.05)
         assert not set(connections._open) - others
+    monkeypatch.setattr(connections, "REQUEST_S", WAIT_S)
     with connect(address) as client:
         assert asks(client, "/big") == 200  # one that reads has its answer
 

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import process_checks
 import psutil
@@ -79,7 +81,8 @@ def test_exit_status_is_known_after_another_waiter_was_faster(monkeypatch):
     assert statuses == [-signal.SIGKILL if kernel >= (6, 15) else None, None]
 
 
-def test_exit_status_is_known_if_the_parent_fetches_it_late():
+def test_exit_status_is_known_if_the_parent_fetches_it_late(monkeypatch):
+    monkeypatch.setattr(processes, "time", SimpleNamespace(sleep=lambda _: time.sleep(0.1)))  # a busy parent is later
     kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
     program = (
         "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True)\n"

@@ -268,7 +268,7 @@ async def test_readers_name_a_writer_that_makes_no_progress(slow_publisher: Publ
     writing = asyncio.ensure_future(slow_publisher.publish(3, tensors))
     await asyncio.sleep(timeout_s)
     started = time.monotonic()
-    with pytest.raises(StallError, match=r"process \d+, .* version 3, has made no progress for \d s"):
+    with pytest.raises(StallError, match=r"process \d+, .* version 3, has made no progress for [1-9]\d* s"):
         await read(Subscriber(remote_store, "hero"))
     assert timeout_s < time.monotonic() - started < 30  # a busy machine takes its time
     other_rank = Process(place="another rank's", pid=1)
@@ -278,7 +278,7 @@ async def test_readers_name_a_writer_that_makes_no_progress(slow_publisher: Publ
         await asyncio.sleep(timeout_s / 4)
         remote_store.values["hero.progress"] = LeaseRecord(owner=other_rank, renewals=renewals)
     assert not waiting.done()
-    with pytest.raises(StallError, match="has made no progress for [12345] s"):
+    with pytest.raises(StallError, match="has made no progress for [1-9]\d* s"):
         await waiting
     tensors.free.set()
     await writing
