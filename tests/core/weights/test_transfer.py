@@ -278,7 +278,7 @@ async def test_readers_name_a_writer_that_makes_no_progress(slow_publisher: Publ
         await asyncio.sleep(timeout_s / 4)
         remote_store.values["hero.progress"] = LeaseRecord(owner=other_rank, renewals=renewals)
     assert not waiting.done()
-    with pytest.raises(StallError, match="has made no progress for [1-9]\d* s"):
+    with pytest.raises(StallError, match=r"has made no progress for [1-9]\d* s"):
         await waiting
     tensors.free.set()
     await writing
