@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from forge_agents.errors import StallError
 from forge_agents.runtime.private_folder import private_folder
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Entry, Process
-from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records
+from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records, Silence
 
 if TYPE_CHECKING:
     from forge_agents.weights._layout import Layout
@@ -64,11 +63,11 @@ class HostCopy(Records):
         Raises:
             StallError: The process of this host that pulls the version makes no progress.
         """
-        last, since, pause_s = None, time.monotonic(), RETRY_S
+        last, silence, pause_s = None, Silence(self._timeout_s), RETRY_S
         while True:
             record = await self._record(client)
             if record != last:
-                last, since = record, time.monotonic()
+                last, silence = record, Silence(self._timeout_s)
             if record is not None and record.entry == entry:
                 # Lease first, then look again: the next puller replaces the record before it lists the leases.
                 await self.lease.renew(client)
@@ -80,7 +79,7 @@ class HostCopy(Records):
             if lock is not None:
                 with lock:
                     return await self._pull(client, entry, layout, ranks, store_lease)
-            if time.monotonic() - since > self._timeout_s:
+            if silence.is_too_long():
                 puller = "another process" if record is None else f"process {record.puller.pid}"
                 raise StallError(
                     f"weights {self.weights_name!r} did not reach this host: {puller}, which pulls them for all "

@@ -71,21 +71,39 @@ class Records:
         A lease whose owner died, or that was not renewed within the heartbeat timeout, is deleted. The whole wait lasts
         at most as long as `num_parts` parts may take.
         """
-        start, last_seen = time.monotonic(), dict[str, tuple[LeaseRecord, float]]()
+        whole, last_seen = Silence(self._timeout_s * num_parts), dict[str, tuple[LeaseRecord, Silence]]()
         while keys := await self._keys(client, prefix):
-            now = time.monotonic()
+            is_over = whole.is_too_long()
             for key in keys:
                 try:
                     record: LeaseRecord = await self._get(client, key)
                 except KeyError:
                     continue
                 if key not in last_seen or last_seen[key][0] != record:
-                    last_seen[key] = record, now
+                    last_seen[key] = record, Silence(self._timeout_s)
                     on_progress()
-                expired = now - last_seen[key][1] > self._timeout_s or now - start > self._timeout_s * num_parts
-                if expired or record.owner.has_ended():
+                if last_seen[key][1].is_too_long() or is_over or record.owner.has_ended():
                     await self._delete(client, key)
             await asyncio.sleep(RETRY_S)
+
+
+class Silence:
+    """Time without progress of another process.
+
+    Between two looks, at most a quarter of the timeout counts. Otherwise, a reader and a writer that are suspended
+    together, as by Ctrl-Z, would appear to each other as hung.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.seconds, self._looked = 0.0, time.monotonic()
+
+    def is_too_long(self) -> bool:
+        """Count the time since the last look, and return whether the silence exceeds the timeout."""
+        now = time.monotonic()
+        self.seconds += min(now - self._looked, self._timeout_s / 4)
+        self._looked = now
+        return self.seconds > self._timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from forge_agents.weights import _segments
 from forge_agents.weights._host_copy import HostCopy
 from forge_agents.weights._index import Entry, Index, Write
 from forge_agents.weights._layout import Layout, view_of
-from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records
+from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records, Silence
 
 _MIN_ATTEMPTS = 3
 """Attempts to read a version before giving up, however long each of them takes."""
@@ -152,7 +152,7 @@ class Subscriber(Records):
 
     async def _find(self, client: Any, version: int | None) -> Entry:
         """The entry of a version or the latest. Waits for a write in progress as long as it makes progress."""
-        stamp, progress, since, pause_s = -1, None, 0.0, RETRY_S
+        stamp, progress, silence, pause_s = -1, None, Silence(self._timeout_s), RETRY_S
         while True:
             index = await self._index(client)
             if index.entry is not None and version in (None, index.entry.version):
@@ -169,18 +169,18 @@ class Subscriber(Records):
             if index.stamp != stamp:
                 if stamp >= 0:  # a version came and went between two looks: ask the next write to wait
                     await self._request.renew(client)
-                stamp, since = index.stamp, time.monotonic()
+                stamp, silence = index.stamp, Silence(self._timeout_s)
             if latest_progress != progress:
-                progress, since = latest_progress, time.monotonic()
-            self._check_writer(write, time.monotonic() - since)
+                progress, silence = latest_progress, Silence(self._timeout_s)
+            self._check_writer(write, silence)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_RETRY_S)
 
-    def _check_writer(self, write: Write, seconds: float) -> None:
-        """Raise StallError if the writer of a version has ended, or has made no progress for too many `seconds`."""
+    def _check_writer(self, write: Write, silence: Silence) -> None:
+        """Raise StallError if the writer of a version has ended or has made no progress for too long."""
         ended = write.writer.has_ended()
-        if ended or seconds > self._timeout_s:
-            reason = "ended before it finished" if ended else f"has made no progress for {seconds:.0f} s"
+        if silence.is_too_long() or ended:
+            reason = "ended before it finished" if ended else f"has made no progress for {silence.seconds:.0f} s"
             raise StallError(
                 f"weights {self.weights_name!r} have no complete version: process {write.writer.pid}, which was "
                 f"writing version {write.version}, {reason}. They exist again once it or its successor has published",

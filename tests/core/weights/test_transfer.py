@@ -260,6 +260,25 @@ async def test_readers_wait_for_a_slow_writer(
     assert time.monotonic() - started > 2 * remote_store.heartbeat_timeout_s
 
 
+async def test_suspended_reader_and_writer_do_not_appear_as_hung(remote_store: Any) -> None:
+    """As by Ctrl-Z and `fg`: neither has made progress meanwhile."""
+    remote_store.heartbeat_timeout_s = 1.0
+    publisher, lease = publisher_of(remote_store), Subscriber(remote_store, "hero")._lease
+    await publisher.publish(1, full(1))
+    await lease.renew(remote_store)
+    waits_for_reader = asyncio.ensure_future(publisher.publish(2, full(2)))
+    await asyncio.sleep(0.02)
+    waits_for_writer = asyncio.ensure_future(read(Subscriber(remote_store, "hero")))
+    await asyncio.sleep(0.02)
+    time.sleep(1.1)  # noqa: ASYNC251  # blocks both
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert remote_store.keys_with("lease") and not waits_for_reader.done() and not waits_for_writer.done()
+    await lease.release(remote_store)
+    await waits_for_reader
+    assert (await waits_for_writer).version == 2
+
+
 async def test_readers_name_a_writer_that_makes_no_progress(slow_publisher: Publisher, remote_store: Any) -> None:
     tensors, timeout_s = SlowTensors(), remote_store.heartbeat_timeout_s
     await slow_publisher.publish(1, tensors)
