@@ -1,7 +1,7 @@
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from forge_trainers.records.plots import draw_arms, draw_curve
+from forge_trainers.records.plots import draw_arms, draw_curve, picture
 
 
 def test_an_arm_is_its_seeds_and_their_mean(tmp_path, monkeypatch):
@@ -35,3 +35,10 @@ def test_settings_of_matplotlib_and_dollar_signs_change_no_picture(tmp_path):
     plain = drawn()
     with rc_context({"text.usetex": True, "lines.linewidth": 1e9, "savefig.pad_inches": 150}):  # as of a matplotlibrc
         assert drawn() == plain
+
+
+def test_steps_have_whole_numbers(tmp_path):
+    for steps in (1, 2, 5):
+        with picture(tmp_path / "reward.png", xlabel="step") as axes:
+            draw_curve(axes, [{"step": step, "x": 0.5} for step in range(1, steps + 1)], "x", "ci", label="x")
+        assert all(tick == int(tick) for tick in axes.get_xticks())

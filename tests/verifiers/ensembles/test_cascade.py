@@ -105,12 +105,10 @@ def test_verifiers_that_compare_receive_whole_groups():
     assert all((size == 8).all() for size in sizes) and sum(map(len, sizes)) < 48
 
 
-def test_cascade_with_one_cost_class_skips_nothing():
-    plain, ensemble = Ensemble(judges()), Ensemble(judges(), cascade=Cascade(warm_up_rows=1))
-    for call in range(4):
-        rows = played(call)
-        assert plain.score(rows).tobytes() == ensemble.score(rows).tobytes()
-    assert ensemble.report().skipped_fraction == 0 and len(ensemble.state_dict()["window/scores"]) == 256
+@pytest.mark.parametrize("panel", [judges(), [*cheap(), *cheap()][:2], [expensive([])]])
+def test_cascade_with_one_cost_class_is_refused(panel):
+    with pytest.raises(ValueError, match=f"all verifiers have cost='{panel[0].cost}'. Leave it out"):
+        Ensemble(panel, cascade=Cascade())
 
 
 def test_rows_without_cheap_scores_reach_the_expensive_verifier():

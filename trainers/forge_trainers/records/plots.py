@@ -19,6 +19,7 @@ def picture(target: Path, *, size: tuple[float, float] = (8, 4.5), **labels: str
     """
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+    from matplotlib.ticker import MaxNLocator
 
     with rc_context():
         rcdefaults()
@@ -27,6 +28,8 @@ def picture(target: Path, *, size: tuple[float, float] = (8, 4.5), **labels: str
         axes = figure.subplots()
         yield axes
         axes.set(**labels)
+        if labels.get("xlabel") == "step":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if axes.get_legend_handles_labels()[0]:  # without data there is no legend
             axes.legend()
         axes.grid(alpha=0.3)

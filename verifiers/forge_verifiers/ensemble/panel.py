@@ -55,8 +55,8 @@ class Cascade:
 
     Skipped scores are missing because of other scores, not at random: judges that see only hard cases look worse than
     they are. Therefore a random sample of whole groups is scored by all verifiers, and the ensemble learns from this
-    sample alone. All verifiers are called for every row until `warm_up_rows` rows are learned, and if all verifiers
-    have the same cost class.
+    sample alone. All verifiers are called for every row until `warm_up_rows` rows are learned. Verifiers of a single
+    cost class are refused.
     """
 
     undecided: tuple[float, float] = (0.1, 0.9)
@@ -283,7 +283,12 @@ class Panel:
         self.verifiers = tuple(verifiers)
         classes = [[k for k, v in enumerate(verifiers) if v.cost == cost] for cost in COSTS]
         self._stages = [members for members in classes if members]
-        self.cascade = cascade if len(self._stages) > 1 else None
+        if cascade is not None and len(self._stages) == 1:
+            raise ValueError(
+                f"cascade has no effect: all verifiers have cost={verifiers[0].cost!r}. Leave it out, or give those that "
+                f"are to be called less another cost ({', '.join(COSTS)})"
+            )
+        self.cascade = cascade
         self.counts = np.zeros((len(COUNTS), len(verifiers)), np.int64)
         self.last_errors = [""] * len(verifiers)
         self._caller, self._cache, self._draws = Caller(verifiers, timeout_s=timeout_s), ScoreCache(cache_rows), 0
