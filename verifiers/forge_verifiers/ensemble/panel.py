@@ -285,8 +285,8 @@ class Panel:
         self._stages = [members for members in classes if members]
         if cascade is not None and len(self._stages) == 1:
             raise ValueError(
-                f"cascade has no effect: all verifiers have cost={verifiers[0].cost!r}. Leave it out, or give those that "
-                f"are to be called less another cost ({', '.join(COSTS)})"
+                f"cascade has no effect: all verifiers have cost={verifiers[0].cost!r}. Leave it out, or give those "
+                f"that are to be called less another cost ({', '.join(COSTS)})"
             )
         self.cascade = cascade
         self.counts = np.zeros((len(COUNTS), len(verifiers)), np.int64)
