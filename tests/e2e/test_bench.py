@@ -12,7 +12,7 @@ from forge_agents.serving import EngineConfig
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=512, max_num_seqs=16)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llama, tmp_path):
     players = {
         "plain": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=4)),
@@ -51,7 +51,7 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
     assert {**elsewhere.as_json(), "timing": {}} == {**at_once.as_json(), "timing": {}}, "the same seed"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_engines_play_game_after_game_under_a_running_loop(tiny_llama):
     """As in a notebook."""
     talker = fa.Policy(str(tiny_llama), name="talker", sampling=fa.Sampling(max_tokens=4))

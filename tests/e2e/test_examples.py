@@ -74,7 +74,7 @@ def _wide_short_and_eager(monkeypatch):
             monkeypatch.setitem(defaults, name, value)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_example_trains_and_writes_what_it_says(example, tiny_llama, tmp_path, capsys):
     name, module = example
     # what is finished is not done again: three were taught, and the gold run is there
@@ -113,7 +113,7 @@ class Vowels(fa.TurnEnv):
         return fa.Outcome(rewards={agent: float(sum(c in "aeiou" for c in action))}, done=agent == "b")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_loop_without_a_trainer_learns_and_publishes(load_example, tiny_llama, tmp_path, monkeypatch):
     module = load_example("rl_loop")
     fa.register("test/Vowels-v0", entry_point=Vowels)

@@ -49,7 +49,7 @@ def test_judge_answers_in_every_way_next_to_another_session(run, tiny_llama):
             policy = mesh.spawn_procs("policy").spawn("echo", Echo)
             scored = asyncio.create_task(asyncio.to_thread(judge.score, ANSWERS))
             while not scored.done():  # the policy goes on while the judge starts and thinks
-                assert await mesh.with_deadline(policy.pid.call_one(), 30, who="policy", what="pid") > 0
+                assert await mesh.with_deadline(policy.pid.call_one(), 250, who="policy", what="pid") > 0
                 await asyncio.sleep(0.05)
             scores = await scored
             await asyncio.to_thread(ask_in_every_other_way, judge)

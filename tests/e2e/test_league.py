@@ -11,7 +11,7 @@ from local_processes import take_over, use_local_learners
 
 import forge_agents as fa
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Duel(fa.TurnEnv):

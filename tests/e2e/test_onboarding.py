@@ -30,7 +30,7 @@ TEMPLATES = {
 """Policies, run folder and environment by template. The template sft uses the environment of team."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_path, monkeypatch, capsys):
     """From where the user stands: the modules and data are found beside the file, the run is written here."""
@@ -62,7 +62,7 @@ def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_p
         assert " episodes, 0 failed" in capsys.readouterr().out
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_person_watches_the_demo(tiny_llama, tmp_path):
     """In a terminal, with a model that cannot learn it in one step: the verdict says so."""
     pexpect = pytest.importorskip("pexpect")
@@ -75,7 +75,7 @@ def test_a_person_watches_the_demo(tiny_llama, tmp_path):
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},  # whoever runs the tests may have set others
         dimensions=(40, 100),
         encoding="utf-8",
-        timeout=240,
+        timeout=600,
     )
     child.str_last_chars = 5000  # a failure shows the table
     try:

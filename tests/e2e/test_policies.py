@@ -25,7 +25,7 @@ import forge_agents as fa
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.serving.config import EnginePlan
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 GREEDY = fa.Sampling(temperature=0.0, max_tokens=24)
 PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]

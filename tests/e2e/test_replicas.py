@@ -19,7 +19,7 @@ from forge_agents.serving import EngineClient
 from forge_agents.serving.config import EnginePlan
 from forge_agents.weights import Publisher, WeightStore
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(900)
 
 PROMPTS = [[65 + i, 66, 67] for i in range(8)]
 
@@ -105,7 +105,7 @@ def test_killed_replica_and_update_lose_no_request(run, tiny_llama, tiny_models,
         assert tokens(await busy) == tokens(undisturbed)  # each request once, with the tokens it would have had
         assert await asking == told  # nor does a program notice
 
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while None in engines.pids.values() or faults.all[0].recovered_at is None:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)

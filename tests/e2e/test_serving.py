@@ -136,7 +136,7 @@ def fresh(run, bench):
 
     @functools.cache
     def ask(model):
-        return run(mesh.with_deadline(bench.fresh.call_one(small(model), PROMPTS), 60, who="bench", what="answers"))
+        return run(mesh.with_deadline(bench.fresh.call_one(small(model), PROMPTS), 250, who="bench", what="answers"))
 
     return ask
 
@@ -147,7 +147,7 @@ def updates(run, bench):
 
     def ask(old, new):
         asking = bench.update_and_restore.call_one(small(old), str(new), PROMPTS)
-        return run(mesh.with_deadline(asking, 60, who="bench", what="updates"))
+        return run(mesh.with_deadline(asking, 250, who="bench", what="updates"))
 
     return ask
 
@@ -569,7 +569,7 @@ def test_adapter_of_a_model_with_images_equals_that_of_its_text_part(
         save_file(named, adapter / "adapter_model.safetensors")
         config = replace(small(folder), adapters={"a": lora}, adapter_folders={"a": str(adapter)})
         asking = bench.fresh.call_one(config, PROMPTS, 1)
-        result.append(run(mesh.with_deadline(asking, 60, who="bench", what="answers")))
+        result.append(run(mesh.with_deadline(asking, 250, who="bench", what="answers")))
     assert result[0] == result[1] != fresh(text)
 
 
@@ -592,7 +592,7 @@ def test_engine_with_loaded_weights_equals_a_new_one(run, store, engine, fresh, 
 
 def test_engine_start_imports_no_unused_library_and_collects_no_garbage(run, bench, tiny_llama):
     starting = bench.first_start.call_one(small(tiny_llama))
-    visited, excluded, imported = run(mesh.with_deadline(starting, 60, who="bench", what="start"))
+    visited, excluded, imported = run(mesh.with_deadline(starting, 250, who="bench", what="start"))
     assert imported == set()
     assert 0 < visited < excluded / 4  # objects of which a collection may have to visit all
 
@@ -600,7 +600,7 @@ def test_engine_start_imports_no_unused_library_and_collects_no_garbage(run, ben
 def test_running_and_queued_requests_are_distinguished(run, bench, tiny_llama):
     config = replace(small(tiny_llama), max_num_seqs=2)
     asking = bench.at_work.call_one(config, 4, 5)
-    working = run(mesh.with_deadline(asking, 60, who="bench", what="requests"))
+    working = run(mesh.with_deadline(asking, 250, who="bench", what="requests"))
     assert working == {"1": 5}
 
 
@@ -643,7 +643,7 @@ def test_two_ranks_are_one_engine_until_one_dies(run, store, engine, tiny_llama,
         waiting = [asyncio.ensure_future(pair.generate([9], Sampling(max_tokens=240))) for _ in range(4)]
         await asyncio.sleep(0.05)
         os.kill(int((folder / "1.pid").read_text()), signal.SIGKILL)
-        ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+        ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 120)
         assert all(isinstance(end, ActorDiedError) and "pair" in str(end) for end in ends)
         await pair.stop()
 

@@ -5,7 +5,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.models import resolve as models
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_export_of_a_sharded_learner_has_its_loss(tiny_llama, tmp_path):

@@ -17,7 +17,7 @@ from forge_agents.errors import EmptyBatchError, ForgeError, MismatchError, Unkn
 from forge_agents.rollout.players import ModelPlayer
 from forge_trainers.records.run_folder import load_batch
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 class Letters(fa.TurnEnv):
@@ -346,7 +346,7 @@ def test_second_session_restores_the_verifiers(trainer_of, tmp_path):
     assert [row["learner/lr"] for row in result.metrics] == pytest.approx([4e-3, 2e-3, 2e-3, 1e-3])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_killed_run_continues_bit_by_bit_and_leaves_no_process(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "perf"))
     (outcome,) = importlib.import_module("kills").kills(tmp_path, runs=1, steps=4, seed=5)

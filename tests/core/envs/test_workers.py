@@ -269,10 +269,10 @@ def test_death_of_a_worker_is_explained_before_monarch_notices_it():
     try:
         worker = workers.Worker()
         pid = call(worker)
-        worker.call("build", 1, workers._packed(registry.spec("t/Moody-v0")), timeout_s=30)
-        worker.call("reset", 1, 1, None, timeout_s=30)
+        worker.call("build", 1, workers._packed(registry.spec("t/Moody-v0")), timeout_s=200)
+        worker.call("reset", 1, 1, None, timeout_s=200)
         with pytest.raises(workers.WorkerDiedError, match=rf"died during step: process {pid} was ended by SIGKILL \("):
-            worker.call("step", 1, "die", timeout_s=60)
+            worker.call("step", 1, "die", timeout_s=200)
     finally:
         _monarch.poll_processes(10)
 

@@ -54,7 +54,7 @@ class Probe(Actor):
     async def fail_on(self, rank):
         if self.rank == rank:
             raise LookupError(f"rank {rank} has no such thing")
-        await asyncio.sleep(30)
+        await asyncio.sleep(200)
 """
 
 

@@ -441,7 +441,7 @@ def test_missing_cores_are_refused() -> None:
 async def test_workers_are_bound_to_their_cores_during_a_run() -> None:
     def cores_of_a_worker() -> set[int]:
         worker = workers.pool().borrow("test")
-        worker.call("close", 0, timeout_s=30)
+        worker.call("close", 0, timeout_s=200)
         assert worker.pid is not None
         result = os.sched_getaffinity(worker.pid)
         workers.pool().give_back(worker)
@@ -664,7 +664,7 @@ from forge_agents.runtime import mesh
 from forge_agents.errors import HostError
 hosts = fa.Hosts(kind="slurm", hosts={"learner": 1, "engines": 4}, partition="gpu", account="lab", qos="high",
                  time_limit="02:00:00", gpus={"learner": 8, "engines": 4}, slurm_args=("--constraint=h100",),
-                 address="tcp://127.0.0.1:0", start_timeout_s=60)
+                 address="tcp://127.0.0.1:0", start_timeout_s=100)
 try:
     asyncio.run(mesh.launch_hosts(hosts))
 except HostError as error:

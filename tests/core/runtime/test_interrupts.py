@@ -66,7 +66,7 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime.interrupts import LoopRunner
 probes = []
 async def ask():
-    print(len(await mesh.call_all(probes[0], 1, "pid", timeout_s=60, who="probe")))
+    print(len(await mesh.call_all(probes[0], 1, "pid", timeout_s=110, who="probe")))
 async def on_close():
     await ask()
     await mesh.shutdown_all()

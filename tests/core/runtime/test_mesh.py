@@ -41,12 +41,12 @@ async def pair(probe_actors: ModuleType) -> AsyncIterator[Any]:
     """Probes on two ranks, which stay alive."""
     async with spawned("pair", procs=2, env={"COLOR": "green"}) as procs:
         probe = procs.spawn("probe", probe_actors.Probe)
-        await mesh.call_all(probe, 2, "pid", timeout_s=60, who="pair")
+        await mesh.call_all(probe, 2, "pid", timeout_s=200, who="pair")
         yield probe
 
 
 async def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.001)
@@ -105,13 +105,13 @@ def test_impossible_meshes_are_refused(procs: int, threads: int | None) -> None:
 @pytest.mark.skipif(bool(os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}), reason="set by the user")
 @pytest.mark.parametrize(("name", "value"), [("COLOR", "green"), ("OMP_NUM_THREADS", "1"), ("GOMP_SPINCOUNT", "4000")])
 async def test_processes_get_their_environment(pair: Any, name: str, value: str) -> None:
-    assert await mesh.call_all(pair, 2, "variable", name, timeout_s=60, who="pair") == [value] * 2
+    assert await mesh.call_all(pair, 2, "variable", name, timeout_s=200, who="pair") == [value] * 2
 
 
 async def test_each_process_has_a_log_file_until_the_mesh_stops(probe_actors: ModuleType) -> None:
     async with spawned("two probes", procs=2) as procs:
         probe = procs.spawn("probe", probe_actors.Probe)
-        pids = await mesh.call_all(probe, 2, "pid", timeout_s=30, who="two probes")
+        pids = await mesh.call_all(probe, 2, "pid", timeout_s=200, who="two probes")
         assert len(set(pids) | {os.getpid()}) == 3
         folder = mesh.log_folder("two probes")
         assert folder is not None and "pid asked" in (folder / "1.log").read_text()
@@ -127,9 +127,9 @@ def test_openmp_settings_of_the_user_stay(name: str, value: str, monkeypatch: py
 
 async def test_exception_of_an_endpoint_is_raised_at_once(pair: Any) -> None:
     started = time.monotonic()
-    with pytest.raises(LookupError, match="rank 1 has no such thing") as caught:  # rank 0 would take 30 s
-        await mesh.call_all(pair, 2, "fail_on", 1, timeout_s=60, who="pair")
-    assert time.monotonic() - started < 20
+    with pytest.raises(LookupError, match="rank 1 has no such thing") as caught:  # rank 0 would take 200 s
+        await mesh.call_all(pair, 2, "fail_on", 1, timeout_s=200, who="pair")
+    assert time.monotonic() - started < 100
     assert "probe_actors.py" in caught.value.__notes__[0]
 
 
@@ -161,12 +161,12 @@ async def test_idle_processes_leave_no_memory_in_the_controller(pair: Any) -> No
 async def test_reply_port_serves_the_next_call_after_an_error(pair: Any) -> None:
     port, first = ReplyPort(), pair.slice(rank=0)
     with pytest.raises(LookupError, match="rank 0 has no such thing"):
-        await mesh.with_deadline(port.call(first.fail_on, 0), 60, who="pair", what="failure")
-    assert await mesh.with_deadline(port.call(first.nap, 0), 60, who="pair", what="nap") == "rested"
+        await mesh.with_deadline(port.call(first.fail_on, 0), 200, who="pair", what="failure")
+    assert await mesh.with_deadline(port.call(first.nap, 0), 200, who="pair", what="nap") == "rested"
 
 
 async def test_log_messages_of_users_have_no_prefix_while_monarch_runs(pair: Any, caplog: Any) -> None:
-    await mesh.call_all(pair, 2, "pid", timeout_s=60, who="pair")
+    await mesh.call_all(pair, 2, "pid", timeout_s=200, who="pair")
     logging.getLogger("my_program").warning("ready")
     assert "ready" in caplog.messages
 
@@ -177,13 +177,13 @@ async def test_log_messages_of_users_have_no_prefix_while_monarch_runs(pair: Any
 async def test_killed_process_is_named_and_others_continue(pair: Any, probe_actors: ModuleType) -> None:
     async with spawned("victim") as procs:
         victim = procs.spawn("probe", probe_actors.Probe)
-        pid = await mesh.with_deadline(victim.pid.call_one(), 30, who="victim", what="pid")
-        waiting = asyncio.ensure_future(mesh.with_deadline(victim.nap.call_one(60), 60, who="victim", what="nap"))
+        pid = await mesh.with_deadline(victim.pid.call_one(), 200, who="victim", what="pid")
+        waiting = asyncio.ensure_future(mesh.with_deadline(victim.nap.call_one(200), 200, who="victim", what="nap"))
         await asyncio.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ActorDiedError, match=r"victim died during nap: .*Killed\(SIGKILL\).*its log in"):
             await waiting
-        assert await mesh.call_all(pair, 2, "nap", 0, timeout_s=10, who="pair") == ["rested"] * 2
+        assert await mesh.call_all(pair, 2, "nap", 0, timeout_s=200, who="pair") == ["rested"] * 2
         folder = mesh.log_folder("victim")
     assert folder is not None and (folder / "0.log").exists()
 
@@ -194,18 +194,18 @@ async def test_calls_of_another_process_end_when_a_dead_mesh_is_stopped(pair: An
     try:
         async with spawned("victim") as procs:
             victim = procs.spawn("probe", probe_actors.Probe)
-            pid = await mesh.with_deadline(victim.pid.choose(), 30, who="victim", what="pid")
+            pid = await mesh.with_deadline(victim.pid.choose(), 200, who="victim", what="pid")
             heartbeat = Heartbeat(procs, 1, name="victim", heartbeat_timeout_s=60)  # watches the process at once
-            call = pair.slice(rank=0).nap_of.choose(victim, 120)
-            waiting = asyncio.ensure_future(mesh.with_deadline(call, 120, who="pair", what="nap of victim"))
+            call = pair.slice(rank=0).nap_of.choose(victim, 250)
+            waiting = asyncio.ensure_future(mesh.with_deadline(call, 250, who="pair", what="nap of victim"))
             await wait_for(lambda: "waits for another process" in log.read_text())
             await asyncio.sleep(0.2)  # the log may have that line of an earlier call; the heartbeat begins here
             os.kill(pid, signal.SIGKILL)
-            error = await asyncio.wait_for(heartbeat.lost(), 30)
+            error = await asyncio.wait_for(heartbeat.lost(), 120)
             assert f"victim died: process {pid} was ended by SIGKILL (by another program" in str(error)
             assert not waiting.done()
         with pytest.raises(ActorDiedError):
-            await asyncio.wait_for(waiting, 30)
+            await asyncio.wait_for(waiting, 120)
     finally:
         _monarch.poll_processes(10)
 
@@ -216,7 +216,7 @@ async def test_monarch_ends_nothing_between_its_looks_for_ended_processes(probe_
         async with spawned("quiet") as procs:
             probe = procs.spawn("probe", probe_actors.Probe)
             asked = probe.settings.choose("mesh_orphan_timeout", "supervision_watchdog_timeout")
-            ends_actors, ends_calls = await mesh.with_deadline(asked, 60, who="quiet", what="settings")
+            ends_actors, ends_calls = await mesh.with_deadline(asked, 200, who="quiet", what="settings")
         assert ends_actors.startswith("11months") and ends_calls == "22m"
     finally:
         _monarch.poll_processes(10)
@@ -225,10 +225,10 @@ async def test_monarch_ends_nothing_between_its_looks_for_ended_processes(probe_
 async def test_crash_error_names_signal_place_and_last_lines(probe_actors: ModuleType) -> None:
     async with spawned("crasher") as procs:
         probe = procs.spawn("probe", probe_actors.Probe)
-        await mesh.with_deadline(probe.pid.call_one(), 30, who="crasher", what="pid")
+        await mesh.with_deadline(probe.pid.call_one(), 200, who="crasher", what="pid")
         heartbeat = Heartbeat(procs, 1, name="crasher", heartbeat_timeout_s=60)
         with pytest.raises(ActorDiedError) as caught:
-            await asyncio.wait_for(heartbeat.guard(probe.crash.call_one(signal.SIGILL)), 30)
+            await asyncio.wait_for(heartbeat.guard(probe.crash.call_one(signal.SIGILL)), 120)
     message = str(caught.value)
     assert "was ended by SIGILL in crash (" in message and "/probe_actors.py:" in message
     assert message.endswith("Last lines of its log:\npid asked\nabout to crash")
@@ -242,7 +242,7 @@ async def test_process_that_ends_before_it_is_watched_is_noticed() -> None:
         os.kill(pid, signal.SIGKILL)  # it has not loaded an actor yet
         await wait_for(lambda: not runs(pid))
         heartbeat = Heartbeat(procs, 1, name="brief", heartbeat_timeout_s=60)
-        error = await asyncio.wait_for(heartbeat.lost(), 30)
+        error = await asyncio.wait_for(heartbeat.lost(), 120)
         assert isinstance(error, ActorDiedError) and "brief died" in str(error)
         assert mesh.ended(procs) == [pid]
 
@@ -250,7 +250,7 @@ async def test_process_that_ends_before_it_is_watched_is_noticed() -> None:
 async def test_stop_ends_the_processes_and_may_be_called_twice(probe_actors: ModuleType) -> None:
     procs = mesh.spawn_procs("brief", threads=1)
     probe = procs.spawn("probe", probe_actors.Probe)
-    pid = await mesh.with_deadline(probe.pid.call_one(), 30, who="brief", what="pid")
+    pid = await mesh.with_deadline(probe.pid.call_one(), 200, who="brief", what="pid")
     await mesh.stop(procs)
     assert not runs(pid)
     await mesh.stop(procs)
@@ -296,7 +296,7 @@ from probe_actors import Probe
 async def main():
     async with mesh.session():
         probe = mesh.spawn_procs("pair", procs=2, threads=1).spawn("probe", Probe)
-        print(*await mesh.call_all(probe, 2, "pid", timeout_s=60, who="pair"), flush=True)
+        print(*await mesh.call_all(probe, 2, "pid", timeout_s=200, who="pair"), flush=True)
         if {ending!r} == "exception":
             raise RuntimeError("on purpose")
         if {ending!r} != "return":
@@ -337,7 +337,7 @@ from forge_agents.runtime import _monarch, mesh
 async def main():
     procs = mesh.spawn_procs("victim", threads=1)
     probe = procs.spawn("probe", Probe)
-    pid = await mesh.with_deadline(probe.pid.choose(), 60, who="victim", what="pid")
+    pid = await mesh.with_deadline(probe.pid.choose(), 200, who="victim", what="pid")
     _monarch.configure(message_delivery_timeout="3s")  # Monarch's own is 30 s
     _monarch.ReplyPort().call(probe.answer_and_end)  # nobody waits for the answer
     while mesh.pids(procs) == [pid]:

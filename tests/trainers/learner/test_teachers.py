@@ -246,7 +246,6 @@ def test_exact_divergence_has_a_tenth_of_the_gradient_noise_of_k2(tiny_llama, te
     assert noise["exact"] < 0.1 * noise["k2"]
 
 
-@pytest.mark.timeout(120)
 def test_two_sharded_processes_compute_the_divergence_of_one(tiny_llama, teachers, random_batch):
     batch = of_agents(random_batch(groups=4))
     reference = {agent: str(folder) for agent, folder in teachers.items()}
@@ -256,8 +255,8 @@ def test_two_sharded_processes_compute_the_divergence_of_one(tiny_llama, teacher
 
     async def run() -> list[dict[str, float]]:
         async with mesh.session():
-            started = await Learner.start_together({"hero": settings}, name="hero", world_size=2, timeout_s=90)
-            steps = [await started["hero"].train_step(batch, timeout_s=60) for _ in range(3)]
+            started = await Learner.start_together({"hero": settings}, name="hero", world_size=2, timeout_s=250)
+            steps = [await started["hero"].train_step(batch, timeout_s=250) for _ in range(3)]
             await started["hero"].stop()
             return steps
 
