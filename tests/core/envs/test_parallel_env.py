@@ -187,7 +187,7 @@ class Engine:
             for future in self.waiting:
                 future.set_result(None)
             self.waiting = []
-        await asyncio.wait_for(mine, 5)
+        await asyncio.wait_for(mine, 60)
         return completion(len(prompt_ids))
 
 

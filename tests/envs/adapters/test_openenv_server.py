@@ -109,7 +109,7 @@ def test_server_that_dies_later_is_reported_and_its_children_end(tmp_path, caplo
         os.kill(server, signal.SIGKILL)
         assert holds_within(30, lambda: "ended with exit status -9" in caplog.text) and ended_within([child], 30)
         with pytest.raises(ConnectionError, match="127.0.0.1"):
-            fa.make("openenv/Server-v0", url=url, timeout_s=1).reset(seed=0)
+            fa.make("openenv/Server-v0", url=url, timeout_s=30).reset(seed=0)
 
 
 KILLED = """
