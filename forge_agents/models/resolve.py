@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import math
 import os
 import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +174,10 @@ def local_folder(model: str) -> Path | None:
 
 _ELSEWHERE = {"speculators_config", "configuration_files"}
 """Keys of config.json by which vLLM reads another model, or transformers another config."""
+_OTHER_TOKENIZER = {"fast_tokenizer_files", "gguf_file"}
+"""Keys of a tokenizer's settings by which transformers reads other files."""
+_COUNT = re.compile(r"num_|n_(layer|head)s?$")
+_MAX_COUNT = 100_000
 _OTHER_FORMAT = "consolidated*.safetensors"
 """Files of weights in Mistral's format."""
 
@@ -185,11 +190,13 @@ def check_complete(folder: Path) -> None:
             names it.
     """
     _check_files(folder)
-    if keys := _ELSEWHERE & read_json(folder / "config.json").keys():
+    config = read_json(folder / "config.json")
+    if keys := _ELSEWHERE & config.keys():
         raise ModelNotFoundError(
             f"{folder / 'config.json'} names another model or file in {min(keys)}, which libraries load instead. "
             f"Name that model itself, or remove {min(keys)}"
         )
+    _check_counts(folder / "config.json", config)
     _check_tokenizer(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -215,9 +222,47 @@ def check_complete(folder: Path) -> None:
 def _check_files(folder: Path) -> None:
     """Refuse a folder, which may be missing, with links out of it, pipes, or far too large files to be read whole."""
     check_contained_files(folder)
-    for file in folder.glob("*"):
+    for file in folder.rglob("*"):  # transformers reads subfolders, too
         if file.suffix in _READ_WHOLE and file.is_file() and (size := file.stat().st_size) > MAX_BYTES:
             raise ModelNotFoundError(f"{file} has {size} bytes. No model has such a file: download it again")
+
+
+def _check_counts(file: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a huge number of layers, labels or heads, because transformers makes an entry of a list for each."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _check_counts(file, value)
+        elif _COUNT.match(name) and isinstance(value, int | float) and value > _MAX_COUNT:
+            raise ModelNotFoundError(f"{file} has {name}={value:g}. Expected at most {_MAX_COUNT}")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model with transformers, and check it as it was loaded.
+
+    A tokenizer's settings can replace parts of ``tokenizer.json``, and name a class that loads something else.
+
+    Raises:
+        ModelNotFoundError: It is no tokenizer, or can multiply the length of a text (`check_growth`).
+        ValueError: It needs Python code of the folder.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    for file in (folder / "tokenizer_config.json", folder / "config.json"):
+        name = read_json(file).get("tokenizer_class") if file.is_file() else None
+        kind = None if name is None else tokenizer_class_from_name(str(name))
+        if kind is not None and not (isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)):
+            raise ModelNotFoundError(f"{file} has tokenizer_class={name!r:.100}, which is no tokenizer. Remove it")
+    with no_remote_code(folder) as arguments:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **arguments)
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        check_growth(folder / "tokenizer_config.json", json.loads(backend.to_str()))
+    elif type(tokenizer).__name__ != "MistralCommonBackend":
+        raise ModelNotFoundError(
+            f"the tokenizer of {folder}, a {type(tokenizer).__name__}, does not use tokenizer.json. Set "
+            "tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast"
+        )
+    return tokenizer
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -231,8 +276,8 @@ def _check_tokenizer(folder: Path) -> None:
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (file := folder / name).is_file():
             settings = read_json(file)
-            if "fast_tokenizer_files" in settings:
-                raise ModelNotFoundError(f"{file} names other files than tokenizer.json. Remove fast_tokenizer_files")
+            if keys := _OTHER_TOKENIZER & settings.keys():
+                raise ModelNotFoundError(f"{file} names other files than tokenizer.json. Remove {min(keys)}")
             is_all = name == "added_tokens.json"
             if not is_all:  # its numbers are ids
                 check_token_numbers(file, settings)

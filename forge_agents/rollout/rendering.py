@@ -497,8 +497,6 @@ def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ..
     loaded = "transformers" in sys.modules
     progress = contextlib.nullcontext() if loaded else startup.track("library", "transformers", "for the tokenizer")
     with progress, without_garbage_collection(), with_lazy_package_names():
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # noqa: F401  # `load_tokenizer` uses it
 
-    with models.no_remote_code(folder) as arguments:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **arguments)
-    return Renderer(tokenizer, thinking=thinking)
+    return Renderer(models.load_tokenizer(folder), thinking=thinking)

@@ -224,6 +224,55 @@ def test_a_sparse_file_of_a_model_is_refused(name, folder):
     raises(ModelNotFoundError, f"{name} is not a file", models.config_folder, folder)
 
 
+def test_large_template_in_a_subfolder_of_a_model_is_refused(folder):
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").touch()
+    os.truncate(folder / "additional_chat_templates" / "tool_use.jinja", 1 << 40)
+    raises(ModelNotFoundError, "tool_use.jinja has 1099511627776 bytes", models.resolve, folder)
+
+
+@pytest.mark.parametrize("name", ["num_labels", "num_hidden_layers", "n_layers", "num_experts"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_counts_that_no_model_has_are_refused(name, nested, folder):
+    config = json.loads((folder / "config.json").read_text())
+    for number in (100_001, 100_000):
+        counts = {name: number}
+        (folder / "config.json").write_text(json.dumps(config | ({"text_config": counts} if nested else counts)))
+        if number > 100_000:
+            raises(ModelNotFoundError, f"{name}=100001. Expected at most 100000", models.resolve, folder)
+    models.resolve(folder)
+
+
+@pytest.mark.parametrize("name", ["AutoProcessor", "AutoModel", "LlamaForCausalLM", "RagTokenizer"])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_class_of_a_tokenizer_that_is_none_is_refused(name, file, folder, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda text: "y")  # transformers asks whether it may run the code
+    (folder / "processor_config.json").write_text('{"auto_map": {"AutoProcessor": "evil.Evil"}}')
+    (folder / "evil.py").write_text("raise SystemExit('ran')\n")
+    settings = [json.loads((folder / each).read_text()) for each in ("tokenizer_config.json", "config.json")]
+    del settings[0]["tokenizer_class"]
+    for each, values in zip(("tokenizer_config.json", "config.json"), settings, strict=True):
+        (folder / each).write_text(json.dumps(values | ({"tokenizer_class": name} if each == file else {})))
+    raises(ModelNotFoundError, rf"{file} has tokenizer_class='{name}', which is no", models.load_tokenizer, folder)
+
+
+def test_tokenizer_is_checked_as_it_was_loaded(folder):
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as parts
+
+    pieces = Tokenizer(parts.Unigram([("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("a", -1.0)], unk_id=2))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    pieces.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "pad_token": "<pad>", "unk_token": "<unk>"}
+    for length in (64, 65):
+        changed = config | {"_spm_precompiled_charsmap": [*base64.b64decode(charsmap(length))]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(changed))
+        with nullcontext() if length == 64 else pytest.raises(ModelNotFoundError, match="turn one letter into 65"):
+            models.load_tokenizer(models.resolve(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"gguf_file": "/other/model.gguf"}))
+    raises(ModelNotFoundError, "names other files than tokenizer.json. Remove gguf_file", models.resolve, folder)
+
+
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 
@@ -431,7 +480,7 @@ def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
 def test_every_place_that_loads_a_model_refuses_its_code():
     files = [file for name in ("forge_agents", "envs", "trainers", "verifiers") for file in (ROOT / name).rglob("*.py")]
     calls = [call for file in files for call in re.findall(r"\.from_pretrained\([^)]*\)", file.read_text())]
-    assert len(calls) == 4 and all("**arguments" in call for call in calls)  # of models.no_remote_code
+    assert len(calls) == 3 and all("**arguments" in call for call in calls)  # of models.no_remote_code
     engine = (ROOT / "forge_agents/serving/_vllm.py").read_text()
     assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 

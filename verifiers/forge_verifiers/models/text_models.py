@@ -124,12 +124,12 @@ class TextModel:
         check_described(folder)
         slow = self.device == "cpu" and models.dtype_of(folder) == "bfloat16" and not has_fast_bfloat16()
         dtype = "float32" if slow else "auto"
+        tokenizer = models.load_tokenizer(folder)
         with models.no_remote_code(folder) as arguments:
             config = transformers.AutoConfig.from_pretrained(folder, **arguments)
             with torch.device("meta"):  # without memory
                 described = getattr(transformers, self._auto_class).from_config(config)
             check_count(folder, sum(part.numel() for part in (*described.parameters(), *described.buffers())))
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **arguments)
             model, loading = getattr(transformers, self._auto_class).from_pretrained(
                 folder, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
             )
