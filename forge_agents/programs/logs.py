@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_agents.envs.reasoning import join_recorded, split_reasoning
+from forge_agents.http_body import bounded_json
 from forge_agents.programs.calls import ChatMessage, RefusedError
 from forge_agents.programs.protocols import anthropic, chat, responses
 from forge_agents.programs.protocols.common import REASONING_KEYS, Json, as_object, read_request, text_of
@@ -97,7 +98,7 @@ def _body(value: Any, name: str) -> Any:
     for _ in range(_MAX_WRAPPED):
         if isinstance(value, str) and value.lstrip().startswith(("{", "[", "data:")):
             try:
-                value = json.loads(value)
+                value = bounded_json(value)
             except (ValueError, RecursionError) as cause:
                 raise RefusedError(f"the {name} is a text that is not JSON ({cause}). Log the whole body") from None
         if not (isinstance(value, Mapping) and value.get("body") is not None):
@@ -272,5 +273,5 @@ def _reject_constant(name: str) -> Any:
 
 def as_list(value: Any) -> list[Any]:
     """Return a list that is given as such or as JSON text."""
-    parsed = json.loads(value) if isinstance(value, str) else value
+    parsed = bounded_json(value) if isinstance(value, str) else value
     return [] if parsed is None else parsed if isinstance(parsed, list) else [parsed]

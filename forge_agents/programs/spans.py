@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from forge_agents.http_body import bounded_json
 from forge_agents.programs.calls import RefusedError
 from forge_agents.programs.logs import RecordedCall, as_list
 from forge_agents.programs.protocols.common import REASONING_KEYS
@@ -176,7 +177,7 @@ def _from_openinference(attrs: Mapping[str, Any]) -> _Messages | None:
         message = {"role": role, "content": content or parts, "tool_call_id": answers, "tool_calls": calls}
         return [{**message, "reasoning": "\n".join(reasoning)}]
 
-    tools = [json.loads(each["tool"]["json_schema"]) for each in _numbered_values(tree.get("tools"))]
+    tools = [bounded_json(each["tool"]["json_schema"]) for each in _numbered_values(tree.get("tools"))]
     prompt, answers = (
         [message for entry in _numbered_values(tree.get(f"{way}_messages")) for message in messages(entry)]
         for way in ("input", "output")
@@ -209,7 +210,7 @@ def _from_openllmetry(attrs: Mapping[str, Any]) -> _Messages | None:
     tools = []
     for each in _numbered_values(_nested(attrs, "llm.request.").get("functions")):
         schema = each.get("parameters") or each.get("input_schema") or "{}"  # Anthropic's name
-        tools.append({**each, "parameters": json.loads(schema)})
+        tools.append({**each, "parameters": bounded_json(schema)})
     return prompt, answers, tools
 
 
@@ -217,7 +218,7 @@ def _content_parts(content: Any) -> list[dict[str, Any]]:
     if not (isinstance(content, str) and content.startswith("[{")):
         return []
     try:
-        parsed = json.loads(content)
+        parsed = bounded_json(content)
     except (ValueError, RecursionError):
         return []
     return parsed if all(isinstance(each, dict) and each.get("type") in _PARTS for each in parsed) else []

@@ -423,3 +423,9 @@ def test_incomplete_answers_of_any_api_are_left_out(tmp_path, end):
 
     rows, left, _ = imported(tmp_path, logged(end), logged("end_turn"), {"messages": ONE, "stop_reason": end})
     assert learned(rows) == ["end_turn"] and left == {"answers that were cut off": 2}
+
+
+def test_json_inside_a_text_has_the_same_limits_as_a_row(tmp_path):
+    request = '{"messages": [' + '{"":0},' * 500_000 + "{}]}"
+    rows, left, heard = imported(tmp_path, {"request": request, "response": "x"}, {"messages": ONE})
+    assert rows == [{"messages": ONE}] and left == {"unreadable": 1} and "more than 500000" in heard[0]
