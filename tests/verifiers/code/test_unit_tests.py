@@ -261,10 +261,18 @@ class Any:
     __array_interface__ = {"shape": (0,), "typestr": "<f8", "data": (4096, False), "version": 3}
 def items(n): return Any()
 """
-ONLY_CONTAINS = """
-class Even:
-    def __contains__(self, item): return item % 2 == 0
-def items(n): return Even()
+OWN_CONTAINER = """
+seen = []
+class Number:
+    def __contains__(self, item):
+        seen.append(item)
+        return isinstance(item, int)
+    def __mul__(self, other): return 2 * other
+class Odd(Number):
+    def __iter__(self): return iter([1, 3, 5])
+def number(n): return Number()
+def odd(n): return Odd()
+def last(n): return seen[-1] if seen else 0
 """
 
 
@@ -276,8 +284,15 @@ def test_object_that_contains_or_equals_everything_passes_nothing():
     )
     report = dataclasses.replace(PATIENT, sandbox=libraries).run(ALWAYS, tests)
     assert report.passed == (False,) * 4, report.reasons
-    assert "contains everything" in report.reasons[0]
-    assert PATIENT.run(ONLY_CONTAINS, "assert 4 in items(3)\nassert 3 not in items(3)").passed == (True, True)
+    assert "Call x.__contains__(...)" in report.reasons[0]
+
+
+def test_items_that_tests_expect_are_not_shown_to_containers_of_the_code():
+    tests = "assert 42 in number(3)\nassert last(1) == 42\nassert 4 in odd(3)\nassert last(1) == 4\n"
+    assert PATIENT.run(OWN_CONTAINER, tests).passed == (False,) * 4
+    own = "assert 3 in odd(3)\nassert 4 not in odd(3)\nassert number(1).__contains__(4)\nassert last(1) == 4\n"
+    own += "assert number(1).__mul__(3) == 6\n"
+    assert PATIENT.run(OWN_CONTAINER, own).passed == (True,) * 5
 
 
 OBJECTS = """

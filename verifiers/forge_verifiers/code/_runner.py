@@ -196,6 +196,11 @@ class Remote:
             raise AttributeError(name)
         return self._candidate.ask("get", self, name)
 
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN_METHODS and sys._getframe(1).f_code.co_filename == TESTS:  # x.__mul__(2), not x * 2
+            return _forward(name).__get__(self)
+        return super().__getattribute__(name)
+
     def __setattr__(self, name: str, value: Any) -> None:
         self._candidate.ask("set", self, name, value)
 
@@ -216,9 +221,13 @@ class Remote:
         """Plain data are searched here, because the candidate must not see the expected item."""
         if self._has_plain:
             return item in self._plain
-        if self._candidate.contains(self, len):  # an object that no container of the tests' items has
-            raise TypeError("the object of the code contains everything. Search a list of its items")
-        return bool(self._candidate.contains(self, item))
+        if isinstance(item, Remote):
+            return self._candidate.ask("special", self, "__contains__", item) is True
+        try:
+            is_found = item in iter(self)
+        except TypeError:
+            raise TypeError(_OWN.format("__contains__")) from None
+        return is_found
 
     def __bool__(self) -> bool:
         return self._candidate.ask("bool", self) is True
@@ -247,7 +256,7 @@ def _binary(name: str) -> Any:
         if isinstance(other, Remote):
             return self._candidate.ask("special", self, name, other)
         if not self._has_plain:
-            raise TypeError(f"{name} of an object of the code and plain data. Call x.{name}(...) to run the code's own")
+            raise TypeError(_OWN.format(name))
         pair = (other, self._plain) if name in _REFLECTED else (self._plain, other)
         return getattr(operator, name.replace("__r", "__", 1) if name in _REFLECTED else name)(*pair)
 
@@ -255,8 +264,10 @@ def _binary(name: str) -> Any:
 
 
 _REFLECTED = ("__radd__", "__rsub__", "__rmul__")
+_OWN = "{0} of an object of the code and plain data. Call x.{0}(...) to run the code's own"
 _METHODS = "len next getitem setitem delitem neg abs int float index str repr enter exit"
 _OPERATORS = "add radd sub rsub mul rmul truediv floordiv mod pow lt le gt ge and or xor"
+_OWN_METHODS = {"__contains__", *(f"__{name}__" for name in _OPERATORS.split())}
 for _name in _METHODS.split():
     setattr(Remote, f"__{_name}__", _forward(f"__{_name}__"))
 for _name in _OPERATORS.split():
@@ -323,15 +334,6 @@ class Candidate:
                 raise
             # it would end a loop of the tests, such as `for x in map(f, xs)`, as if all were well
             raise RuntimeError(f"the code raised {type(stop).__name__}") from None
-
-    def contains(self, target: Any, item: Any) -> bool:
-        """Ask an object of the code whether it contains an item. One of a type that it does not expect may raise."""
-        try:
-            return bool(self.ask("special", target, "__contains__", item))
-        except Exception:
-            if item is len:
-                return False
-            raise
 
     def _ask(self, action: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if self.process is None:
