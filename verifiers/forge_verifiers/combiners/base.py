@@ -77,12 +77,12 @@ class CombinerReport:
 
 def sigmoid(logits: Floats) -> Floats:
     """Logistic function, stable for any finite input."""
-    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -40.0, 40.0))))
+    return np.asarray(1.0 / (1.0 + np.exp(-np.minimum(np.maximum(logits, -40.0), 40.0))))
 
 
 def logit(p: ArrayLike) -> Floats:
     """Log-odds of probabilities, clipped to [1e-6, 1 - 1e-6]."""
-    clipped = np.clip(np.asarray(p, np.float64), 1e-6, 1.0 - 1e-6)
+    clipped = np.minimum(np.maximum(np.asarray(p, np.float64), 1e-6), 1.0 - 1e-6)
     return np.asarray(np.log(clipped / (1.0 - clipped)))
 
 

@@ -134,8 +134,10 @@ class DawidSkene(Combiner):
     def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools) -> Parameters:
         cuts = np.array([vote_cut(column[~np.isnan(column)]) for column in scores.T])
         yes, no = _votes(scores, cuts)
-        count = yes.sum(axis=1) + no.sum(axis=1)
+        votes = yes + no
+        count = votes.sum(axis=1)
         q = np.where(count > 0, yes.sum(axis=1) / np.maximum(count, 1), 0.5)
+        pooled = (yes.sum(axis=0) + 3.0) / (votes.sum(axis=0) + 6.0)
         labeled = np.zeros(len(scores), bool) if labels is None else ~np.isnan(labels)
         tpr, fpr, pi = np.full(len(cuts), 0.7), np.full(len(cuts), 0.3), 0.5
         for _ in range(200):
@@ -143,10 +145,9 @@ class DawidSkene(Combiner):
                 q = np.where(labeled, labels, q)
             before = q
             # M-step, Dawid and Skene 1979, eqs. 2.3 and 2.4, with the prior answers added; then the E-step, eq. 2.5.
-            pi = float(np.clip(q.mean(), 0.01, 0.99))
-            tpr = (yes.T @ q + 2.0) / ((yes + no).T @ q + 3.0)
-            fpr = (yes.T @ (1 - q) + 1.0) / ((yes + no).T @ (1 - q) + 3.0)
-            pooled = (yes.sum(axis=0) + 3.0) / ((yes + no).sum(axis=0) + 6.0)
+            pi = min(max(float(q.mean()), 0.01), 0.99)
+            tpr = (yes.T @ q + 2.0) / (votes.T @ q + 3.0)
+            fpr = (yes.T @ (1 - q) + 1.0) / (votes.T @ (1 - q) + 3.0)
             wrong_way = self._monotone & (tpr < fpr)
             tpr, fpr = np.where(wrong_way, pooled, tpr), np.where(wrong_way, pooled, fpr)
             q = naive_bayes(yes, no, tpr, fpr, pi)
