@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -187,9 +188,16 @@ def with_flag(flag: str, words: Sequence[str]) -> list[str]:
 
 def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()) -> T:
     """Return an instance of `kind` from a command line, whose first word may be a YAML file. Exits on errors."""
+    parser = _parser_of(kind, prog, description, tuple(examples))
+    return built(parser, kind, parser.parse_args(with_flag("--config", words)))
+
+
+@functools.cache
+def _parser_of(kind: type, prog: str, description: str, examples: Sequence[str]) -> Parser:
+    """A parser for settings. Its construction takes longer than a command line, so it is kept for the next one."""
     parser = Parser(prog=prog, description=description, examples=examples)
     add_fields(parser, kind)
-    return built(parser, kind, parser.parse_args(with_flag("--config", words)))
+    return parser
 
 
 _KINDS = {

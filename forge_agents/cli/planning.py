@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,6 +14,32 @@ from forge_agents.imports import plugin_object
 if TYPE_CHECKING:
     import forge_agents as fa
     from forge_agents.cli.config import Parser
+
+
+_HARDWARE = "forge_trainers.forecast.simulate:Hardware"
+
+
+@functools.cache
+def _simulate_parser() -> Parser:
+    import forge_agents as fa
+    from forge_agents.cli.config import add_fields
+
+    parser = make_parser("simulate")
+    add_fields(parser, fa.RunConfig)
+    parser.add_argument(
+        "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs (default: out_dir)."
+    )
+    parser.add_class_arguments(plugin_object(_HARDWARE), as_group=False)
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    parser.add_argument(
+        "--model",
+        nargs="*",
+        type=str,
+        help="Report whether the run fits into --gpus instead. Needs no measured run. One model for every policy "
+        "(0.6b, 8b, 32b, 70b, 30b-a3b, or any model name), POLICY=MODEL for some of them, or no value for the models "
+        "of the file.",
+    )
+    return parser
 
 
 @command(
@@ -29,24 +56,9 @@ def simulate(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     import forge_agents as fa
-    from forge_agents.cli.config import add_fields, built, with_flag
+    from forge_agents.cli.config import built, with_flag
 
-    hardware_kind = plugin_object("forge_trainers.forecast.simulate:Hardware")
-    parser = make_parser("simulate")
-    add_fields(parser, fa.RunConfig)
-    parser.add_argument(
-        "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs (default: out_dir)."
-    )
-    parser.add_class_arguments(hardware_kind, as_group=False)
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
-    parser.add_argument(
-        "--model",
-        nargs="*",
-        type=str,
-        help="Report whether the run fits into --gpus instead. Needs no measured run. One model for every policy "
-        "(0.6b, 8b, 32b, 70b, 30b-a3b, or any model name), POLICY=MODEL for some of them, or no value for the models "
-        "of the file.",
-    )
+    hardware_kind, parser = plugin_object(_HARDWARE), _simulate_parser()
     chosen = parser.parse_args(with_flag("--config", argv))
     measured, as_json, model = (chosen.pop(name) for name in ("measured", "json", "model"))
     models = _parse_models(parser, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from forge_agents.imports import plugin_object
 
 if TYPE_CHECKING:
     import forge_agents as fa
+    from forge_agents.cli.config import Parser
 
 _MAX_MESSAGES = 20
 """Number of unreadable rows that ``import`` reports one by one."""
@@ -58,20 +60,10 @@ def init(argv: Sequence[str]) -> int:
     return 0
 
 
-@command(
-    "train",
-    "forge-agents train train.yaml",
-    "forge-agents train train.yaml --steps 200 --trainer.learner.lr 1e-5 --out_dir runs/second",
-    "forge-agents train train.yaml --trainer.tracker wandb",
-    "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
-    "forge-agents train train.yaml --seeds 3 --out_dir runs/population",
-    "forge-agents train examples/slurm/train.yaml --dry-run",
-    "forge-agents train train.yaml --dry-run --gpus_per_host 8",
-)
-def train(argv: Sequence[str]) -> int:
-    """Train policies with GRPO."""
+@functools.cache
+def _train_parser() -> Parser:
     import forge_agents as fa
-    from forge_agents.cli.config import add_fields, built, with_flag
+    from forge_agents.cli.config import add_fields
 
     parser = make_parser("train")
     add_fields(parser, fa.RunConfig)
@@ -87,6 +79,25 @@ def train(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--seeds", type=int, default=1, help="Number of runs with consecutive seeds, each in a subfolder of out_dir."
     )
+    return parser
+
+
+@command(
+    "train",
+    "forge-agents train train.yaml",
+    "forge-agents train train.yaml --steps 200 --trainer.learner.lr 1e-5 --out_dir runs/second",
+    "forge-agents train train.yaml --trainer.tracker wandb",
+    "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
+    "forge-agents train train.yaml --seeds 3 --out_dir runs/population",
+    "forge-agents train examples/slurm/train.yaml --dry-run",
+    "forge-agents train train.yaml --dry-run --gpus_per_host 8",
+)
+def train(argv: Sequence[str]) -> int:
+    """Train policies with GRPO."""
+    import forge_agents as fa
+    from forge_agents.cli.config import built, with_flag
+
+    parser = _train_parser()
     chosen = parser.parse_args(with_flag("--config", argv))
     dry_run, gpus_per_host, seeds = (chosen.pop(name) for name in ("dry_run", "gpus_per_host", "seeds"))
     if seeds < 1:
