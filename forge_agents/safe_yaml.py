@@ -18,6 +18,7 @@ from forge_agents.display import visible
 _MAX_BYTES = 10_000_000
 _MAX_PARTS = 100_000
 _MAX_DEPTH = 100
+_TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
 _MAX_DIGITS = 1_000
 """Maximum length of a number: converting one to an integer takes quadratic time."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -35,14 +36,18 @@ class BoundedLoader(yaml.SafeLoader):
     yaml_constructors = {  # same name as in PyYAML's class
         tag: constructor for tag, constructor in yaml.SafeLoader.yaml_constructors.items() if tag not in _NOT_IN_JSON
     }
-    _parts = 0
+    _parts = _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose one node, unless the text has too many already."""
+        """Compose one node, unless the text has too many already, or it is nested too deeply."""
         self._parts += 1
+        self._depth += 1
         if self._parts > _MAX_PARTS:
             raise _error(f"more than {_MAX_PARTS:,} values", self.peek_event())  # type: ignore[no-untyped-call]
+        if self._depth > _MAX_DEPTH:
+            raise _error(_TOO_DEEP, self.peek_event())  # type: ignore[no-untyped-call]
         node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
         return node
 
     def get_single_node(self) -> yaml.Node | None:
@@ -57,7 +62,7 @@ class BoundedLoader(yaml.SafeLoader):
         try:
             return super().get_single_data()
         except RecursionError as error:
-            raise yaml.YAMLError(f"values are nested more than {_MAX_DEPTH} deep") from error
+            raise yaml.YAMLError(_TOO_DEEP) from error
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             # the constructors of numbers, dates and booleans take any text that has their tag, such as `!!int x`
             raise yaml.YAMLError(str(error)) from error
@@ -129,7 +134,7 @@ def _size(node: yaml.Node, children: list[tuple[int, int]]) -> tuple[int, int]:
     if parts > _MAX_PARTS:
         raise _error(f"more than {_MAX_PARTS:,} values, as aliases and merge keys repeat them", node)
     if depth > _MAX_DEPTH:
-        raise _error(f"values are nested more than {_MAX_DEPTH} deep", node)
+        raise _error(_TOO_DEEP, node)
     if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
         raise _error(f"a number of more than {_MAX_DIGITS:,} characters", node)
     return parts, depth

@@ -29,7 +29,7 @@ def test_repeated_aliases_and_merge_keys_are_refused_before_they_are_built(kind)
     ("text", "problem"),
     [
         ("[" * 200_000, "nested more than 100 deep"),
-        ("[" * 101 + "]" * 101, "1:1: values are nested more than 100 deep"),
+        ("[" * 101 + "]" * 101, "1:101: values are nested more than 100 deep"),
         ("a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)), "nested more than 100 deep"),
         ("- &a [*a]", "1:3: a value contains itself"),
         ("- &a {<<: *a}", "1:3: a value contains itself"),
