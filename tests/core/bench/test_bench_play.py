@@ -76,8 +76,13 @@ import sys
 import time
 import forge_agents as fa
 
+decisions = 0
+
 def slow(observation):
-    time.sleep(float(os.environ.get("SLOW_S", "0")))
+    global decisions
+    decisions += 1
+    if str(decisions) == os.environ.get("HANGS_AT"):
+        time.sleep(600)
     return "call" if "call" in observation else "check"
 
 def measure(folder):
@@ -92,7 +97,7 @@ if __name__ == "__main__":
 def test_killed_benchmark_continues(tmp_path):
     script, log = tmp_path / "killed.py", tmp_path / "bench" / "episodes.jsonl"
     script.write_text(PROGRAM)
-    killed = subprocess.Popen([sys.executable, str(script), str(log.parent)], env={**os.environ, "SLOW_S": "0.02"})
+    killed = subprocess.Popen([sys.executable, str(script), str(log.parent)], env={**os.environ, "HANGS_AT": "90"})
     assert holds_within(60, lambda: log.exists() and log.read_bytes().count(b"\n") >= 10)
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
