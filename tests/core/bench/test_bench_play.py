@@ -76,13 +76,10 @@ import sys
 import time
 import forge_agents as fa
 
-decisions = 0
-
 def slow(observation):
-    global decisions
-    decisions += 1
-    if str(decisions) == os.environ.get("HANGS_AT"):
-        time.sleep(600)
+    if left := int(os.environ.get("DECISIONS_UNTIL_IT_HANGS", "0")):
+        os.environ["DECISIONS_UNTIL_IT_HANGS"] = str(left - 1)
+        time.sleep(600 if left == 1 else 0)
     return "call" if "call" in observation else "check"
 
 def measure(folder):
@@ -97,7 +94,8 @@ if __name__ == "__main__":
 def test_killed_benchmark_continues(tmp_path):
     script, log = tmp_path / "killed.py", tmp_path / "bench" / "episodes.jsonl"
     script.write_text(PROGRAM)
-    killed = subprocess.Popen([sys.executable, str(script), str(log.parent)], env={**os.environ, "HANGS_AT": "90"})
+    environment = {**os.environ, "DECISIONS_UNTIL_IT_HANGS": "90"}
+    killed = subprocess.Popen([sys.executable, str(script), str(log.parent)], env=environment)
     assert holds_within(60, lambda: log.exists() and log.read_bytes().count(b"\n") >= 10)
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
