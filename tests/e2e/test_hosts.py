@@ -236,7 +236,7 @@ def test_host_ends_with_a_killed_controller(tmp_path):
     finally:
         for process in (controller, host):
             process.kill()
-            process.wait(30)
+            process.wait(60)
 
 
 def test_unreachable_host_is_named(run, tmp_path):

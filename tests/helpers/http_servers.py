@@ -21,4 +21,4 @@ def served(app, **settings):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             running.should_exit = True
-            thread.join(timeout=10)
+            thread.join(timeout=60)

@@ -123,7 +123,7 @@ def test_ctrl_c_ends_the_process_of_a_part(tmp_path: Path):
     started = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
-    assert holds_within(30, lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    assert holds_within(60, lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     started.send_signal(signal.SIGINT)
     started.wait(timeout=30)
     with pytest.raises(ProcessLookupError):

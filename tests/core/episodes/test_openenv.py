@@ -144,12 +144,12 @@ def test_client_that_ends_its_part_in_a_game_loses_it(leaves):
     tables = openenv._Tables(lambda: fa.make("forge/KuhnPoker-v0"), ("player_0", "player_1"), {}, wait_s=wait_s)
     table, seat = tables.sit("player_0", "x", 5)
     _, other = tables.sit("player_1", "x", 5)
-    assert seat.events.get(timeout=30).text
+    assert seat.events.get(timeout=60).text
     if leaves:
         tables.leave(table, seat)
     else:
         other.actions.put("bet")
-    ends = {agent: [seat.events.get(timeout=30)] for agent, seat in table.seats.items()}
+    ends = {agent: [seat.events.get(timeout=60)] for agent, seat in table.seats.items()}
     assert ends["player_0"][0].done and ends["player_1"][0].done
     assert [ends[agent][0].reward for agent in ("player_0", "player_1")] == [-1.0, 1.0]
     assert not ends["player_1"][0].error
@@ -188,11 +188,11 @@ def test_seat_is_free_again_after_its_client_left():
     assert table.free == {"right"}, "an episode without clients is forgotten"
     joined, right = tables.sit("right", "x", 6)
     assert joined is table and not table.free
-    assert left.events.get(timeout=30).text.startswith("Word ")
+    assert left.events.get(timeout=60).text.startswith("Word ")
     assert tables.sit("left", "x", 8)[0] is not table, "the id is free again"
     tables.leave(table, left)
     assert (
-        right.events.get(timeout=30).error == "PlayerLeftError: the client of 'left' left, or sent no action for 30 s"
+        right.events.get(timeout=60).error == "PlayerLeftError: the client of 'left' left, or sent no action for 30 s"
     )
 
 

@@ -300,7 +300,7 @@ def test_fork_with_calls_in_another_order_is_rejected():
 
 
 def test_plain_function_runs_in_a_thread_and_returns_the_reward():
-    at_once = threading.Barrier(3, timeout=20)
+    at_once = threading.Barrier(3, timeout=100)
 
     def meets(task, client):
         client.chat.completions.create(**say("agent", "-"))
@@ -554,7 +554,7 @@ def test_calls_and_tokens_are_limited():
     assert (len(episode.turns), episode.end_reason) == (5, "truncated")
     assert episode.rewards == {"agent": -1.0}, "a model that cannot solve a task gains nothing by using up its calls"
     assert "more than 5 calls" in episode.trajectories["agent"].info["cut"]
-    assert holds_within(20, lambda: ended)
+    assert holds_within(60, lambda: ended)
 
 
 def test_token_limit_includes_reasoning_and_notes():
@@ -613,7 +613,7 @@ def test_episodes_of_a_dead_gateway_are_played_again(fails):
         if len(died) < 2:  # an episode each
             died.append(gateway())
             died[-1]._thread.call(died[-1]._thread._loop.stop)
-            died[-1]._thread._thread.join(20)
+            died[-1]._thread._thread.join(60)
             if fails:
                 raise OSError("no answer")
         await client.chat.completions.create(**say("agent", "two"))
@@ -685,9 +685,9 @@ def test_dead_engine_ends_its_programs(kind, tmp_path):
     with pytest.raises(ActorDiedError, match="engine m died"):  # the run replaces it and plays the group again
         asyncio.run(rollout.group(0, 1))
     if kind == "command":
-        assert ended_within([int((tmp_path / "pid").read_text())], 20)
+        assert ended_within([int((tmp_path / "pid").read_text())], 60)
         return
-    assert ended_well.wait(20)
+    assert ended_well.wait(60)
     from openai import APIStatusError, OpenAI
 
     ((url, token),) = tokens
@@ -760,7 +760,7 @@ def test_command_ends_with_all_its_descendants(tmp_path, how, monkeypatch):
     script = COMMAND.replace('sys.exit(0 if said == "solved" else 3)', f"{farewell}\n{LEAVES}\n{last[how]}")
     episode = played([sys.executable, "-c", script, str(file)], tasks=[{"question": "-"}])
     left = [int(pid) for pid in file.read_text().split()]
-    assert len(left) == 2 and ended_within(left, 20) and (tmp_path / "left-told").exists() == (how == "hangs")
+    assert len(left) == 2 and ended_within(left, 60) and (tmp_path / "left-told").exists() == (how == "hangs")
     info = episode.trajectories["agent"].info
     assert episode.error is None and episode.rewards == {"agent": 0.0}
     assert (
@@ -783,8 +783,8 @@ os.kill(os.getpid(), 9)
     there = {**os.environ, "TMPDIR": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", ours], timeout=60, check=False, env=there).returncode == -9
     left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
-    assert len(left) == 2 and ended_within(left, 20)
-    assert holds_within(30, lambda: not list(tmp_path.glob("forge-program-*")))
+    assert len(left) == 2 and ended_within(left, 60)
+    assert holds_within(60, lambda: not list(tmp_path.glob("forge-program-*")))
 
 
 def test_command_finds_its_files_and_invalid_files_are_named():

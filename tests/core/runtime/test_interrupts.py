@@ -198,7 +198,7 @@ def test_ctrl_c_in_a_script_prints_one_line(call, work, close_s, presses, lines)
             output.append(process.stdout.readline().strip())
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-    output += process.communicate(timeout=30)[0].splitlines()
+    output += process.communicate(timeout=60)[0].splitlines()
     if lines is None:
         assert "KeyError: 'x'" in output and "Traceback (most recent call last):" in output
         return

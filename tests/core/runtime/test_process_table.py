@@ -16,7 +16,7 @@ import pytest
 
 from forge_agents.runtime import processes
 
-SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Vanishing(psutil.Process):
@@ -49,18 +49,18 @@ def test_process_that_ends_while_it_is_read_counts_as_ended(monkeypatch, child):
 
 def test_processes_of_a_mesh_are_found_and_killed(child):
     (result,) = processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test")
-    assert result.pid == child and process_checks.runs(child) and "time.sleep(60)" in process_checks.command_of(child)
+    assert result.pid == child and process_checks.runs(child) and "time.sleep(600)" in process_checks.command_of(child)
     assert child in process_checks.children_of(os.getpid()) and process_checks.parent_of(child) == os.getpid()
     processes.kill_mesh("a-mark-of-this-tes")  # another mark, of which this one's begins
     assert process_checks.runs(child)
     processes.kill_mesh("a-mark-of-this-test")
-    assert process_checks.ended_within([child], 30)
+    assert process_checks.ended_within([child], 60)
 
 
 def test_a_zombie_does_not_run():
     with subprocess.Popen(SLEEPS) as process:
         os.kill(process.pid, signal.SIGKILL)
-        assert process_checks.ended_within([process.pid], 30) and psutil.pid_exists(process.pid)  # nobody waited for it
+        assert process_checks.ended_within([process.pid], 60) and psutil.pid_exists(process.pid)  # nobody waited for it
 
 
 def test_free_ports_are_outside_the_ephemeral_range():
@@ -94,7 +94,7 @@ def test_exit_status_is_known_if_the_parent_fetches_it_late(monkeypatch):
         processes.on_end(int(parent.stdout.readline()), reported.put)
         parent.stdin.write("end\n")
         parent.stdin.flush()
-        assert reported.get(timeout=30) == (-signal.SIGKILL if kernel >= (6, 15) else None)
+        assert reported.get(timeout=60) == (-signal.SIGKILL if kernel >= (6, 15) else None)
         parent.stdin.write("end\n")
 
 
@@ -104,6 +104,6 @@ def test_end_of_a_child_is_reported_with_its_exit_status():
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     processes.on_end(child.pid, reported.put)
     child.stdin.close()
-    assert reported.get(timeout=30) == 3 and child.wait() == 3
+    assert reported.get(timeout=60) == 3 and child.wait() == 3
     with pytest.raises(ProcessLookupError):
         processes.on_end(child.pid, reported.put)

@@ -41,7 +41,7 @@ def test_long_startup_prints_repeated_lines(monkeypatch, capsys):
             again.set()
 
     with startup.show(say), startup.track("learner", "team-learner", "tiny", on="here"):
-        assert again.wait(20)
+        assert again.wait(60)
     pattern = r"still starting learner team-learner after \d+\.\d s"
     assert re.fullmatch(pattern, message[1])
     assert message[0].startswith("starting learner team-learner") and "started learner" in message[-1]

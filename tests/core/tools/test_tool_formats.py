@@ -245,7 +245,7 @@ def test_time_limit_ends_the_wait_and_keeps_tool_errors():
     def slow(kind: str) -> str:
         """Wait or fail."""
         if kind == "wait":
-            over.wait(20)
+            over.wait(60)
         if kind == "late":
             raise TimeoutError("the far end is silent")
         return threading.current_thread().name

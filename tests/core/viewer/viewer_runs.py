@@ -118,4 +118,4 @@ class Server:
         self._server.should_exit = True
         self._stop.set()
         for thread in self._threads:
-            thread.join(timeout=20)
+            thread.join(timeout=60)

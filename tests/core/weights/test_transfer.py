@@ -223,7 +223,7 @@ class SlowTensors:
     def __call__(self) -> Iterator[tuple[str, Any]]:
         for i in range(8):
             time.sleep(self.pause_s)
-            assert i < 6 or self.free.wait(20)
+            assert i < 6 or self.free.wait(60)
             yield f"w{i}", torch.full((128,), 2.0)
 
 

@@ -191,10 +191,10 @@ def odd_server(answers, redirect=""):
     place = {}
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    assert started.wait(30)
+    assert started.wait(60)
     yield f"http://127.0.0.1:{place['port']}", received
     place["loop"].call_soon_threadsafe(place["stop"].set)
-    thread.join(30)
+    thread.join(60)
 
 
 def test_redirect_of_a_server_is_not_followed():

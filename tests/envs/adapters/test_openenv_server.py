@@ -53,7 +53,7 @@ def test_server_of_the_template_serves_environments_here_and_in_workers_and_ends
         assert here.rewards == in_worker.rewards and in_worker.error is None
         assert len(pool.workers) == 1 and here.turns[0].observation == in_worker.turns[0].observation
         assert with_command(f"server.app {port}") == [server]
-    assert ended_within([server], 30)
+    assert ended_within([server], 60)
 
 
 def test_token_and_port_can_be_set(relay):
@@ -99,7 +99,7 @@ def test_server_without_a_token_gets_variables_but_no_secrets(tmp_path, monkeypa
         (server,) = with_command(f"{tmp_path.name}.py")
         pids = [server, *children_of(server)]
         assert len(pids) == 2
-    assert ended_within(pids, 30)
+    assert ended_within(pids, 60)
 
 
 def test_server_that_dies_later_is_reported_and_its_children_end(tmp_path, caplog):
@@ -107,7 +107,7 @@ def test_server_that_dies_later_is_reported_and_its_children_end(tmp_path, caplo
         (server,) = with_command(f"{tmp_path.name}.py")
         (child,) = children_of(server)
         os.kill(server, signal.SIGKILL)
-        assert holds_within(30, lambda: "ended with exit status -9" in caplog.text) and ended_within([child], 30)
+        assert holds_within(60, lambda: "ended with exit status -9" in caplog.text) and ended_within([child], 60)
         with pytest.raises(ConnectionError, match="127.0.0.1"):
             fa.make("openenv/Server-v0", url=url, timeout_s=30).reset(seed=0)
 
@@ -157,7 +157,7 @@ def test_server_that_does_not_answer_is_ended(tmp_path):
         openenv_server(words, start_s=3.0),
     ):
         pass
-    assert holds_within(30, lambda: not with_command(f"{tmp_path.name}.py"))
+    assert holds_within(60, lambda: not with_command(f"{tmp_path.name}.py"))
 
 
 STRANGER = """

@@ -135,7 +135,7 @@ def test_a_tracker_that_hangs_costs_its_curves_and_not_the_run(wandb, tmp_path, 
     monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 0.01)
     run, answered = RunFolder(tmp_path, {}, tracker="wandb"), threading.Event()
     take = wandb.runs[0].log
-    monkeypatch.setattr(wandb.runs[0], "log", lambda row: answered.wait(30) and take(row))
+    monkeypatch.setattr(wandb.runs[0], "log", lambda row: answered.wait(60) and take(row))
     with caplog.at_level(logging.WARNING):
         run.log(0, {"x": 0.0})
         run.log(1, {"x": 1.0})  # left out, and not waited for
@@ -154,7 +154,7 @@ def test_a_tracker_that_hangs_at_the_end_is_named_and_left(hangs, wandb, tmp_pat
     monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 0.01 if hangs == "log" else 30)
     monkeypatch.setattr(trackers, "CLOSE_TIMEOUT_S", 0.02)
     run, answered = RunFolder(tmp_path, {}, tracker="wandb"), threading.Event()
-    monkeypatch.setattr(wandb.runs[0], hangs, lambda *row: answered.wait(30))
+    monkeypatch.setattr(wandb.runs[0], hangs, lambda *row: answered.wait(60))
     with caplog.at_level(logging.WARNING):
         run.log(0, {"x": 0.0})
         run.close()
@@ -167,7 +167,7 @@ def test_a_tracker_that_hangs_at_the_end_is_named_and_left(hangs, wandb, tmp_pat
 def test_a_tracker_that_does_not_open_is_named_before_anything_starts(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "OPEN_TIMEOUT_S", 0.02)
     answered = threading.Event()
-    monkeypatch.setattr(wandb, "init", lambda **given: answered.wait(30))
+    monkeypatch.setattr(wandb, "init", lambda **given: answered.wait(60))
     with pytest.raises(StallError, match=r"wandb did not open within 0\.02 s\. .* leave out tracker=wandb") as error:
         RunFolder(tmp_path / "run", {}, tracker="wandb")
     answered.set()

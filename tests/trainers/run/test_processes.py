@@ -163,7 +163,7 @@ def test_death_of_a_learner_ends_the_transfer_of_weights():
     async def main():
         processes = Carrying()
         with pytest.raises(ActorDiedError, match="hero-learner was ended by SIGKILL"):
-            await asyncio.wait_for(processes.sync(), 30)
+            await asyncio.wait_for(processes.sync(), 60)
         assert processes.waits == 1 and processes.mended == []
 
     asyncio.run(main())

@@ -73,7 +73,7 @@ class Hanging(Composable):
         return 0.3
 
     def score(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        self.release.wait(20)
+        self.release.wait(60)
         return np.ones(len(trajectories), np.float32)
 
 

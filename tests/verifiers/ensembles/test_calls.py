@@ -41,7 +41,7 @@ class Meter:
                     meter.most["all"] = max(meter.most["all"], sum(meter.inside.values()))
                     if meter.most["all"] >= meter.together:
                         meter.met.set()
-                meter.met.wait(30)
+                meter.met.wait(60)
                 time.sleep(seconds)
                 with meter.lock:
                     meter.inside[cost] -= 1
