@@ -36,6 +36,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+for name in ("COLUMNS", "LINES"):  # the size of the terminal changes no output
+    os.environ.pop(name, None)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the mark of the session that started it
     os.environ[SESSION_VARIABLE] = secrets.token_hex(8)  # children inherit it, grandchildren too
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores Ctrl-C for what it starts with "&"
