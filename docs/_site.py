@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import gc
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -40,9 +41,15 @@ ENVIRONMENTS = "api/forge_envs.md"
 
 
 def on_config(config: Any) -> Any:
-    """Complete the navigation."""
+    """Complete the navigation. A build keeps most of its objects, and garbage collection would take a fifth of it."""
+    gc.disable()
     config.nav = navigation(config.nav)
     return config
+
+
+def on_post_build(**_: Any) -> None:
+    """Collect garbage again."""
+    gc.enable()
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
