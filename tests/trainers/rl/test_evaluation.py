@@ -303,7 +303,7 @@ def test_held_out_reward_is_that_of_the_trained_step_whichever_is_scored_first(t
 
         async def collected(self, *args):
             groups, trained = await held_out(self, *args), run._lifecycle.next_step
-            for _ in range(100 if slow and trained < STEPS else 0):
+            for _ in range(3000 if slow and trained < STEPS else 0):
                 if reward.calls > trained:
                     late.append(trained)
                     break

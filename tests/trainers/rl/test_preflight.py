@@ -438,6 +438,7 @@ def slow(monkeypatch):
     monkeypatch.setattr(Slow, "steps", 0)
     monkeypatch.setattr(Slow, "since", 0.0)
     monkeypatch.setattr(preflight, "time", Slow)
+    monkeypatch.setattr("forge_trainers.rl.tasks.time", SimpleNamespace(perf_counter=lambda: 0.0))  # of construction
 
 
 def test_slow_environment_is_stopped_after_the_budget(tried, slow, monkeypatch):
