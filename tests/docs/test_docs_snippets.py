@@ -12,7 +12,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"^(`{3,})\s*([^\s`]*)[ \t]*([^`]*)$")
-LIMIT_S = 120
+LIMIT_S = 500
 
 
 def program(text):

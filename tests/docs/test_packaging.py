@@ -130,7 +130,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(source: Path, out: Path, *targets: str) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(out), *targets]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=300)
     return out
 
 
@@ -184,12 +184,12 @@ def test_an_installed_wheel_works_in_an_environment_of_its_own(built: Path, tmp_
     python, ours = tmp_path / "venv" / "bin" / "python", {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     install = [sys.executable, "-m", "uv", "pip", "install", "--offline", "--no-config", "--no-deps"]
     install += ["--python", str(python), str(wheel_in(built))]
-    subprocess.run(install, check=True, timeout=60)
+    subprocess.run(install, check=True, timeout=300)
     (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
     (site / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
 
     def run(*words: str) -> str:
-        done = subprocess.run(words, cwd=tmp_path, env=ours, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(words, cwd=tmp_path, env=ours, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -311,7 +311,7 @@ print(dict(os.environ) == before, [name for name in {HEAVY} if name in sys.modul
 fa.GRPOTrainer, fa.SFTTrainer, fa.benchmark
 print("torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == "True []\nFalse\n"
 
 
@@ -348,7 +348,7 @@ def run_with(requirements: list[str], code: str, folder: Path) -> subprocess.Com
     path = os.pathsep.join(map(str, [folder, ROOT, *(package.parent for package in PACKAGES.values())]))
     return subprocess.run(
         [sys.executable, "-S", "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-        check=False, timeout=120, cwd=folder,
+        check=False, timeout=300, cwd=folder,
     )  # fmt: skip
 
 
@@ -395,7 +395,7 @@ def install(tree: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     ours = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "KIND", "CUDA", "PYTHON", "TORCH_INDEX")
     environment = {name: value for name, value in os.environ.items() if name not in ours} | variables
     return subprocess.run(
-        ["make", "venv"], cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=60
+        ["make", "venv"], cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
 
 

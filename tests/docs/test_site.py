@@ -196,11 +196,11 @@ def test_drawn_pictures_load_nothing_and_are_named_by_a_page():
         assert re.findall(r"""url\((?!#)|(?:href|src)=|@import|<script|<foreignObject""", text) == [], file.name
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(560)
 def test_the_site_is_built_strictly_and_asks_no_other_host(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
     done = subprocess.run(
-        [*command, "--site-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=260
+        [*command, "--site-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=540
     )
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.html")}

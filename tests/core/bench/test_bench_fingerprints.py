@@ -231,7 +231,7 @@ def test_code_from_stdin_is_told_apart_by_its_constants():
             [sys.executable, "-"],
             input=PROGRAM.replace("WORD", word).replace("METHOD", method),
             env={**os.environ, "PYTHONHASHSEED": salt},
-            capture_output=True, text=True, check=True, timeout=120,
+            capture_output=True, text=True, check=True, timeout=300,
         ).stdout.split()
         for salt, word, method in (("0", "1", "a"), ("1", "2", "a"), ("2", "1", "b"), ("3", "1", "a"))
     ]  # fmt: skip

@@ -160,7 +160,7 @@ def test_warning_of_this_project_is_one_line_without_code(tmp_path):
 
 def test_command_runs_without_a_standard_output():
     command = f"{sys.executable} -m forge_agents --version >&-"
-    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

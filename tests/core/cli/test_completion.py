@@ -62,5 +62,5 @@ def test_bash_completes_a_line(tmp_path):
         'echo "${COMPREPLY[0]}"'
     )
     env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "simulate"

@@ -194,7 +194,7 @@ with contextlib.redirect_stdout(io.StringIO()):
             cli.main([command, "--help"])
 print({"torch", "vllm", "monarch", "transformers", "scipy", "sklearn", "fastapi"} & sys.modules.keys())
 """
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300)
     assert result.stdout == "set()\n"
 
 
@@ -203,7 +203,7 @@ def cost(*words):
     took = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=60)
+        subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=300)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(took)

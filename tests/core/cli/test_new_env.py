@@ -15,7 +15,7 @@ from forge_agents.errors import ForgeError
 def run(*words, cwd, **variables):
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=cwd, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -88,7 +88,7 @@ def test_installed_plugins_are_found_and_a_broken_one_is_named(tmp_path):
         "cli.main(['check', 'bad_plugin/Game-v0'])"
     )
     command, env = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
     assert "KuhnPoker" in done.stdout and "Your card" in done.stdout
     warned = [line for line in done.stderr.splitlines() if "failed to load" in line]
     assert "plugin 'bad_plugin' (bad_plugin) failed to load: ImportError: no licence" in warned[0]

@@ -41,7 +41,7 @@ def typed(monkeypatch):
 def test_a_game_is_played_through_a_pipe():
     words = ["play", "forge/KuhnPoker-v0", "--seed", "2", "--agent", "player_0"]
     command = [sys.executable, "-m", "forge_agents.cli.main", *words]
-    done = subprocess.run(command, input="bet\n", capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input="bet\n", capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "you are player_0" in done.stdout and "legal: check | bet" in done.stdout
     assert "[player_0] bet" in done.stdout and "terminated after" in done.stdout

@@ -237,11 +237,11 @@ def test_written_package_passes_openenvs_checks(tmp_path):
     assert yaml.safe_load((root / "openenv.yaml").read_text())["name"] == "relay_server"
     command = Path(sys.executable).with_name("openenv")
     words = [command, "validate", root, "--level", "static", "--skip-build"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert "Verdict: PASS" in done.stdout, done.stdout + done.stderr
     with served(openenv_app("forge/Relay-v0", clients=["asker"], players={"answerer": fa.Random()})) as url:
         words = [command, "validate", "--url", url, "--timeout", "30"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         assert "Verdict: PASS" in done.stdout, done.stdout + done.stderr
 
 

@@ -144,7 +144,7 @@ assert chat_templates._render_in_worker("{{ messages }}", {}, []) == ("[]", "")
 print(chat_templates._WORKERS[os.getpid()].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert holds_within(60, lambda: not psutil.pid_exists(int(ended.stdout)))
 
@@ -181,4 +181,4 @@ else:
     chat_templates._WORKERS[os.getpid()].stop()
     os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", program], timeout=300, check=True)

@@ -523,7 +523,7 @@ def start_racer(tmp_path: Path, cache: Path, tiny_llama: Path) -> Callable[[], s
 
 def test_two_processes_unpack_once(tmp_path, cache, start_racer):
     racers = [start_racer(), start_racer()]
-    folders = {racer.communicate(timeout=120)[0].strip() for racer in racers}
+    folders = {racer.communicate(timeout=300)[0].strip() for racer in racers}
     assert [racer.returncode for racer in racers] == [0, 0]
     assert len(folders) == 1
     models.check_complete(Path(folders.pop()))
@@ -536,9 +536,9 @@ def test_killed_unpacking_is_repeated(tmp_path, cache, start_racer):
     while not (tmp_path / "count").exists():
         assert process.poll() is None
     process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert [path for path in (cache / "models").iterdir() if path.is_dir() and ".partial-" not in path.name] == []
-    models.check_complete(Path(start_racer().communicate(timeout=120)[0].strip()))
+    models.check_complete(Path(start_racer().communicate(timeout=300)[0].strip()))
     assert not list(cache.rglob("*.partial-*"))
 
 

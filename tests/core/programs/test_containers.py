@@ -212,7 +212,7 @@ def _container(image):
         begins = [*engine.split(), "run", "--rm", "--pull=never", "--network=host", *arguments, image, "true"]
         for words, stdin in (([*engine.split(), "import", "-", image], empty.getvalue()), (begins, b"")):
             try:
-                subprocess.run(words, input=stdin, capture_output=True, timeout=60, check=True)
+                subprocess.run(words, input=stdin, capture_output=True, timeout=300, check=True)
             except (OSError, subprocess.SubprocessError) as failed:
                 said = getattr(failed, "stderr", b"") or b""
                 why.append(f"{engine}: {said.decode()[-200:].strip() or failed}")
@@ -225,7 +225,7 @@ def _container(image):
 
 def _forget(engine, image):
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([*engine.split(), "rmi", "--force", image], capture_output=True, timeout=60, check=False)
+        subprocess.run([*engine.split(), "rmi", "--force", image], capture_output=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")

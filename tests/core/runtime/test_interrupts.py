@@ -50,7 +50,7 @@ async def work(): return 3
 async def cell(): return LoopRunner(on_close).run(work())
 print(asyncio.run(cell()) if {notebook} else LoopRunner(on_close).run(work()))
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert (ran.stdout, ran.stderr) == ("3\nclosed\n", "")
 
 
@@ -77,7 +77,7 @@ if __name__ == "__main__":
     LoopRunner(on_close).run(work())
 """
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert (ran.stdout, ran.stderr) == ("1\n1\n", "")
 
 
@@ -198,7 +198,7 @@ def test_ctrl_c_in_a_script_prints_one_line(call, work, close_s, presses, lines)
             output.append(process.stdout.readline().strip())
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-    output += process.communicate(timeout=60)[0].splitlines()
+    output += process.communicate(timeout=300)[0].splitlines()
     if lines is None:
         assert "KeyError: 'x'" in output and "Traceback (most recent call last):" in output
         return

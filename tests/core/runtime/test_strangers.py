@@ -90,7 +90,7 @@ def monarch(kind: str) -> Iterator[dict[str, Any]]:
 def connectable(names: list[str]) -> list[str]:
     """Those sockets that another user can connect to."""
     command = [sys.executable, "-c", CONNECT, str(STRANGER), *names]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.split()
 
 
 def test_sockets_and_log_of_monarch_are_in_private_folders() -> None:
@@ -123,7 +123,7 @@ from forge_agents.runtime import _monarch
 from forge_agents.runtime.private_folder import is_private
 print([is_private(os.environ[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_RPC_BASE_PATH")])
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert result.stdout == "[True, True]\n"
 
 
@@ -242,7 +242,7 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
     ]
     killed, alive, ended = (Path(owner.stdout.readline().strip()) for owner in owners if owner.stdout)
     owners[0].kill()
-    owners[2].communicate("", timeout=60)
+    owners[2].communicate("", timeout=300)
     assert not ended.exists()
     target = tmp_path / "precious"
     target.mkdir()
@@ -254,7 +254,7 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
     os.utime(alive, (long_ago, long_ago))
     private_folder._remove_abandoned(killed.parent)
     link.unlink()
-    owners[1].communicate("", timeout=60)
+    owners[1].communicate("", timeout=300)
     assert not killed.exists() and target.exists()
     assert owners[1].returncode == 0 and not alive.exists()
 
@@ -316,7 +316,7 @@ def test_inherited_folder_must_be_private(tmp_path: Path) -> None:
     shared.mkdir(mode=0o755)
     environment = {**os.environ, private_folder.FOLDER_VARIABLE: str(shared)}
     command = [sys.executable, "-c", OWNER]
-    done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() and done.stdout.strip() != str(shared)
 
 
@@ -372,7 +372,7 @@ def certificate(tmp_path: Path) -> Path:
     folder.mkdir(mode=0o700)
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=run -addext "
     command += "basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:localhost -keyout tls.key -out tls.crt"
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=300)
     return folder
 
 
@@ -388,7 +388,7 @@ def test_host_accepts_only_holders_of_the_certificate(certificate: Path) -> None
             assert "CERTIFICATE_REQUIRED" in alert.upper().replace(" ", "_"), alert
             done = subprocess.run(
                 [sys.executable, "-c", ATTACH, address, str(certificate)],
-                capture_output=True, text=True, timeout=170, check=False,
+                capture_output=True, text=True, timeout=300, check=False,
             )  # fmt: skip
             assert done.stdout == "attached\n", done.stderr
         finally:

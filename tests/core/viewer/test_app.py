@@ -126,7 +126,7 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(server, run_folder):
         assert (status, body["runs"][0]["name"]) == (200, "first")
         assert server.get(url=url[0].strip().replace(url[1], "x" * 32))[0] == 403
         process.send_signal(signal.SIGINT)
-        rest, complaints = process.communicate(timeout=60)
+        rest, complaints = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0

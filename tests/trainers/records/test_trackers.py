@@ -258,7 +258,7 @@ run.close()
 def test_wandb_itself_takes_the_curves_without_a_network(tmp_path):
     pytest.importorskip("wandb")
     words = dict(os.environ, WANDB_MODE="offline", WANDB_SILENT="true")
-    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=words, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=words, check=True, timeout=300)
     (file,) = tmp_path.glob("real/wandb/offline-run-*/run-*.wandb")
     assert b"reward/mean" in file.read_bytes()
 

@@ -23,7 +23,7 @@ def test_every_public_name_exists():
 
 def test_importing_it_imports_nothing_heavy():
     code = "import sys, forge_verifiers; sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'scipy')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
 
 
 @pytest.mark.parametrize(
