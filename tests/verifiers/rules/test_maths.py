@@ -179,6 +179,23 @@ def test_numeric_compares_the_names_of_variables(answer, gold, score):
     assert Numeric().score([said(f"\\boxed{{{answer}}}", gold)]).tolist() == [score]
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        *(
+            (text, 42, 0)
+            for text in (r"6 \times 7", "50-8", "6*7", r"\sum_{k=1}^{42} 1", r"\frac{100-16}{2}", "x = 6*7")
+        ),
+        *((text, 42, 1) for text in ("6*7 = 42", r"42 = 6 \cdot 7", "84/2", r"\sqrt{1764}", r"4.2 \times 10^1")),
+        *(("1+1", "1+1", 1), ("1+1", "2", 0), (r"1+\sqrt{2}", "2.414213562", 1), (r"2^{1/3}+1", "2.25992105", 1)),
+        *((r"\frac{\pi}{2}-1", "0.5707963268", 1), ("-42", "-42", 1), (r"\lim_{x \to 0} x = 0", "0", 1)),
+    ],
+)
+def test_calculation_that_is_not_carried_out_is_no_number(answer, gold, score):
+    """It may be a copy of the question."""
+    assert Numeric().score([said(f"\\boxed{{{answer}}}", gold)]).tolist() == [score]
+
+
 def test_slow_alternatives_take_no_time_from_other_answers(monkeypatch):
     requests = []
 
@@ -230,7 +247,7 @@ def test_slow_answer_without_time_left_is_wrong_unless_the_gold_answer_is_slow(r
 def test_slow_formulas_cost_numeric_their_time_once_and_at_most_timeout_s(late):
     same = [said("\\boxed{9^{9^{9}}}", "3")] * 50
     assert Numeric().score(same).tolist() == [0.0] * 50 and len(late) == 1
-    many = [said(f"\\boxed{{9^{{9^{{9}}}} + {k}^{{x}} or 9^{{9^{{9}}}} - {k}^{{x}}}}", "3") for k in range(100)]
+    many = [said(f"\\boxed{{9^{{9^{{9}}}} {k}^{{x}} or 9^{{9^{{9}}}} {k}^{{y}}}}", "3") for k in range(100)]
     scores = Numeric(timeout_s=1).score(many)
     assert scores[0] == 0 and np.isnan(scores[-1]) and len(late) == 5
     assert Numeric(timeout_s=1).score([*many, said("3", "3")])[-1] == 1  # plain numbers need no time

@@ -47,6 +47,11 @@ _SHORT = re.compile(
 _LETTERS = re.compile(r"\\?[^\W\d_]+")
 _OPTIONS = re.compile(r"[A-Ea-e](?:,?[A-Ea-e])*")
 _STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
+_COMPUTED = re.compile(r"\\(?:sum|int|prod|lim|det|[bp]?mod|gcd)(?![A-Za-z])|!")
+_OPERATOR = re.compile(r"[\w)\]}!]\s*(?:[-+*/\u00b7\u00d7\u00f7\u2212]|\\(?:times|cdot|div)(?![A-Za-z]))")
+_IRRATIONAL = re.compile(
+    r"\^\{[^{}]*/|\\(?:sqrt|pi|exp|ln|log|(?:arc)?(?:sin|cos|tan))(?![A-Za-z])|[\u03c0\u221a]|(?<![A-Za-z])e(?![A-Za-z])"
+)
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _MAX_ALTERNATIVES = 8
 """Maximum number of forms of one answer, as in "1/2 or 0.5"."""
@@ -90,8 +95,9 @@ class Numeric(_FormulaRule):
     r"""The final answer equals the gold number in any notation: ``1,234.5``, ``1e3``, ``\frac{1}{2}``, ``\sqrt{4}``.
 
     A unit, currency or percent sign may be missing on one side, as in `MathEqual`. An answer that is not a single
-    number, such as "3-5" for 5 or "41 or 42", is wrong, and so is x = 3 for y = 3. The rule abstains if the gold answer
-    is not a number.
+    number, such as "3-5" for 5 or "41 or 42", is wrong, and so is x = 3 for y = 3. For a plain gold number, a
+    calculation that is not carried out is wrong, too: "6*7" for 42 may be a copy of the question. The rule abstains if
+    the gold answer is not a number.
 
     A formula that needs more than three seconds of processor time or 3 GB is wrong. A formula for which `timeout_s`
     leaves no time has no score, or is wrong if only the answer has an integral, sum, product or limit.
@@ -125,7 +131,9 @@ class Numeric(_FormulaRule):
             if not golds:
                 self.unread.add(self.name, gold_texts[0], "not a number")
                 return None
-            parts = answer.value.split(" or ")  # "1/2 or 0.5"
+            sides = [side.strip() for side in answer.raw.split("=")] if _is_calculation(answer.value) else []
+            value = next(filter(read_quantity, sides), answer.value)  # 7 = 3 + 4
+            parts = value.split(" or ")  # "1/2 or 0.5"
             return float(
                 len(parts) <= _MAX_ALTERNATIVES
                 and any(all(self._is_gold(part, *gold, end) for part in parts) for gold in golds)
@@ -139,7 +147,7 @@ class Numeric(_FormulaRule):
     def _is_gold(self, text: str, gold_text: str, gold: Quantity, end: float) -> bool:
         if not _same_name(assigned(text)[0], assigned(gold_text)[0]):
             return False
-        number = _number(text, end)
+        number = None if read_quantity(gold_text) and _is_calculation(text) else _number(text, end)
         if number is None and _STATED.fullmatch(text):  # \lim_{x \to 0} x = 0
             number = _number(text.rpartition("=")[2], end)
         return number is not None and same_quantity(number, gold, is_close=self._is_close)
@@ -149,6 +157,13 @@ class Numeric(_FormulaRule):
             return a == b
         scale = min(max(abs(b), Fraction(1)), 10 * abs(b)) or Fraction(1)
         return abs(a - b) <= Fraction(self.tolerance) * scale
+
+
+def _is_calculation(text: str) -> bool:
+    r"""Return whether a text is a calculation that is not carried out, and not a number as ``1+\sqrt{2}`` is."""
+    if read_quantity(text) or assigned(text)[1]:
+        return False
+    return bool(_COMPUTED.search(text) or (_OPERATOR.search(text) and not _IRRATIONAL.search(text)))
 
 
 def _number(text: str, end: float) -> Quantity | None:
