@@ -42,6 +42,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+
+def _search_no_libraries_here() -> None:
+    """Leave no element in ``LD_LIBRARY_PATH`` by which child processes load shared libraries of their current folder.
+
+    An empty element has this meaning, and opencv, which vLLM imports, appends the former value after a colon, also if
+    there was none. So the variable always gets a value. Each process imports this package before vLLM.
+    """
+    import os
+
+    folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
+    os.environ["LD_LIBRARY_PATH"] = ":".join(folders) or "/nonexistent"
+
+
+_search_no_libraries_here()
+
 __all__ = [
     "Credit", "Curriculum", "DPOConfig", "DPOTrainer", "Endpoint", "EngineConfig", "Engines", "Ensemble", "EnvReward",
     "Episode", "GRPOConfig", "GRPOTrainer", "Gateway", "Hosts", "Human", "League", "LearnerConfig", "LoRA",

@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -119,3 +120,17 @@ def test_overlapping_blocks_restore_the_names_of_packages():
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     assert metadata.packages_distributions is read
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "/nonexistent"), ("", "/nonexistent"), (":lib:/a::/b:.", "/a:/b")]
+)
+def test_children_load_no_shared_libraries_of_the_current_folder(before: str | None, after: str) -> None:
+    """opencv puts a folder and a colon before the former value, and an empty element is the current folder."""
+    program = "import forge_agents, os\nfirst = os.environ['LD_LIBRARY_PATH']\nimport cv2\n"
+    program += "print(first, os.environ['LD_LIBRARY_PATH'])"
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    environment |= {} if before is None else {"LD_LIBRARY_PATH": before}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    first, last = ended.stdout.split()
+    assert first == after and all(folder.startswith("/") for folder in last.split(":"))

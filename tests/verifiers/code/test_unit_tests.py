@@ -295,6 +295,53 @@ def test_items_that_tests_expect_are_not_shown_to_containers_of_the_code():
     assert PATIENT.run(OWN_CONTAINER, own).passed == (True,) * 5
 
 
+@pytest.mark.parametrize(
+    ("kind", "method", "test"),
+    [
+        ("list", "def __getitem__(self, i): return flip()", "x[0] > 3 and x[0] < 4"),
+        ("list", "def __iter__(self): return iter([flip()])", "all(v > 3 for v in x) and all(v < 4 for v in x)"),
+        ("list", "def __len__(self): return flip()", "len(x) > 3 and len(x) < 4"),
+        ("list", "def __abs__(self): return flip()", "abs(x) > 3 and abs(x) < 4"),
+        ("dict", "def __getitem__(self, key): return flip()", "x[0] > 3 and x[0] < 4"),
+        ("float", "def __abs__(self): return flip()", "abs(x) > 3 and abs(x) < 4"),
+    ],
+)
+def test_two_reads_of_plain_content_give_one_value(kind, method, test):
+    code = f"n = [0]\ndef flip():\n    n[0] += 1\n    return 9 if n[0] % 2 else -9\nclass Own({kind}):\n    {method}\n"
+    code += f"def f(): return Own({'5' if kind == 'float' else ''})"
+    assert PATIENT.run(code, f"x = f()\nassert {test}").passed == (False,)
+
+
+DERIVED = """
+from collections import Counter, defaultdict, namedtuple
+class Ring(list):
+    def __getitem__(self, i): return list.__getitem__(self, i % len(self))
+class Vector(list):
+    def __abs__(self): return sum(x * x for x in self) ** 0.5
+Pair = namedtuple("Pair", "x y")
+def count(text): return Counter(text)
+def lists(): return defaultdict(list)
+def add(lists, key): lists[key].append(1)
+"""
+USES = """
+ring = Ring([1, 2, 3])
+assert ring[4] == 2 and len(ring) == 3
+ring.append(9)
+assert ring[4] == 1 and list(ring) == [1, 2, 3, 9]
+assert abs(Vector([3, 4])) == 5 and sum(Vector([3, 4])) == 7
+assert count("aab")["a"] == 2 and count("aab")["z"] == 0 and sorted(count("aab")) == ["a", "b"]
+made = lists()
+add(made, 1)
+assert made[1] == [1] and made[2] == []
+assert Pair(1, 2).x == 1 and Pair(1, 2)[1] == 2 and Pair(1, 2) == (1, 2)
+"""
+
+
+def test_methods_of_derived_types_work():
+    report = PATIENT.run(DERIVED, USES)
+    assert report.passed == (True,) * 6, report.reasons
+
+
 OBJECTS = """
 from solution import Point, count, apply, sort_in_place, refuse, Table, Log
 p = Point(1)

@@ -108,10 +108,11 @@ class Service:
             "call": lambda target, *args, **kwargs: target(*args, **kwargs),
             "equal": lambda target, other: bool(target == other),
             "bool": bool,
-            "plain": lambda target: self.base_of(target)(target),
+            "plain": self.content,
             "is": isinstance,
             "name": lambda _, name: getattr(self.module, name),
             "special": self.special,
+            "read": self.special,
         }
 
     def serve(self) -> None:
@@ -142,6 +143,15 @@ class Service:
     def keep(self, value: Any) -> Any:
         self.objects[id(value)] = value
         return ["kept", id(value), self.base_of(value) is not None]
+
+    def content(self, target: Any) -> Any:
+        """The plain content, by the plain type's own methods: a derived class may have others."""
+        base = self.base_of(target)
+        if base is dict:
+            return dict(dict.items(target))
+        if base in _PLAIN:
+            return base(base.__iter__(target))
+        return getattr(base, f"__{base.__name__}__")(target)
 
     @staticmethod
     def base_of(value: Any) -> Any:
@@ -179,16 +189,29 @@ class Remote:
 
     @property
     def _plain(self) -> Any:
-        """The plain content. One that cannot change is asked for once: `0 < x < 1` must not read two numbers."""
+        """The plain content. One that cannot change is asked for once, and others once between two uses of the code.
+
+        Otherwise ``0 < x < 1`` could read two numbers.
+        """
         if "_constant" in vars(self):
             return self._constant
-        plain = self._candidate.ask("plain", self)
+        plain = self._once(("plain",), lambda: self._candidate.ask("plain", self))
         try:
             hash(plain)
         except TypeError:  # a list, or a tuple with one
             return plain
         vars(self)["_constant"] = plain
         return plain
+
+    def _once(self, key: tuple[str, ...], ask: Any) -> Any:
+        """Return the answer to a question, which is asked again only after the code ran for another reason."""
+        number, answers = vars(self).get("_answers", (0, {}))
+        if number != self._candidate.num_uses:
+            answers = {}
+        if key not in answers:
+            answers[key] = ask()
+        vars(self)["_answers"] = self._candidate.num_uses, answers
+        return answers[key]
 
     def __getattr__(self, name: str) -> Any:
         # Libraries of the tests, such as NumPy and pytest.approx, would read an empty array from an object of the code.
@@ -236,6 +259,9 @@ class Remote:
         return hash(self._plain) if self._has_plain else int(self._number)
 
     def __iter__(self) -> Any:
+        if self._has_plain:
+            yield from self._plain
+            return
         iterator = self._candidate.ask("special", self, "__iter__")
         while True:
             try:
@@ -247,6 +273,24 @@ class Remote:
 
 def _forward(name: str) -> Any:
     return lambda self, *args: self._candidate.ask("special", self, name, *args)
+
+
+def _reading(name: str, read: Any) -> Any:
+    """A method that reads plain content, if there is any, so that two reads give one value.
+
+    What the plain content does not have, such as a missing key of a Counter, is the code's answer.
+    """
+    forward = _forward(name)
+
+    def apply(self: Remote, *args: Any) -> Any:
+        if not self._has_plain:
+            return forward(self, *args)
+        try:
+            return read(self._plain, *args)
+        except (TypeError, ValueError, LookupError):
+            return self._once((name, repr(args)), lambda: self._candidate.ask("read", self, name, *args))
+
+    return apply
 
 
 def _binary(name: str) -> Any:
@@ -265,11 +309,15 @@ def _binary(name: str) -> Any:
 
 _REFLECTED = ("__radd__", "__rsub__", "__rmul__")
 _OWN = "{0} of an object of the code and plain data. Call x.{0}(...) to run the code's own"
-_METHODS = "len next getitem setitem delitem neg abs int float index str repr enter exit"
+_METHODS = "next setitem delitem str repr enter exit"
+_READS = {"len": len, "getitem": operator.getitem, "neg": operator.neg, "abs": abs, "index": operator.index}
+_READS |= {"int": int, "float": float}
 _OPERATORS = "add radd sub rsub mul rmul truediv floordiv mod pow lt le gt ge and or xor"
 _OWN_METHODS = {"__contains__", *(f"__{name}__" for name in _OPERATORS.split())}
 for _name in _METHODS.split():
     setattr(Remote, f"__{_name}__", _forward(f"__{_name}__"))
+for _name, _read in _READS.items():
+    setattr(Remote, f"__{_name}__", _reading(f"__{_name}__", _read))
 for _name in _OPERATORS.split():
     setattr(Remote, f"__{_name}__", _binary(f"__{_name}__"))
 
@@ -279,6 +327,8 @@ class Candidate:
 
     def __init__(self, source: str) -> None:
         self.source, self.deadline = source, 0.0
+        self.num_uses = 0
+        """Number of requests that may change objects of the code."""
         self.broken = ""
         """Why the current test has failed, even if it catches all exceptions."""
         self.process: subprocess.Popen[bytes] | None = None
@@ -324,6 +374,7 @@ class Candidate:
 
     def ask(self, action: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Send a request to the candidate. Plain results are returned as data of this process."""
+        self.num_uses += action not in ("plain", "read")
         try:
             return self._ask(action, target, *args, **kwargs)
         except Broken as broken:
