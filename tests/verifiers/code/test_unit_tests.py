@@ -308,7 +308,8 @@ def test_items_that_tests_expect_are_not_shown_to_containers_of_the_code():
 )
 def test_two_reads_of_plain_content_give_one_value(kind, method, test):
     code = f"n = [0]\ndef flip():\n    n[0] += 1\n    return 9 if n[0] % 2 else -9\nclass Own({kind}):\n    {method}\n"
-    code += f"def f(): return Own({'5' if kind == 'float' else ''})"
+    content = {"list": "[5]", "dict": "", "float": "5"}[kind]
+    code += f"def f(): return Own({content})"
     assert PATIENT.run(code, f"x = f()\nassert {test}").passed == (False,)
 
 
