@@ -135,7 +135,7 @@ def _md_row(values: Iterable[str]) -> str:
 def _md(text: str, longest: int = 400) -> str:
     """Escape text for Markdown."""
     plain = printable(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join(f"\\{c}" if c in "\\`*_[]|~#!" else c for c in plain)
+    return "".join(f"\\{c}" if c in "\\`*_[]{}|~#!" else c for c in plain)
 
 
 # ---- as a page

@@ -19,7 +19,7 @@ from forge_agents.bench.merge import board, leaderboard
 from forge_agents.bench.records import EpisodeLog
 from forge_agents.bench.report import ReportError
 from forge_agents.bench.sections import public_arguments
-from forge_agents.bench.tables import as_markdown
+from forge_agents.bench.tables import Document, Section, as_markdown
 from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 
@@ -207,10 +207,11 @@ def test_table_markdown_and_page_have_the_same_numbers(report, tmp_path, capsys)
 class Page(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.tags, self.links = set(), []
+        self.tags, self.links, self.attributes = set(), [], set()
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
+        self.attributes |= {*attrs}
         self.links += [value for name, value in attrs if name in ("href", "src") or name.startswith("on")]
 
 
@@ -232,6 +233,21 @@ def test_hostile_texts_are_escaped(report, tmp_path):
     row = re.search(r"^\| random .*$", markdown, re.MULTILINE).group()
     assert row.count("|") - row.count("\\|") == 6, "five columns"
     assert "\u202e" not in hostile.table() and not hostile.complete
+
+
+def test_names_give_the_sites_tables_no_attributes():
+    """mkdocs.yml switches `attr_list` on, which reads braces at the end of a cell or a heading."""
+    markdown = pytest.importorskip("markdown")
+    name = 'best { onclick="alert(1)" style="position:fixed" }'
+    section = Section(title=name, heads=[name, "rate"], rows=[[name, "1"]], names=1, note=name)
+    written = as_markdown(Document(title=name, headline=name, warnings=[], bars={}, sections=[section], facts=[name]))
+    page = Page()
+    page.feed(markdown.markdown(written, extensions=["attr_list", "tables", "toc"]))
+    assert (
+        page.links == []
+        and {name for name, value in page.attributes if value != "text-align: right;"} == {"id"}
+        and {"td", "th", "h2"} <= page.tags
+    )
 
 
 # ---- lower bounds of exploitability
