@@ -15,6 +15,12 @@ def test_argument_with_a_name_of_credentials_is_secret(name):
     assert is_secret(name, "abc") and is_secret(name, ["abc"]) and not is_secret(name, "")
 
 
+def test_variables_whose_last_word_has_no_separator_are_secret():
+    secret = "DBPASS MAILPASS ROOTPW LDAP_BINDPW PGPASSFILE GH_BEARER MNEMONIC SEED_PHRASE WALLET_SEED SSHPASS"
+    harmless = "BYPASS COMPASS PYTHONHASHSEED PASSES SEED PWD MAXPWM"
+    assert all(map(is_secret_variable, secret.split())) and not any(map(is_secret_variable, harmless.split()))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("key", "answer"), ("answer_key", "B"), ("eos_token", "<|im_end|>"), ("max_tokens", 5), ("tokenizer", "gpt2"),
