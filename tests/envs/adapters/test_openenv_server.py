@@ -20,7 +20,7 @@ pytest.importorskip("openenv")
 
 def script(folder, text):
     """A server's program in `folder`, and the command that starts it."""
-    file = folder / f"{folder.name}.py"
+    file = folder / "server.py"
     file.write_text(textwrap.dedent(text))
     return [sys.executable, str(file), "{port}"]
 
@@ -96,7 +96,7 @@ def test_server_without_a_token_gets_variables_but_no_secrets(tmp_path, monkeypa
         assert url.startswith("http://127.0.0.1:") and url.count("/") == 2
         episode = play(url)
         assert episode.turns[0].observation == "hello False" and episode.rewards == {"agent": 0.5}
-        (server,) = with_command(f"{tmp_path.name}.py")
+        (server,) = with_command(str(tmp_path))
         pids = [server, *children_of(server)]
         assert len(pids) == 2
     assert ended_within(pids, 60)
@@ -104,7 +104,7 @@ def test_server_without_a_token_gets_variables_but_no_secrets(tmp_path, monkeypa
 
 def test_server_that_dies_later_is_reported_and_its_children_end(tmp_path, caplog):
     with openenv_server(script(tmp_path, SERVER), env={"GREETING": ""}) as url:
-        (server,) = with_command(f"{tmp_path.name}.py")
+        (server,) = with_command(str(tmp_path))
         (child,) = children_of(server)
         os.kill(server, signal.SIGKILL)
         assert holds_within(60, lambda: "ended with exit status -9" in caplog.text) and ended_within([child], 60)
@@ -157,7 +157,7 @@ def test_server_that_does_not_answer_is_ended(tmp_path):
         openenv_server(words, start_s=3.0),
     ):
         pass
-    assert holds_within(60, lambda: not with_command(f"{tmp_path.name}.py"))
+    assert holds_within(60, lambda: not with_command(str(tmp_path)))
 
 
 STRANGER = """
