@@ -241,6 +241,30 @@ def with_lazy_package_names() -> Iterator[None]:
             module.packages_distributions = read
 
 
+def _is_absent() -> bool:
+    return False
+
+
+@contextmanager
+def lean_transformers() -> Iterator[None]:
+    """Let transformers be imported inside the block without scikit-learn, pandas and garbage collections.
+
+    Only assisted generation uses scikit-learn, whose import takes a quarter of the time for a tokenizer. A block that
+    begins inside one of another thread changes and restores nothing.
+    """
+    with without_garbage_collection(), with_lazy_package_names():
+        from transformers import utils
+
+        check: Any = utils.is_sklearn_available
+        if check is not _is_absent:
+            vars(utils)["is_sklearn_available"] = _is_absent
+        try:
+            yield
+        finally:
+            if check is not _is_absent:
+                vars(utils)["is_sklearn_available"] = check
+
+
 @contextmanager
 def without_packages(*names: str) -> Iterator[None]:
     """Make packages appear as not installed inside the block, so that large libraries do not import them.

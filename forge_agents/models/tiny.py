@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from forge_agents.imports import lean_transformers
+
 Family: TypeAlias = Literal[
     "llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral", "phi3", "gemma3", "qwen3_5", "qwen3_5_moe", "gpt_oss",
     "deepseek_v3", "glm4_moe_lite",
@@ -252,7 +254,9 @@ def _write_weights(folder: Path, family: Family, seed: int, dtype: Dtype, config
     """Write random weights with the names and shapes that transformers gives the model of a ``config.json``."""
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with lean_transformers():
+        from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     shows_progress = logging.is_progress_bar_enabled()

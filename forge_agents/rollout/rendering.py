@@ -26,7 +26,7 @@ from forge_agents.envs.reasoning import (
     split_response,
 )
 from forge_agents.errors import ForgeError
-from forge_agents.imports import with_lazy_package_names, without_garbage_collection
+from forge_agents.imports import lean_transformers
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import TemplateRefusalError, render
 from forge_agents.models.families import REASONING_EFFORT, REASONING_SWITCHES
@@ -496,7 +496,7 @@ _LAYOUTS: tuple[Layout, ...] = (list, _alternating, _as_user("tool"), _as_user("
 def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
     loaded = "transformers" in sys.modules
     progress = contextlib.nullcontext() if loaded else startup.track("library", "transformers", "for the tokenizer")
-    with progress, without_garbage_collection(), with_lazy_package_names():
+    with progress, lean_transformers():
         from transformers import AutoTokenizer  # noqa: F401  # `load_tokenizer` uses it
 
     return Renderer(models.load_tokenizer(folder), thinking=thinking)

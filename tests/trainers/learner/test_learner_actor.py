@@ -61,7 +61,7 @@ def test_garbage_collections_of_a_learner_do_not_visit_its_modules(monkeypatch):
     assert not any(each is module for each in gc.get_objects())
 
 
-def test_a_controller_imports_no_torch_and_a_learner_no_inductor_and_no_datasets(tiny_llama):
+def test_start_of_a_run_imports_no_inductor_no_datasets_and_no_sklearn(tiny_llama):
     code = """
 import sys
 import forge_trainers.learner.actor
@@ -70,8 +70,11 @@ from forge_trainers.learner import core, titan
 from forge_trainers.learner.plan import LearnerPlan
 core.LearnerCore(LearnerPlan(model=sys.argv[1], threads=1))
 print("torch" in sys.modules, "torch._inductor.compile_fx" in sys.modules, titan.torch.compile.__name__)
-print("datasets" in sys.modules, "torchtitan.trainer" in sys.modules)
+from pathlib import Path
+from forge_agents.rollout.rendering import Renderer
+Renderer.of(Path(sys.argv[1]))
+print("datasets" in sys.modules, "torchtitan.trainer" in sys.modules, "sklearn" in sys.modules)
 """
     command = [sys.executable, "-c", code, tiny_llama]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.split() == ["True", "False", "compile", "False", "False"]
+    assert done.stdout.split() == ["True", "False", "compile", "False", "False", "False"]
