@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.imports import with_lazy_package_names, without_garbage_collection, without_packages
@@ -651,6 +652,13 @@ def _repack_tied_heads(model: Any) -> None:
 
 
 def close(engine: Any) -> None:
-    """Free what the engine holds outside Python."""
-    with contextlib.suppress(AttributeError):
+    """Free what the engine holds outside Python. Its process ends next, so vLLM's two garbage collections are left out.
+
+    They visit all objects of all modules, which takes a tenth of an engine's start.
+    """
+    with contextlib.suppress(AttributeError), mock.patch.multiple(gc, collect=_nothing, unfreeze=_nothing):
         engine.engine_core.shutdown()
+
+
+def _nothing(*_: object) -> int:
+    return 0
