@@ -30,6 +30,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
@@ -230,10 +231,8 @@ class _Planner(DefaultLoadPlanner):
     """PyTorch's planner. Values other than tensors are read with ``weights_only``, too."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        packed = io.BytesIO()
-        torch.save(torch.load(value, weights_only=True), packed)  # accepts plain values only
-        packed.seek(0)
-        super().load_bytes(read_item, packed)
+        place = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, place, torch.load(value, weights_only=True))  # plain values only
 
 
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:

@@ -637,8 +637,10 @@ class LearnerCore:
             return float(titan.dist_utils.clip_grad_norm_(parameters, max_norm, foreach=True, ep_enabled=True))
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if max_norm / (norm + 1e-6) < 1:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+        if (scale := max_norm / (norm + 1e-6)) < 1:
+            gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
+            # each rank for itself: DTensor derives the layouts of all products at the first step, for seconds
+            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
         return float(norm)
 
 
