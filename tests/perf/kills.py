@@ -64,26 +64,27 @@ def main() -> int:
 
 
 def kills(folder: Path, *, runs: int, steps: int, seed: int = 0) -> list[Outcome]:
-    """Train once undisturbed and `runs` times with a kill, in `folder`."""
+    """Train once undisturbed and `runs` times with a kill, in `folder`. The first kill hits a fork of the whole run."""
     from forge_agents.models.tiny import tiny_model
 
     model = tiny_model(folder / "model")
-    whole, log = folder / "whole", folder / "log.txt"
+    whole, log, outs = folder / "whole", folder / "log.txt", [folder / f"run-{number}" for number in range(runs)]
     begun = time.perf_counter()
-    _finish(_start(whole, model, steps, log), log)
+    process = _start([whole, outs[0]], model, steps, log)
+    _wait_for_rows(outs[0], 0, process, log)
     _say(f"undisturbed: {time.perf_counter() - begun:.0f} s")
     expected, rng = _result(whole), random.Random(seed)
     step_s = [float(row["time/step_s"]) for row in read_lines(whole / "metrics.jsonl")]
     outcomes = []
-    for number in range(runs):
-        out, mode = folder / f"run-{number}", ("group", "controller")[number % 2]
+    for number, out in enumerate(outs):
+        mode = ("group", "controller")[number % 2]
         rows, after_s = rng.randrange(steps), rng.uniform(0, 1.5 * max(step_s[1:]))
-        process = _start(out, model, steps, log)
+        process = _start([out], model, steps, log) if number else process
         _wait_for_rows(out, rows, process, log)
         time.sleep(after_s)
         orphans = _kill(process, mode)
         saved = [int(mark.parent.name.removeprefix("step-")) for mark in out.glob("checkpoints/step-*/experiment.json")]
-        _finish(_start(out, model, steps, log), log)
+        _finish(_start([out], model, steps, log), log)
         outcomes.append(
             Outcome(
                 mode=mode,
@@ -109,8 +110,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def train(out: Path, model: Path, steps: int) -> None:
-    """The run that is killed: two seats, verifiers that learn, a running baseline, a warm-up, evaluations."""
+def train(outs: Sequence[Path], model: Path, steps: int) -> None:
+    """Runs on one engine, as they are killed: two seats, verifiers that learn, a baseline, a warm-up, evaluations."""
+    import numpy as np
     from fault_worlds import Letters
 
     import forge_agents as fa
@@ -133,17 +135,25 @@ def train(out: Path, model: Path, steps: int) -> None:
     )
     team = fa.Policy(str(model), name="team", sampling=fa.Sampling(max_tokens=6))
     short = fa.Rule(lambda t: 1.0 / (1 + len(t.turns[-1].action)), name="short")
-    reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name="share"), short, fa.EnvReward()])
-    with fa.GRPOTrainer(team, reward=reward, config=config, out_dir=out) as trainer:
-        trainer.fit(Letters, steps=steps)
+    trainer = None
+    with contextlib.ExitStack() as stack:
+        for out in outs:
+            random.seed(0)  # checkpoints hold these states too, so that they must begin alike
+            np.random.seed(0)  # noqa: NPY002
+            reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name="share"), short, fa.EnvReward()])
+            if trainer is None:
+                trainer = fa.GRPOTrainer(team, reward=reward, config=config, out_dir=out)
+            else:
+                trainer = trainer.fork(out, reward=reward)
+            stack.enter_context(trainer).fit(Letters, steps=steps)
 
 
 _Run = tuple[subprocess.Popen[bytes], str]
 """The process of a run and its mark."""
 
 
-def _start(out: Path, model: Path, steps: int, log: Path) -> _Run:
-    return start_marked(__file__, str(out), str(model), str(steps), log=log, OMP_NUM_THREADS="1")
+def _start(outs: Sequence[Path], model: Path, steps: int, log: Path) -> _Run:
+    return start_marked(__file__, str(model), str(steps), *map(str, outs), log=log, OMP_NUM_THREADS="1")
 
 
 def _finish(run: _Run, log: Path) -> None:
@@ -201,10 +211,6 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        import numpy as np
-
-        random.seed(0)  # checkpoints hold these states too, so that they must begin alike
-        np.random.seed(0)  # noqa: NPY002
-        train(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+        train([*map(Path, sys.argv[4:])], Path(sys.argv[2]), int(sys.argv[3]))
     else:
         sys.exit(main())
