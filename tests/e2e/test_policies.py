@@ -4,10 +4,7 @@ import asyncio
 import importlib
 import json
 import os
-import subprocess
-import sys
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,46 +13,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from cases import Cases, adapted, greedy, seats
 from local_processes import use_local_learners
-from openai import OpenAI
-from process_checks import free_port
 from safetensors.torch import load_file
 
 import forge_agents as fa
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.serving.config import EnginePlan
 
 pytestmark = pytest.mark.timeout(1800)
 
 GREEDY = fa.Sampling(temperature=0.0, max_tokens=24)
 PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]
-
-
-class Cases(fa.TurnEnv):
-    """Two seats in turn: one is paid for lowercase letters, the other for capitals."""
-
-    possible_agents = ["low", "high"]
-
-    def setup(self, rng):
-        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
-        self.turn = 0
-
-    def instructions(self, agent):
-        return "abc"
-
-    def observe_text(self, agent):
-        return self.start
-
-    def act(self, agent, action):
-        expected = str.islower if agent == "low" else str.isupper
-        self.turn += 1
-        share = sum(map(expected, action)) / max(len(action), 1)
-        return fa.Outcome(rewards={agent: share}, done=self.turn == 2)
-
-
-def seats(model, lora):
-    sampling = fa.Sampling(max_tokens=8)
-    return {seat: fa.Policy(str(model), name=f"{seat}-hero", sampling=sampling, lora=lora) for seat in ("low", "high")}
 
 
 def config(lr, *, sleeps=False, **settings):
@@ -71,31 +39,6 @@ def config(lr, *, sleeps=False, **settings):
 
 def each_learned(before, after):
     return all(after.by_agent[seat] > before.by_agent[seat] + 0.1 for seat in ("low", "high"))
-
-
-def adapted(model, adapter):
-    """transformers' model with an adapter in PEFT's layout added to its weights."""
-    from transformers import AutoModelForCausalLM
-
-    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    weights = load_file(adapter / "adapter_model.safetensors")
-    for name, a_RI in weights.items():
-        if name.endswith(".lora_A.weight"):
-            layer = hf.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
-            change = weights[name.replace("lora_A", "lora_B")] @ a_RI
-            layer.weight.data += settings["lora_alpha"] / settings["r"] * change
-    return hf
-
-
-def greedy(hf, prompt):
-    ids, logprobs = list(prompt), []
-    for _ in range(GREEDY.max_tokens):
-        with torch.no_grad():
-            row = torch.log_softmax(hf(torch.tensor([ids])).logits[0, -1], dim=-1)
-        ids.append(int(row.argmax()))
-        logprobs.append(float(row.max()))
-    return tuple(ids[len(prompt) :]), logprobs
 
 
 def said_by(trainer):
@@ -158,7 +101,6 @@ def test_two_adapters_on_one_engine_learn_separately(tiny_llama, tmp_path, monke
             assert {name: learner.version for name, learner in learners.items()} == versions
             assert len({learner.name for learner in learners.values()}) == 1
             programs_train_both_adapters(trainer, out)
-        the_run_answers_a_program(out, tiny_llama)
     sockets |= ports_table.measured("view", tmp_path)
     assert all(one.is_local for one in sockets), "on one host, no run listens beyond the loopback interface"
     assert any(one.protocol == "tcp" and "learner" in one.owner for one in sockets), "gloo's, so the ranks were seen"
@@ -239,32 +181,3 @@ def programs_train_both_adapters(trainer, folder):
     assert (first.branch, other.branch, more.branch) == (0, 1, 0)
     read = first.prompt_ids + first.response_ids
     assert more.prompt_ids[: len(read)] == read and other.prompt_ids[: len(read)] != read
-
-
-def the_run_answers_a_program(run, model):
-    """Each seat's adapter on one engine, behind the token, until SIGTERM."""
-    port = free_port()
-    words = [sys.executable, "-m", "forge_agents.cli.main", "serve", str(run), "--port", str(port)]
-    environment, log = {**os.environ, "FORGE_AGENTS_TOKEN": "a-token-for-tests"}, run / "serve.log"
-    with log.open("w") as told:
-        server = subprocess.Popen(words, env=environment, stdout=told, stderr=told)
-    try:
-        while "answering on" not in log.read_text():  # a deadline is the test's own
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.2)
-        said, expected = {}, {}
-        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-token-for-tests", max_retries=0) as client:
-            for seat in ("low", "high"):
-                messages = [{"role": "user", "content": "ab"}]
-                answer = client.chat.completions.create(model=seat, messages=messages, temperature=0)
-                said[seat] = answer.choices[0].message.content
-                prompt = list(Renderer.of(model).begin([("user", "ab")]))
-                ids, _ = greedy(adapted(model, run / "export" / f"{seat}-hero" / "adapter"), prompt)
-                expected[seat] = Renderer.of(model).text(ids[: answer.usage.completion_tokens])
-        assert said == expected and said["low"] != said["high"]
-        server.terminate()
-        assert server.wait(60) == 143, log.read_text()
-    finally:
-        server.kill()
-        server.wait(60)
-    assert "model  low-hero as low-hero, low" in log.read_text() and "a-token" not in log.read_text()
