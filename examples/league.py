@@ -104,6 +104,7 @@ def train(arm, player, seed, args, *, control=False):
         seed=seed,
         group_size=16,
         max_resamples=0,  # all arms play the same number of games
+        loss_normalization="sampled" if arm in DIVERGENCE else None,  # zero-variance groups have a divergence, too
         credit=fa.Credit(by=("seed", "role"), scale="none"),
         learner=learner,
         engine=fa.EngineConfig(max_model_len=128, threads=1),
