@@ -225,7 +225,9 @@ def make(
         TypeError: `max_turns` is set for something that is not a PettingZoo environment.
     """
     registered = spec(id)
-    newest = max((s.version for s in _specs.values() if s.name == registered.name), default=registered.version)
+    start = f"{registered.name}-v"  # compared first: libraries register hundreds of environments
+    others = [other for id_, other in _specs.items() if id_.startswith(start)]
+    newest = max((other.version for other in others if other.name == registered.name), default=registered.version)
     if registered.version < newest:
         warnings.warn(f"{registered.id} is outdated: {registered.name}-v{newest} exists", UserWarning, stacklevel=2)
     return make_from_spec(

@@ -6,6 +6,7 @@ As a program, this module reads a spec and seeds as JSON, plays them and writes 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -130,12 +131,16 @@ def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], 
     legal = info.get("legal_actions")
     if legal and kind < 0.7:
         return str(rng.choice(list(legal)))
-    rules, seen = (re.findall(r"\w+", text)[:400] for text in (instructions(env, agent), observation))
-    words = rules + 2 * seen
+    words = _words(instructions(env, agent)) + 2 * _words(observation)
     if words and kind < 0.9:
         start = rng.randrange(len(words))
         return " ".join(words[start : start + rng.choice((1, 1, 2, 8))])
     return rng.choice(ODD_ACTIONS)
+
+
+@functools.lru_cache(maxsize=64)  # instructions are those of the step before
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", text)[:400])
 
 
 def instructions(env: AnyEnv, agent: str) -> str:
