@@ -40,6 +40,7 @@ for name in ("COLUMNS", "LINES"):  # the size of the terminal changes no output
     os.environ.pop(name, None)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the mark of the session that started it
     os.environ[SESSION_VARIABLE] = secrets.token_hex(8)  # children inherit it, grandchildren too
+os.umask(0o022)  # programs of other users read files that tests write
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores Ctrl-C for what it starts with "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
