@@ -219,13 +219,19 @@ def test_a_config_of_more_memory_than_the_files_need_is_refused(tiny_bert, tmp_p
             RewardModel(large).score(PLAYED)
 
 
-def test_code_of_a_model_is_never_run(tiny_bert, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "autos"),
+    [
+        ("odd", ("AutoConfig", "AutoModelForSequenceClassification")),
+        ("lfm2", ("AutoModelForSequenceClassification",)),  # which transformers has, but not for this task
+    ],
+)
+def test_code_of_a_model_is_never_run(kind, autos, tiny_bert, tmp_path, monkeypatch):
     requests = []
     monkeypatch.setattr("builtins.input", lambda text: requests.append(text) or "y")  # transformers would ask
     odd = shutil.copytree(tiny_bert(labels=1), tmp_path / "odd")
     config = json.loads((odd / "config.json").read_text())
-    classes = dict.fromkeys(("AutoConfig", "AutoModelForSequenceClassification"), "odd.Odd")
-    config |= {"model_type": "odd", "auto_map": classes}
+    config |= {"model_type": kind, "auto_map": dict.fromkeys(autos, "odd.Odd")}
     (odd / "config.json").write_text(json.dumps(config))
     (odd / "odd.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Odd: pass\n")
     with pytest.raises(ValueError, match="needs Python code of its own"):

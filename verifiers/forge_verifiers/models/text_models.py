@@ -128,7 +128,7 @@ class TextModel:
         with models.no_remote_code(folder) as arguments:
             config = transformers.AutoConfig.from_pretrained(folder, **arguments)
             with torch.device("meta"):  # without memory
-                described = getattr(transformers, self._auto_class).from_config(config)
+                described = getattr(transformers, self._auto_class).from_config(config, trust_remote_code=False)
             check_count(folder, sum(part.numel() for part in (*described.parameters(), *described.buffers())))
             model, loading = getattr(transformers, self._auto_class).from_pretrained(
                 folder, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
