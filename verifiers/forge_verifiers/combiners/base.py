@@ -332,6 +332,15 @@ class Combiner(ABC):
         rows = self._checked(scores, groups, queried)
         return self._uncertainty(*rows) if len(rows[0]) else np.zeros(0)
 
+    def predict(
+        self, scores: ArrayLike, groups: ArrayLike | None = None, queried: ArrayLike | None = None
+    ) -> tuple[Floats, Floats | None]:
+        """`predict_proba` and `uncertainty` in the time of one, with None for combiners without `has_uncertainty`."""
+        rows = self._checked(scores, groups, queried)
+        if not len(rows[0]):
+            return np.zeros(0), np.zeros(0) if self.has_uncertainty else None
+        return self._predict_both(*rows) if self.has_uncertainty else (self._predict(*rows), None)
+
     def fit_predict(
         self,
         scores: ArrayLike,
@@ -394,3 +403,6 @@ class Combiner(ABC):
 
     def _uncertainty(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:
         raise NotImplementedError
+
+    def _predict_both(self, scores: Floats, groups: Ints | None, queried: Bools) -> tuple[Floats, Floats]:
+        return self._predict(scores, groups, queried), self._uncertainty(scores, groups, queried)

@@ -186,12 +186,12 @@ class Default(Combiner):
             )
 
     def _predict(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:
-        return self._averaged(scores, groups, queried)[0]
+        return self._predict_both(scores, groups, queried)[0]
 
     def _uncertainty(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:
-        return self._averaged(scores, groups, queried)[1]
+        return self._predict_both(scores, groups, queried)[1]
 
-    def _averaged(self, scores: Floats, groups: Ints | None, queried: Bools) -> tuple[Floats, Floats]:
+    def _predict_both(self, scores: Floats, groups: Ints | None, queried: Bools) -> tuple[Floats, Floats]:
         """P(correct) and its standard deviation, both [n].
 
         The variance has two parts: the uncertainty of the counted rates within each hypothesis, and the differences

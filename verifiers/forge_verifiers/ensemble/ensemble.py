@@ -258,7 +258,6 @@ class Ensemble(Composable):
         if self.learning:
             self._learn(trajectories, groups, matrix, present & matrix.verified)
         reward, deviation = rewards(
-            self._combiner,
             self._posterior(),
             matrix.scores[present],
             groups[present],

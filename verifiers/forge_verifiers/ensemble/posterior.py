@@ -121,12 +121,16 @@ class Posterior:
 
     def __call__(self, scores: ArrayLike, queried: Bools, *, groups: ArrayLike) -> Floats:
         """float64 [n] from scores [n, m], the mask [n, m] of queried verifiers, and prompts [n]."""
-        posterior = self._combiner.predict_proba(scores, groups, queried)
+        return self.with_deviation(scores, queried, groups=groups)[0]
+
+    def with_deviation(self, scores: ArrayLike, queried: Bools, *, groups: ArrayLike) -> tuple[Floats, Floats | None]:
+        """The result of a call, and the combiner's uncertainty [n] if it has one."""
+        posterior, deviation = self._combiner.predict(scores, groups, queried)
         partial = ~queried.all(axis=1)
         for subset in np.unique(queried[partial], axis=0):
             rows = (queried == subset).all(axis=1)
             posterior[rows] = sigmoid(logit(posterior[rows]) + self._shift(subset))
-        return posterior
+        return posterior, deviation
 
     def _shift(self, subset: Bools) -> float:
         """Log-odds to add for a subset of the verifiers, bool [m]."""
@@ -144,7 +148,6 @@ class Posterior:
 
 
 def rewards(
-    combiner: Combiner,
     posterior_of: Posterior,
     scores: ArrayLike,
     groups: ArrayLike,
@@ -154,8 +157,7 @@ def rewards(
     lower_bound: LowerBound | None,
 ) -> tuple[Floats, Floats | None]:
     """The reward of each response, float64 [n], and the standard deviation [n] of its posterior if available."""
-    posterior = posterior_of(scores, queried, groups=groups)
-    noise = combiner.uncertainty(scores, groups, queried) if combiner.has_uncertainty else None
+    posterior, noise = posterior_of.with_deviation(scores, queried, groups=groups)
     if isinstance(lower_bound, LowerConfidenceBound) and noise is not None:
         return lower_bound(posterior, noise), noise
     if isinstance(lower_bound, SoftMinimum):
