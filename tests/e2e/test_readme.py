@@ -54,16 +54,16 @@ def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_pat
 
 @pytest.mark.timeout(3000)
 def test_the_quick_start_learns_with_the_default_rate(tmp_path, monkeypatch, capsys):
-    """The example but for half of its groups, three of its ten steps, an engine as small, and a short evaluation."""
+    """The example but for half of its groups, four of its ten steps, an engine as small, and a short evaluation."""
     monkeypatch.setitem(inspect.unwrap(fa.GRPOTrainer.evaluate).__kwdefaults__, "episodes", 48)
     monkeypatch.syspath_prepend(str(README.parent / "recipes"))
     code = importlib.import_module("documented").example("quick_start")
     assert "steps=10" in code and "lr" not in code
     small = "GRPOConfig(groups_per_step=4, engine=fa.EngineConfig(enforce_eager=True, max_model_len=256), "
     monkeypatch.chdir(tmp_path)
-    run_in_notebook(tmp_path / "quick_start.py", code.replace("steps=10", "steps=3").replace("GRPOConfig(", small))
+    run_in_notebook(tmp_path / "quick_start.py", code.replace("steps=10", "steps=4").replace("GRPOConfig(", small))
     rows = [json.loads(line) for line in (tmp_path / "runs/echo/metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows]
     rewards.append(float(capsys.readouterr().out.split()[-1]))  # with the weights after the last step
-    assert len(rewards) == 4 and {row["learner/lr"] for row in rows} == {2e-5}
-    assert rewards[-1] > rewards[0] + 0.4, rewards  # measured: 0.14, 0.13, 0.47, 0.74
+    assert len(rewards) == 5 and {row["learner/lr"] for row in rows} == {2e-5}
+    assert rewards[-1] > rewards[0] + 0.4, rewards  # measured: 0.08, 0.18, 0.47, 0.63, 0.75
