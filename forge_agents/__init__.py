@@ -50,8 +50,9 @@ def _search_no_libraries_here() -> None:
     there was none. So the variable always gets a value. Each process imports this package before vLLM.
     """
     import os
+    import re
 
-    folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
+    folders = [folder for folder in re.split("[:;]", os.environ.get("LD_LIBRARY_PATH", "")) if folder.startswith("/")]
     os.environ["LD_LIBRARY_PATH"] = ":".join(folders) or "/nonexistent"
 
 

@@ -123,7 +123,7 @@ def test_overlapping_blocks_restore_the_names_of_packages():
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(None, "/nonexistent"), ("", "/nonexistent"), (":lib:/a::/b:.", "/a:/b")]
+    ("before", "after"), [(None, "/nonexistent"), ("", "/nonexistent"), (":lib:/a::/b;lib;:.", "/a:/b")]
 )
 def test_children_load_no_shared_libraries_of_the_current_folder(before: str | None, after: str) -> None:
     """opencv puts a folder and a colon before the former value, and an empty element is the current folder."""

@@ -39,7 +39,7 @@ STATES = {
     },
     stopping: {
         "agents": texts("t", "a").reshape(1, 2), "ranges": np.array([[0.0, 1.0]]), "scoring": texts("")[0],
-        "policies": texts("p"), "tokens": np.array([3]), "informative_steps": np.array(2), "learned": texts("p"),
+        "policies": texts("p"), "tokens": np.array([3]), "learned": texts("p"),
     },
     standings: {
         "names": texts("hero-000000", "hero-000004"), "pinned": np.array([True, False]),

@@ -462,6 +462,23 @@ def test_perfect_policy_is_solved_without_training(tmp_path):
     assert reason.startswith("solved: all 192 episodes") and "No step had an informative group" in reason
 
 
+def test_divergence_of_zero_variance_groups_does_not_prevent_the_end_of_a_run(tmp_path, capsys):
+    """The policy learns from it, but no group is informative."""
+    learner = fa.LearnerConfig(loss="grpo", kl_coef=0.1)
+    settings = {"learner": learner, "loss_normalization": "sampled", "max_empty_steps": 3, "groups_per_step": 8}
+    with trainer(tmp_path / "full", lambda step: FULL, **settings) as run:
+        reason = run.fit(Duel, steps=200).reason
+    assert reason.startswith("solved: all 192 episodes") and "those that training started with" not in reason
+    with (
+        trainer(tmp_path / "half", lambda step: HALF, **settings) as run,
+        pytest.raises(EmptyBatchError, match="3 consecutive steps had no informative group"),
+    ):
+        run.fit(Duel, steps=200)
+    with trainer(tmp_path / "short", lambda step: HALF, **settings) as run:
+        run.fit(Duel, steps=2)
+    assert "those that training started with" not in " ".join(capsys.readouterr().out.split())
+
+
 def test_policy_without_turns_is_named_at_the_end(tmp_path, capsys):
     class Two(Processes):
         policies = {"team": TEAM, "second": fa.Policy("m", name="second")}

@@ -319,6 +319,13 @@ class Ring(list):
     def __getitem__(self, i): return list.__getitem__(self, i % len(self))
 class Vector(list):
     def __abs__(self): return sum(x * x for x in self) ** 0.5
+class Shifted(list):
+    def __getitem__(self, i): return list.__getitem__(self, i - 1)
+class Stack(list):
+    def empty(self, show):
+        while self:
+            show(self.pop())
+        self.append(7)
 Pair = namedtuple("Pair", "x y")
 def count(text): return Counter(text)
 def lists(): return defaultdict(list)
@@ -335,12 +342,16 @@ made = lists()
 add(made, 1)
 assert made[1] == [1] and made[2] == []
 assert Pair(1, 2).x == 1 and Pair(1, 2)[1] == 2 and Pair(1, 2) == (1, 2)
+assert Shifted([5, 6])[1] == 6 and Shifted([5, 6]).__getitem__(1) == 5
+stack, seen = Stack([1, 2]), []
+stack.empty(lambda item: seen.append((item, len(stack), list(stack))))
+assert seen == [(2, 1, [1]), (1, 0, [])] and stack == [7] and len(stack) == 1
 """
 
 
 def test_methods_of_derived_types_work():
     report = PATIENT.run(DERIVED, USES)
-    assert report.passed == (True,) * 6, report.reasons
+    assert report.passed == (True,) * 8, report.reasons
 
 
 OBJECTS = """

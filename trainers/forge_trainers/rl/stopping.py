@@ -56,8 +56,6 @@ class StoppingCriteria:
         """`scoring` of `_range`."""
         self._tokens: Counter[str] = Counter()
         """Number of sampled tokens of each trained policy in the whole run."""
-        self._informative_steps = 0
-        """Number of steps of the whole run that had an informative group."""
         self._learned = set[str]()
         """Trained policies that had a sample in the whole run."""
         self.reset()
@@ -89,7 +87,8 @@ class StoppingCriteria:
         """
         if self._range_scoring != self.scoring:
             self._range, self._range_scoring = {}, self.scoring
-        problem, informative = nothing_to_train_on(groups, trained), bool(samples.samples)
+        problem, informative = nothing_to_train_on(groups, trained), samples.counts["used"] > 0
+        self._learned.update(samples.samples)
         for trajectory in (t for group in groups for t in group.trajectories if t.policy in trained):
             tokens = total_tokens(trajectory.turns)
             self._tokens[trajectory.policy] += tokens
@@ -101,8 +100,6 @@ class StoppingCriteria:
                 return StopReason(kind="broken", reason=f"step {step + 1}: {problem}")
         if informative:
             self.reset()
-            self._informative_steps += 1
-            self._learned.update(samples.samples)
         else:
             self._steps += 1
             self._too_long += samples.counts["too_long"]
@@ -121,7 +118,7 @@ class StoppingCriteria:
         idle = [name for name in trained if not self._tokens[name]]
         if idle:
             return f"{_named(idle)} never had a turn, so the exported weights are those that training started with"
-        if not self._informative_steps:
+        if not self._learned:
             return _UNTRAINED
         if left_out := [name for name in trained if name not in self._learned]:
             its = "its" if len(left_out) == 1 else "their"
@@ -203,7 +200,7 @@ class StoppingCriteria:
         left_out["ended before a trained policy's turn"] = len(self._idle)
         rest = ", ".join(f"{number} more {what}" for what, number in left_out.items() if number)
         episodes = f"all {self._episodes} episodes of the last {self._steps} steps{rest and f' ({rest})'} earned"
-        best += "" if self._informative_steps else f". {_capitalized(_UNTRAINED)}"
+        best += "" if self._learned else f". {_capitalized(_UNTRAINED)}"
         unknown = [key for key in self._best if max_rewards.get(key[0]) is None]
         if all(_reaches(self._range[key][1], 1.0) and _reaches(1.0, self._range[key][1]) for key in unknown):
             return StopReason(kind="solved", reason=f"solved: {episodes} the maximum reward: {best}")
@@ -228,14 +225,13 @@ class StoppingCriteria:
         return f"{agent} of {env_id} {', '.join(rewards)}{' and others' if len(best) > 3 else ''}, {top}"
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return reward ranges, token counts and the number of informative steps, for a checkpoint."""
+        """Return reward ranges, token counts and the policies that learned, for a checkpoint."""
         return {
             "agents": np.array([list(key) for key in self._range], dtype=np.str_).reshape(-1, 2),
             "ranges": np.array(list(self._range.values()), dtype=np.float64).reshape(-1, 2),
             "scoring": np.array(self._range_scoring, dtype=np.str_),
             "policies": np.array(list(self._tokens), dtype=np.str_),
             "tokens": np.array(list(self._tokens.values()), dtype=np.int64),
-            "informative_steps": np.array(self._informative_steps),
             "learned": np.array(sorted(self._learned), dtype=np.str_),
         }
 
@@ -247,7 +243,6 @@ class StoppingCriteria:
         self._range = {(e, a): (low, high) for (e, a), (low, high) in zip(keys, ranges, strict=True)}
         self._range_scoring = str(state.get("scoring", ""))  # earlier versions did not save it
         self._tokens = Counter(dict(zip(policies, tokens, strict=True)))
-        self._informative_steps = int(states.whole(state, "informative_steps"))
         self._learned = set(state.get("learned", state["policies"]).tolist())  # earlier versions did not save it
 
 

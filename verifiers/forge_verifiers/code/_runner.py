@@ -319,7 +319,7 @@ _READS: dict[str, Any] = {
 }
 _READS |= {"int": int, "float": float}
 _OPERATORS = "add radd sub rsub mul rmul truediv floordiv mod pow lt le gt ge and or xor"
-_OWN_METHODS = {"__contains__", *(f"__{name}__" for name in _OPERATORS.split())}
+_OWN_METHODS = {"__contains__", *(f"__{name}__" for name in [*_READS, *_OPERATORS.split()])}
 for _name in _METHODS.split():
     setattr(Remote, f"__{_name}__", _forward(f"__{_name}__"))
 for _name, _read in _READS.items():
@@ -415,8 +415,10 @@ class Candidate:
                         _become(arg, decode(after, self.find))
                 return decode(rest[0], self.find)
             if kind == "callback":
+                self.num_uses += 1  # the code ran until here, and runs again afterwards
                 result = self.callbacks[rest[0]](*decode(rest[1], self.find))
                 self.pipe.send(["answer", encode(result, self.keep)])
+                self.num_uses += 1
             elif kind == "error":
                 raise _exception(*rest)
             else:

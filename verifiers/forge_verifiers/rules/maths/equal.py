@@ -48,10 +48,20 @@ _LETTERS = re.compile(r"\\?[^\W\d_]+")
 _OPTIONS = re.compile(r"[A-Ea-e](?:,?[A-Ea-e])*")
 _STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
 _COMPUTED = re.compile(r"\\(?:sum|int|prod|lim|det|[bp]?mod|gcd)(?![A-Za-z])|!")
-_OPERATOR = re.compile(r"[\w)\]}!]\s*(?:[-+*/\u00b7\u00d7\u00f7\u2212]|\\(?:times|cdot|div)(?![A-Za-z]))")
-_IRRATIONAL = re.compile(
-    r"\^\{[^{}]*/|\\(?:sqrt|pi|exp|ln|log|(?:arc)?(?:sin|cos|tan))(?![A-Za-z])|[\u03c0\u221a]|(?<![A-Za-z])e(?![A-Za-z])"
+_OPERATOR = re.compile(
+    r"[\w)\]}!'%](?:[\s~$]|\\[,;:!% ])*(?:\\(?:text|math[a-z]+)\{\s*)?"
+    r"(?:[-+*/\u00b7\u00d7\u00f7\u2044\u2212\u2217\u22c5]|\\(?:times|cdot|div|ast)(?![A-Za-z]))"
 )
+_IRRATIONAL = re.compile(
+    r"(?:\^|\*\*)\s*[{(]?\s*-?\s*(?:\d*\.\d|\d+\s*/|\\[dt]?frac)|[\u03c0\u221a]|(?<![A-Za-z])e(?![A-Za-z])"
+    r"|(?<![A-Za-z])(?:sqrt|pi|exp|ln|log|(?:arc)?(?:sin|cos|tan)h?)(?![A-Za-z])"
+)
+_SCIENTIFIC = re.compile(
+    r"[-+\u2212]?[\d.,]+\s*(?:[*\u00b7\u00d7]|\\times|\\cdot)\s*(?:10|\{10\})\s*(?:\^|\*\*)\s*[{(]?[-+\u2212]?\d+[)}]?"
+)
+_EQUALS = re.compile(r"[=\u2248]|\\(?:approx|simeq)(?![A-Za-z])")
+_SIMPLE = 1000
+"""Maximum denominator of a gold number that no irrational number is close to."""
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _MAX_ALTERNATIVES = 8
 """Maximum number of forms of one answer, as in "1/2 or 0.5"."""
@@ -131,7 +141,7 @@ class Numeric(_FormulaRule):
             if not golds:
                 self.unread.add(self.name, gold_texts[0], "not a number")
                 return None
-            sides = [side.strip() for side in answer.raw.split("=")] if _is_calculation(answer.value) else []
+            sides = [side.strip() for side in _EQUALS.split(answer.raw)] if _is_calculation(answer.value) else []
             value = next(filter(read_quantity, sides), answer.value)  # 7 = 3 + 4
             parts = value.split(" or ")  # "1/2 or 0.5"
             return float(
@@ -147,7 +157,9 @@ class Numeric(_FormulaRule):
     def _is_gold(self, text: str, gold_text: str, gold: Quantity, end: float) -> bool:
         if not _same_name(assigned(text)[0], assigned(gold_text)[0]):
             return False
-        number = None if read_quantity(gold_text) and _is_calculation(text) else _number(text, end)
+        is_exact = self.tolerance <= _ROUNDING and gold.value.denominator <= _SIMPLE
+        is_open = read_quantity(gold_text) and _is_calculation(text, is_exact=is_exact)
+        number = None if is_open else _number(text, end)
         if number is None and _STATED.fullmatch(text):  # \lim_{x \to 0} x = 0
             number = _number(text.rpartition("=")[2], end)
         return number is not None and same_quantity(number, gold, is_close=self._is_close)
@@ -159,11 +171,15 @@ class Numeric(_FormulaRule):
         return abs(a - b) <= Fraction(self.tolerance) * scale
 
 
-def _is_calculation(text: str) -> bool:
-    r"""Return whether a text is a calculation that is not carried out, and not a number as ``1+\sqrt{2}`` is."""
-    if read_quantity(text) or assigned(text)[1]:
+def _is_calculation(text: str, *, is_exact: bool = False) -> bool:
+    r"""Return whether a text is a calculation that is not carried out, and not a number as ``1+\sqrt{2}`` is.
+
+    `is_exact`: whether the number is no irrational one.
+    """
+    if read_quantity(text) or assigned(text)[1] or _SCIENTIFIC.fullmatch(text):
         return False
-    return bool(_COMPUTED.search(text) or (_OPERATOR.search(text) and not _IRRATIONAL.search(text)))
+    is_irrational = not is_exact and _IRRATIONAL.search(text)
+    return bool(_COMPUTED.search(text) or (_OPERATOR.search(text) and not is_irrational))
 
 
 def _number(text: str, end: float) -> Quantity | None:
