@@ -632,6 +632,8 @@ def test_zero_variance_trajectories_of_regularized_policies_are_kept():
         assert result.counts["used"] == 1 and result.counts["zero_variance"] == 2
         assert result.advantages == {(0, 0): {"a": [-0.5]}, (0, 1): {"a": [0.5]}}
         assert result.metrics(["hero", "rival"])["groups/used/hero"] == 1
+    unlike = compute_advantages(items, Credit(baseline="none", scale="none"), {"hero"})
+    assert make_samples(unlike, {"hero"}).metrics(["hero", "rival"])["groups/used/hero"] == 3, "also those of reward 0"
     too_long = make_samples(groups, {"hero"}, size_of=size_of, keep=["hero"], max_tokens={"hero": 1})
     assert too_long.counts["too_long"] == 1 and too_long.counts["zero_variance"] == 2 and too_long.too_long == 2
 

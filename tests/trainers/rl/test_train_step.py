@@ -80,11 +80,8 @@ def test_groups_ages_and_learners_are_reported(tmp_path):
 
 
 def test_used_groups_of_each_policy_are_reported(tmp_path):
-    given = samples(0, 0, policies=("a",))
-    sample = given.samples["a"][0]
-    given = dataclasses.replace(given, samples={"a": [sample, sample, dataclasses.replace(sample, group=2)]})
-    result = run(given, {"a": Learner(), "b": Learner()}, tmp_path)
-    assert (result["groups/used"], result["groups/used/a"], result["groups/used/b"]) == (3.0, 2.0, 0.0)
+    result = run(dataclasses.replace(samples(0), used={"hero": 2}), {"hero": Learner(), "b": Learner()}, tmp_path)
+    assert (result["groups/used"], result["groups/used/hero"], result["groups/used/b"]) == (3.0, 2.0, 0.0)
 
 
 def test_step_without_samples_reports_zero(tmp_path):

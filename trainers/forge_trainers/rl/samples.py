@@ -135,7 +135,10 @@ class StepSamples:
     trained agent has two rewards to compare); ``too_long`` (no informative sample fits the learner);
     ``zero_variance`` (the rewards of trained agents do not differ by more than the noise)."""
     advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
-    """By group and episode, then by agent: one number per turn. Trajectories without samples are absent."""
+    """By group and episode, then by agent: one number per turn. Trajectories without samples, or with samples for the
+    divergence and the entropy bonus only, are absent."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    """By policy: number of groups with `advantages`."""
     abstained: int = 0
     """Number of trained trajectories without a reward."""
     too_long: int = 0
@@ -153,10 +156,9 @@ class StepSamples:
         """
         compared = self.counts["used"] + self.counts["zero_variance"]
         several = learners if len(learners) > 1 else ()
-        used = {name: len({s.group for s in self.samples.get(name, ()) if s.advantages.any()}) for name in several}
         return {
             **{f"groups/{outcome}": float(count) for outcome, count in self.counts.items()},
-            **{f"groups/used/{name}": float(count) for name, count in used.items()},
+            **{f"groups/used/{name}": float(self.used.get(name, 0)) for name in several},
             "groups/zero_variance_fraction": self.counts["zero_variance"] / compared if compared else float("nan"),
             "dropped/abstained": float(self.abstained),
             "dropped/too_long": float(self.too_long),
@@ -196,7 +198,8 @@ def make_samples(
     tokens: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of informative trajectories and of others
-    used, too_long = set[int](), list[int]()
+    used: dict[str, set[int]] = {}
+    too_long: list[int] = []
     advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
     rows, abstained = _scored_trajectories(groups, trained)
     for at, (number, agent, index, turns, trajectory, _) in enumerate(rows):
@@ -214,7 +217,7 @@ def make_samples(
             samples.setdefault(trajectory.policy, []).extend(accepted)
         if accepted and of_all is not None:
             advantages.setdefault((number, index), {})[agent] = of_all.tolist()
-            used.add(number)
+            used.setdefault(trajectory.policy, set()).add(number)
         if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere
             part = trajectory if len(accepted) == len(cut) else _learned_part(trajectory, accepted)
             sizes[per_turn is not None][trajectory.policy] += size_of(part)
@@ -225,8 +228,9 @@ def make_samples(
             samples[name] = [replace(sample, advantage=fraction * sample.advantages) for sample in samples[name]]
     return StepSamples(
         samples=samples,
-        counts=_outcomes(groups, trained, used, set(too_long)),
+        counts=_outcomes(groups, trained, set().union(*used.values()), set(too_long)),
         advantages=advantages,
+        used={name: len(numbers) for name, numbers in used.items()},
         abstained=abstained,
         too_long=len(too_long),
         bad_logprobs={name: bad[name] / number for name, number in tokens.items() if number},
