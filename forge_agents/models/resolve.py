@@ -233,7 +233,7 @@ def _check_counts(file: Path, config: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             _check_counts(file, value)
         elif _COUNT.match(name) and isinstance(value, int | float) and value > _MAX_COUNT:
-            raise ModelNotFoundError(f"{file} has {name}={value:g}. Expected at most {_MAX_COUNT}")
+            raise ModelNotFoundError(f"{file} has {name}={value!r:.20}. Expected at most {_MAX_COUNT}")
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -58,7 +58,7 @@ def check_growth(file: Path, settings: Mapping[str, Any]) -> None:
     texts = [value for name, value in model.items() if name != "merges"]  # they join tokens of the vocabulary
     check_tokens(file, (texts, settings.get("added_tokens")))
     if not 0 <= (chars := model.get("max_input_chars_per_word", 0)) <= _MAX_TOKEN_CHARS:  # quadratic time
-        raise _refusal(file, f"its words have up to {chars:g} letters. Expected at most {_MAX_TOKEN_CHARS}")
+        raise _refusal(file, f"its words have up to {chars!r:.20} letters. Expected at most {_MAX_TOKEN_CHARS}")
 
 
 def check_tokens(file: Path, values: object) -> None:
