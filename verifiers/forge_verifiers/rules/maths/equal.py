@@ -60,6 +60,7 @@ _SCIENTIFIC = re.compile(
     r"[-+\u2212]?[\d.,]+\s*(?:[*\u00b7\u00d7]|\\times|\\cdot)\s*(?:10|\{10\})\s*(?:\^|\*\*)\s*[{(]?[-+\u2212]?\d+[)}]?"
 )
 _EQUALS = re.compile(r"[=\u2248]|\\(?:approx|simeq)(?![A-Za-z])")
+_NAMES = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _SIMPLE = 1000
 """Maximum denominator of a gold number that no irrational number is close to."""
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
@@ -141,8 +142,9 @@ class Numeric(_FormulaRule):
             if not golds:
                 self.unread.add(self.name, gold_texts[0], "not a number")
                 return None
-            sides = [side.strip() for side in _EQUALS.split(answer.raw)] if _is_calculation(answer.value) else []
-            value = next(filter(read_quantity, sides), answer.value)  # 7 = 3 + 4
+            is_stated = _is_calculation(answer.value) and not _NAMES.search(answer.raw)
+            sides = [side.strip() for side in _EQUALS.split(answer.raw)] if is_stated else []
+            value = next(filter(read_quantity, sides), answer.value)  # 7 = 3 + 4, but not a + b = 7
             parts = value.split(" or ")  # "1/2 or 0.5"
             return float(
                 len(parts) <= _MAX_ALTERNATIVES
