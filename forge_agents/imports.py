@@ -269,7 +269,7 @@ def lean_transformers() -> Iterator[None]:
 def without_packages(*names: str) -> Iterator[None]:
     """Make packages appear as not installed inside the block, so that large libraries do not import them.
 
-    The names may be modules of packages as well. What was imported before the block stays imported.
+    The names may be modules of packages as well. Modules that were imported before the block stay imported.
     """
     hidden = [name for name in names if name not in sys.modules]
     modules: dict[str, Any] = sys.modules

@@ -242,8 +242,8 @@ def load_tokenizer(folder: Path) -> Any:
     A tokenizer's settings can replace parts of ``tokenizer.json``, and name a class that loads something else.
 
     Raises:
-        ModelNotFoundError: It is no tokenizer, or can multiply the length of a text (`check_growth`).
-        ValueError: It needs Python code of the folder.
+        ModelNotFoundError: The class is no tokenizer, or a text can become far longer (`check_growth`).
+        ValueError: The tokenizer needs Python code of the folder.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name

@@ -65,7 +65,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message of a conversation, reduced to its content."""
+    """A message of a conversation, reduced to its content."""
 
     role: str
     """"system", "user", "assistant" or "tool"."""

@@ -132,7 +132,7 @@ class _PendingCall:
 
 
 class Session:
-    """One episode's calls. At most one thread at a time takes and answers them. Created by `Gateway.open`."""
+    """Calls of an episode. At most one thread at a time takes and answers them. Created by `Gateway.open`."""
 
     _scope, _closed_message = "this episode", "this episode is over"
 

@@ -17,7 +17,7 @@ Decisions: TypeAlias = Literal["every", "longest"] | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkRule:
-    """Which decisions of an episode are played again, and how often."""
+    """Decisions of an episode that are played again, and their number."""
 
     samples: int
     """Number of alternatives per decision."""

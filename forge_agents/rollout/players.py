@@ -351,7 +351,7 @@ class ModelPlayer:
         rng_key: str | None,
         choices: tuple[str, ...] = (),
     ) -> Completion:
-        """One request to the engine. `limit` is the maximum length of prompt and response together."""
+        """A request to the engine. `limit` is the maximum length of prompt and response together."""
         room = limit - len(prompt_ids)
         options: dict[str, Any] = {"choices": choices} if choices else {}
         if rng_key is not None:

@@ -24,7 +24,7 @@ _MIN_CAPACITY = 4
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Host:
-    """One host. The controller's own has no agent."""
+    """A host. The controller's own has no agent."""
 
     name: str
     role: str

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """One process that died or hung."""
+    """A process that died or hung."""
 
     who: str
     """Name of the process in errors."""
@@ -32,7 +32,7 @@ class Fault:
 
 
 class Faults:
-    """All faults of a run.
+    """Faults of a run.
 
     Args:
         max_respawns: Maximum number of processes that are restarted. One more death ends the run; with 0, the first.
@@ -46,7 +46,7 @@ class Faults:
         self._places: set[str] = set()
         self._file = file
         self.all: list[Fault] = []
-        """All faults, in the order they were noticed."""
+        """Faults, in the order they were noticed."""
 
     def reset(self, file: Path | None) -> None:
         """Start counting from zero for another run, whose faults go to `file`."""

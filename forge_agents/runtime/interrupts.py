@@ -56,7 +56,7 @@ async def _nothing() -> None:
 
 
 class LoopRunner:
-    """One event loop for the life of its owner, so that a trainer's actors outlive a call of ``fit``.
+    """An event loop for the life of its owner, so that a trainer's actors outlive a call of ``fit``.
 
     If a loop already runs in this thread, as in a notebook, the work moves to its own thread, which Ctrl-C stops.
 

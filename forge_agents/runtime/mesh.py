@@ -54,7 +54,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spawned:
-    """One mesh that this controller started."""
+    """A mesh that this controller started."""
 
     name: str
     mesh: ProcMesh
@@ -80,7 +80,7 @@ _placing = threading.Lock()
 _clusters: list[Cluster] = []
 """The cluster of a run with launched hosts. Empty if everything runs on this host."""
 _dividing: list[object] = []
-"""One mark for each run that is about to divide GPUs."""
+"""A mark for each run that is about to divide GPUs."""
 _in_trouble: set[str] = set()
 """Names of meshes that stalled or died. Their logs are kept."""
 

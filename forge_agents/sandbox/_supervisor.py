@@ -38,7 +38,7 @@ _ENGINE_S = 20.0
 
 
 class Run:
-    """One program, from start to end."""
+    """A program, from start to end."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request, self.limits = request, request["limits"]
@@ -295,7 +295,7 @@ class Run:
             self.limit = self.limit or "processes"
 
     def _tree(self) -> list[str]:
-        """All processes of the program. Orphans are children of its first process, or of this one."""
+        """Processes of the program. Orphans are children of its first process, or of this one."""
         roots = [str(self.child)] if self.strong else self.usage.children(str(os.getpid()))
         return list(self.usage.tree(roots))
 

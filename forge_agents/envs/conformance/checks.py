@@ -104,7 +104,7 @@ def pettingzoo_seed(case: Case) -> None:
 
 
 def _same_spaces(case: Case) -> None:
-    """Each space is the same object in every call, as PettingZoo demands. Otherwise seeds of spaces are lost."""
+    """A space is the same object in every call, as PettingZoo demands. Otherwise seeds of spaces are lost."""
     env = case.create()
     env.reset(seed=case.seeds[0])
     for name, agent in itertools.product(("observation_space", "action_space"), env.possible_agents):

@@ -468,7 +468,7 @@ class Pool:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers, in use and idle."""
+        """Workers, in use and idle."""
         with self._lock:
             return (*self._lent, *self._idle)
 

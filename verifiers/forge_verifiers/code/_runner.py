@@ -189,7 +189,7 @@ class Remote:
 
     @property
     def _plain(self) -> Any:
-        """The plain content. One that cannot change is asked for once, and others once between two uses of the code.
+        """The plain content. Constant content is read once, other content once between two uses of the code.
 
         Otherwise ``0 < x < 1`` could read two numbers.
         """
@@ -278,7 +278,7 @@ def _forward(name: str) -> Any:
 def _reading(name: str, read: Any) -> Any:
     """A method that reads plain content, if there is any, so that two reads give one value.
 
-    What the plain content does not have, such as a missing key of a Counter, is the code's answer.
+    The code answers for keys that the plain content does not have, as of a Counter.
     """
     forward = _forward(name)
 
