@@ -188,7 +188,7 @@ def with_flag(flag: str, words: Sequence[str]) -> list[str]:
 
 def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()) -> T:
     """Return an instance of `kind` from a command line, whose first word may be a YAML file. Exits on errors."""
-    settings_kind: type = kind
+    settings_kind: type = kind  # mypy takes no type[T] for hashable
     parser = _parser_of(settings_kind, prog, description, tuple(examples))
     return built(parser, kind, parser.parse_args(with_flag("--config", words)))
 

@@ -177,6 +177,7 @@ _ELSEWHERE = {"speculators_config", "configuration_files"}
 _OTHER_TOKENIZER = {"fast_tokenizer_files", "gguf_file"}
 """Keys of a tokenizer's settings by which transformers reads other files."""
 _COUNT = re.compile(r"num_|n_(layer|head)s?$")
+"""Beginnings of keys of config.json with a number of parts, such as ``num_hidden_layers`` and ``num_labels``."""
 _MAX_COUNT = 100_000
 _OTHER_FORMAT = "consolidated*.safetensors"
 """Files of weights in Mistral's format."""

@@ -96,7 +96,7 @@ def test_the_gpu_list_is_the_cuda_twin():
 
 
 def imports(path: Path) -> set[str]:
-    """Top-level names of all modules that a file imports, inside functions, too. None without a name of ours."""
+    """Top-level names of all modules that a file imports, inside functions, too. Empty without a name of ours."""
     result: set[str] = set()
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if re.search("forge_(?!agents)", text) else ():
@@ -170,11 +170,13 @@ USED = """
 import importlib.metadata, pathlib, sys
 import forge_agents, forge_envs, forge_trainers, forge_verifiers
 from forge_agents.cli import setup
+from forge_agents.models import resolve
 
 for package in (forge_agents, forge_envs, forge_trainers, forge_verifiers):
     assert pathlib.Path(package.__file__).is_relative_to(sys.prefix), package.__file__
 assert importlib.metadata.version("forge-agents-rl") == forge_agents.__version__
 assert setup.missing() == [] and len(setup.pinned()) == 2
+print(resolve.resolve("tiny-random"))
 """
 
 
@@ -193,7 +195,7 @@ def test_an_installed_wheel_works_in_an_environment_of_its_own(built: Path, tmp_
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    run(str(python), "-c", USED)
+    assert "cache" in run(str(python), "-c", USED)
     command = str(python.with_name("forge-agents"))
     assert "doctor" in run(command, "--help")
     assert "forge/Relay-v0" in run(command, "list")

@@ -215,9 +215,9 @@ def make_samples(
         accepted = [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]
         if accepted:
             samples.setdefault(trajectory.policy, []).extend(accepted)
-        if accepted and of_all is not None:
-            advantages.setdefault((number, index), {})[agent] = of_all.tolist()
-            used.setdefault(trajectory.policy, set()).add(number)
+            if of_all is not None:
+                advantages.setdefault((number, index), {})[agent] = of_all.tolist()
+                used.setdefault(trajectory.policy, set()).add(number)
         if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere
             part = trajectory if len(accepted) == len(cut) else _learned_part(trajectory, accepted)
             sizes[per_turn is not None][trajectory.policy] += size_of(part)

@@ -310,14 +310,8 @@ def _binary(name: str) -> Any:
 _REFLECTED = ("__radd__", "__rsub__", "__rmul__")
 _OWN = "{0} of an object of the code and plain data. Call x.{0}(...) to run the code's own"
 _METHODS = "next setitem delitem str repr enter exit"
-_READS: dict[str, Any] = {
-    "len": len,
-    "getitem": operator.getitem,
-    "neg": operator.neg,
-    "abs": abs,
-    "index": operator.index,
-}
-_READS |= {"int": int, "float": float}
+_READS: dict[str, Any] = {"len": len, "abs": abs, "int": int, "float": float}
+_READS |= {name: getattr(operator, name) for name in ("getitem", "neg", "index")}
 _OPERATORS = "add radd sub rsub mul rmul truediv floordiv mod pow lt le gt ge and or xor"
 _OWN_METHODS = {"__contains__", *(f"__{name}__" for name in [*_READS, *_OPERATORS.split()])}
 for _name in _METHODS.split():

@@ -48,21 +48,25 @@ _LETTERS = re.compile(r"\\?[^\W\d_]+")
 _OPTIONS = re.compile(r"[A-Ea-e](?:,?[A-Ea-e])*")
 _STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
 _COMPUTED = re.compile(r"\\(?:sum|int|prod|lim|det|[bp]?mod|gcd)(?![A-Za-z])|!")
+"""Operations that a number in an answer does not have."""
 _OPERATOR = re.compile(
     r"[\w)\]}!'%](?:[\s~$]|\\[,;:!% ])*(?:\\(?:text|math[a-z]+)\{\s*)?"
     r"(?:[-+*/\u00b7\u00d7\u00f7\u2044\u2212\u2217\u22c5]|\\(?:times|cdot|div|ast)(?![A-Za-z]))"
 )
+"""An operator between two operands."""
 _IRRATIONAL = re.compile(
     r"(?:\^|\*\*)\s*[{(]?\s*-?\s*(?:\d*\.\d|\d+\s*/|\\[dt]?frac)|[\u03c0\u221a]|(?<![A-Za-z])e(?![A-Za-z])"
     r"|(?<![A-Za-z])(?:sqrt|pi|exp|ln|log|(?:arc)?(?:sin|cos|tan)h?)(?![A-Za-z])"
 )
+"""Parts of numbers that are sums or products in their simplest form, such as ``1+\\sqrt{2}``."""
 _SCIENTIFIC = re.compile(
     r"[-+\u2212]?[\d.,]+\s*(?:[*\u00b7\u00d7]|\\times|\\cdot)\s*(?:10|\{10\})\s*(?:\^|\*\*)\s*[{(]?[-+\u2212]?\d+[)}]?"
 )
 _EQUALS = re.compile(r"[=\u2248]|\\(?:approx|simeq)(?![A-Za-z])")
 _NAMES = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+"""Names of variables and units, but not of commands."""
 _SIMPLE = 1000
-"""Maximum denominator of a gold number that no irrational number is close to."""
+"""Maximum denominator of a gold number for which an answer with a root or pi is a calculation: it cancels out."""
 _LOWERED = {0x2080 + digit: str(digit) for digit in range(10)}
 _MAX_ALTERNATIVES = 8
 """Maximum number of forms of one answer, as in "1/2 or 0.5"."""
@@ -160,8 +164,8 @@ class Numeric(_FormulaRule):
         if not _same_name(assigned(text)[0], assigned(gold_text)[0]):
             return False
         is_exact = self.tolerance <= _ROUNDING and gold.value.denominator <= _SIMPLE
-        is_open = read_quantity(gold_text) and _is_calculation(text, is_exact=is_exact)
-        number = None if is_open else _number(text, end)
+        is_calculation = read_quantity(gold_text) and _is_calculation(text, is_exact=is_exact)
+        number = None if is_calculation else _number(text, end)
         if number is None and _STATED.fullmatch(text):  # \lim_{x \to 0} x = 0
             number = _number(text.rpartition("=")[2], end)
         return number is not None and same_quantity(number, gold, is_close=self._is_close)
@@ -176,7 +180,7 @@ class Numeric(_FormulaRule):
 def _is_calculation(text: str, *, is_exact: bool = False) -> bool:
     r"""Return whether a text is a calculation that is not carried out, and not a number as ``1+\sqrt{2}`` is.
 
-    `is_exact`: whether the number is no irrational one.
+    With `is_exact`, roots and pi make it no number, because they can only cancel out.
     """
     if read_quantity(text) or assigned(text)[1] or _SCIENTIFIC.fullmatch(text):
         return False
