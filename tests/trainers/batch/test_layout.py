@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_trainers.batch import layout
-from forge_trainers.batch.layout import blocks_of, build_row, lay_out, plan_rows, with_openings
+from forge_trainers.batch.layout import blocks_of, build_row, equal_samples, lay_out, plan_rows, with_openings
 from forge_trainers.batch.packing import Sample, pack
 from forge_trainers.learner.plan import LearnerPlan
 
@@ -97,10 +97,12 @@ def test_a_piece_that_fits_nowhere_is_refused():
 @given(samples(), st.booleans(), st.booleans(), st.integers(1, 3))
 def test_rows_hold_the_batch_exactly(found, share, openings, multiple_of):
     batch = pack(found)
-    blocks = blocks_of(batch, max_tokens=24, share_prefixes=share)
-    assert sorted(i for block in blocks for i in block.samples) == list(range(len(found)))
+    copies = equal_samples(batch, range(len(found))) if share else None
+    blocks = blocks_of(batch, max_tokens=24, share_prefixes=share, samples=None if copies is None else list(copies))
+    laid_out = [i for block in blocks for i in block.samples]
+    assert sorted(itertools.chain(*([i] if copies is None else copies[i] for i in laid_out))) == [*range(len(found))]
     blocks = with_openings(batch, blocks) if openings else blocks
-    row = build_row(batch, blocks, multiple_of=multiple_of)
+    row = build_row(batch, blocks, copies=copies, multiple_of=multiple_of)
     ids, positions = row.token_ids_1L[0].tolist(), row.positions_1L[0].tolist()
     assert len(ids) % multiple_of == 0
     # each loss token is predicted once, from a position whose whole past is the sample's own
@@ -160,6 +162,20 @@ def test_groups_share_openings():
     assert [span.length for span in build_row(batch, blocks[2:]).spans] == [8, 5]
     layout = lay_out(batch, max_tokens=100, chunk_tokens=8, share_prefixes=True, hidden_size=8)
     assert layout.positions == 25
+
+
+def test_equal_samples_are_laid_out_once_with_the_loss_tokens_of_each():
+    tokens = (1, 2, 3, 7, 8)
+    first, other = sample_of(tokens, 2, group=0), sample_of(tokens, (False, True, False, False, True), group=1)
+    batch = pack([first, sample_of((1, 2, 3, 7), 1, group=0), other])
+    layout = lay_out(batch, max_tokens=100, chunk_tokens=8, share_prefixes=True, hidden_size=8)
+    (microbatch,) = layout.microbatches
+    row = microbatch.row
+    assert layout.positions == 5 + 4 - 3 and sorted(row.token_S.tolist()) == [3, 4, 8, 10, 13]
+    source = dict(zip(row.token_S.tolist(), row.source_S.tolist(), strict=True))
+    assert source[4] == source[13] and source[3] == source[8] and row.positions_1L[0, source[10]] == 0
+    alone = lay_out(batch, max_tokens=100, chunk_tokens=8, share_prefixes=False, hidden_size=8)
+    assert alone.positions == 14
 
 
 def test_nested_prefixes_are_shared():

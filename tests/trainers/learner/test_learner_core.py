@@ -110,6 +110,20 @@ def test_instructions_that_groups_share_change_nothing(tiny_llama, random_batch,
     assert relative_gap(result, gradients(core, batch)) < 1e-5
 
 
+def test_equal_samples_are_computed_once_and_change_nothing(tiny_llama, random_batch, monkeypatch):
+    batch = random_batch(groups=6, siblings=3)
+    for start, length in zip(*(batch["samples"][name].tolist() for name in ("start", "length")), strict=True):
+        # equal tokens by length, of which there are fewer than samples; loss masks and advantages stay
+        batch["tokens"]["ids"][start : start + length] = torch.arange(length) + length
+    core = LearnerCore(config(tiny_llama))
+    (_, facts), logprobs, result = core._plan(batch), core.logprobs(batch), gradients(core, batch)
+    monkeypatch.setattr(layout, "equal_samples", lambda batch, samples: {i: [i] for i in samples})
+    (_, facts_without), without = core._plan(batch), core.logprobs(batch)
+    assert facts["positions"] < facts_without["positions"]
+    assert (logprobs - without).norm() < 1e-5 * without.norm()
+    assert relative_gap(result, gradients(core, batch)) < 1e-5
+
+
 def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(tiny_llama, random_batch, tmp_path, monkeypatch):
     monkeypatch.setattr(sums_of_files, "CHUNK_BYTES", 100_000)
     core = LearnerCore(config(tiny_llama))

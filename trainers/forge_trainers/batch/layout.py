@@ -1,8 +1,9 @@
 """Layout of a batch: spreads samples over data-parallel ranks and forward passes, and shares common prefixes.
 
-Samples of one group with a common prefix form a `Block`, and the prefix is computed once. Blocks are spread over rows
-so that ranks finish together. Blocks of one row may share an opening as well: a common prefix of several groups, such
-as instructions. Every rank computes the same plan.
+Samples with the same tokens, as in games with few answers, are computed once. Samples of one group with a common prefix
+form a `Block`, and the prefix is computed once. Blocks are spread over rows so that ranks finish together. Blocks of one
+row may share an opening as well: a common prefix of several groups, such as instructions. Every rank computes the same
+plan.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,7 +107,7 @@ class Layout:
     positions: int
     """Number of positions that all ranks compute."""
     group_positions: int
-    """The same number without openings, so with shared prefixes within groups only."""
+    """The same number without openings: equal samples and prefixes within groups are shared."""
     waste: float
     """Fraction of positions lost to waiting and padding, in [0, 1)."""
 
@@ -129,7 +130,7 @@ def lay_out(
         batch: A batch that passes `forge_trainers.batch.packing.check_batch`.
         max_tokens: Maximum number of positions of a row, unless one sample has more.
         chunk_tokens: Maximum number of loss tokens per call of the head.
-        share_prefixes: Whether a row lays out common prefixes of its samples once.
+        share_prefixes: Whether equal samples and common prefixes of a row's samples are laid out once.
         hidden_size: Hidden size of the model. Weighs attention against linear layers.
         ranks: Number of data-parallel ranks.
         rank: The rank whose rows are returned.
@@ -137,7 +138,9 @@ def lay_out(
         samples: Indices of the samples to compute, at least one. None: all.
     """
     samples = range(len(batch["samples"]["length"])) if samples is None else samples
-    lengths_n = batch["samples"]["length"][list(samples)]
+    copies = equal_samples(batch, samples) if share_prefixes else {i: [i] for i in samples}
+    samples = list(copies)
+    lengths_n = batch["samples"]["length"][samples]
     longest = int(lengths_n.max())
     room = max_tokens = max(max_tokens, longest)
     if ranks > 1:  # blocks small enough to be spread evenly
@@ -157,13 +160,26 @@ def lay_out(
     )
     microbatches, positions, waited = list[Microbatch](), 0, 0
     for pieces_of_rank in planned:
-        rows = [build_row(batch, [blocks[i] for i in pieces], multiple_of=multiple_of) for pieces in pieces_of_rank]
+        rows = [
+            build_row(batch, [blocks[i] for i in pieces], copies=copies, multiple_of=multiple_of)
+            for pieces in pieces_of_rank
+        ]
         num_chunks = max(1, *(math.ceil(row.token_S.numel() / chunk_tokens) for row in rows))
         microbatches.append(Microbatch(row=rows[rank], num_chunks=num_chunks))
         positions += sum(row.num_tokens for row in rows)
         waited += ranks * max(row.token_ids_1L.shape[1] for row in rows)
     waste = 1.0 - positions / waited
     return Layout(microbatches=microbatches, positions=positions, group_positions=sum(lengths), waste=waste)
+
+
+def equal_samples(batch: EpisodeBatch, samples: Iterable[int]) -> dict[int, list[int]]:
+    """Return the samples by the first one with the same tokens, in order. Loss tokens may differ."""
+    ids_T = batch["tokens"]["ids"].numpy()
+    starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
+    by_tokens = defaultdict[bytes, list[int]](list)
+    for i in samples:
+        by_tokens[ids_T[starts[i] : starts[i] + lengths[i]].tobytes()].append(i)
+    return {same[0]: same for same in by_tokens.values()}
 
 
 def blocks_of(
@@ -374,10 +390,17 @@ def _fill(  # noqa: PLR0917  (of one caller)
     return rows, left
 
 
-def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int = 1) -> Row:
+def build_row(
+    batch: EpisodeBatch,
+    blocks: Sequence[Block],
+    *,
+    copies: Mapping[int, Sequence[int]] | None = None,
+    multiple_of: int = 1,
+) -> Row:
     """Concatenate blocks into a row, padded with separate spans to a multiple of `multiple_of` positions.
 
-    A rank without blocks gets one position without loss tokens, because it must take part in the collectives.
+    `copies` has, for a sample of the blocks, all samples with its tokens, whose loss tokens are predicted from the same
+    positions. None: only the samples of the blocks. A rank without blocks gets one position without loss tokens, because it must take part in the collectives.
     """
     starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
     mask_T = batch["tokens"]["loss_mask"]
@@ -414,10 +437,11 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
                 seen, end = laid[number], length
         where = lay(sample, end, lengths[sample], seen)
         place_L = torch.cat([torch.arange(start, start + length) for start, length in where])
-        loss = mask_T[starts[sample] : starts[sample] + lengths[sample]].nonzero().squeeze(1)
-        # no loss token is in a shared prefix; the first tokens after one are all predicted from its last position
-        sources.append(place_L[loss - 1])
-        targets.append(starts[sample] + loss)
+        for copy in (sample,) if copies is None else copies[sample]:
+            loss = mask_T[starts[copy] : starts[copy] + lengths[copy]].nonzero().squeeze(1)
+            # the first tokens after a shared prefix are all predicted from its last position
+            sources.append(place_L[loss - 1])
+            targets.append(starts[copy] + loss)
     ids = [batch["tokens"]["ids"][torch.cat(tokens)]] if tokens else []
     end, most = max(1, math.ceil(at / multiple_of)) * multiple_of, max(lengths, default=1)
     for start in range(at, end, most):  # spans no longer than samples: the model may not support later positions
