@@ -184,14 +184,18 @@ def test_the_request_holds_rubric_fence_and_schema(serve_chat):
     assert judge.cost == "model"
 
 
-def with_logprobs(tokens):
-    """A reply of `tokens`, each a mapping from alternatives to probabilities, the first of which was chosen."""
+def with_logprobs(tokens, text=None):
+    """A reply of `tokens`, each a mapping from alternatives to probabilities, the first of which was chosen.
+
+    Args:
+        text: The text of the reply. None: all tokens.
+    """
 
     def entry(token, p):
         return {"token": token, "logprob": math.log(p), "bytes": None}
 
     content = [{**entry(*next(iter(t.items()))), "top_logprobs": [entry(*item) for item in t.items()]} for t in tokens]
-    text = "".join(next(iter(t)) for t in tokens)
+    text = "".join(next(iter(t)) for t in tokens) if text is None else text
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text},
               "logprobs": {"content": content}}  # fmt: skip
     return {"id": "1", "object": "chat.completion", "created": 0, "model": "stub", "choices": [choice]}
@@ -209,6 +213,52 @@ def with_logprobs(tokens):
 def test_probabilities_of_the_verdicts_token_grade_the_score(serve_chat, tokens):
     with Judge(serve_chat(lambda request: with_logprobs(tokens)).endpoint, "Right?") as judge:
         assert judge.score([said("4")]).tolist() == [pytest.approx(0.75)]
+
+
+YES, NO = {"yes": 0.9, "no": 0.1}, {"no": 0.75, "yes": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ([{'{"': 1.0}, {"comment": 1.0}, {'": "': 1.0}, YES, {'", "answer": "': 1.0}, NO, {'"}': 1.0}], None),
+        ([{'{"answer": "': 1.0}, NO, {'", "comment": "': 1.0}, YES, {'"}': 1.0}], None),
+        ([{'{"answer": "': 1.0}, YES, {'", "answer": "': 1.0}, NO, {'"}': 1.0}], None),
+        ([{"<think>": 0.8, "Yes": 0.2}, YES, {"</think>\n": 1.0}, NO], None),
+        ([{"```": 0.8, "yes": 0.2}, {"json\n": 1.0}, {'{"answer": "': 1.0}, NO, {'"}\n```': 1.0}], None),
+        ([{"**": 0.8, "yes": 0.2}, NO, {"**": 1.0}], None),
+        ([{'"': 1.0}, NO, {'"': 1.0}], None),
+        ([YES, {", but no.": 1.0}, {"</think>": 1.0}, NO], "no"),
+        ([{"<|channel|>": 1.0}, {"final": 1.0}, {"<|message|>": 1.0}, NO, {"<|return|>": 1.0}], "no"),
+    ],
+    ids=["key before", "key after", "two answers", "reasoning", "fence", "bold", "quotes", "separated", "gpt-oss"],
+)
+def test_probabilities_before_or_after_the_verdict_do_not_count(serve_chat, tokens, text):
+    """Many servers list the tokens of the reasoning, which they separate from the text."""
+    with Judge(serve_chat(lambda request: with_logprobs(tokens, text)).endpoint, "Right?") as judge:
+        assert judge.score([said("5")]).tolist() == [pytest.approx(0.25)]
+    assert judge.usage.nonsense == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ([YES, {'{"answer": "no"}': 1.0}], None),
+        ([{'{"answer": "': 1.0}, NO, {'", "more": {"answer": "': 1.0}, YES, {'"}}': 1.0}], None),
+        ([YES], "no"),
+    ],
+    ids=["one token", "nested", "other text"],
+)
+def test_verdict_without_a_token_of_its_own_counts_as_it_is(serve_chat, tokens, text):
+    reply = with_logprobs(tokens, text or "".join(next(iter(t)) for t in tokens).removeprefix("yes"))
+    with Judge(serve_chat(lambda request: reply).endpoint, "Right?") as judge:
+        assert judge.score([said("5")]).tolist() == [0.0]
+
+
+def test_marks_after_a_fence_are_graded_by_their_own_token(serve_chat):
+    tokens = [{"```\n": 0.9, "5": 0.1}, {"1": 0.75, "5": 0.25}, {"\n```": 1.0}]
+    with Judge(serve_chat(lambda request: with_logprobs(tokens)).endpoint, "Right?", answer=Scale()) as judge:
+        assert judge.score([said("5")]).tolist() == [pytest.approx(0.25)]
 
 
 def test_equal_texts_are_asked_once_in_a_call(serve_chat):

@@ -23,7 +23,7 @@ from forge_agents.errors import (
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.types import Message
-from forge_verifiers.judge.prompts import Reply, shares_of
+from forge_verifiers.judge.prompts import Reply, choice_in, choice_of_token, choice_start, shares_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,7 +204,7 @@ class EndpointChat:
                 self._reasoning_tokens = _REASONING_TOKENS
         if _only_reasons(reply):
             raise EndpointError(self._no_answer(limit))
-        shares, mass = shares_of(_alternatives(reply.text, reply.logprobs), question.choices)
+        shares, mass = shares_of(_alternatives(reply.text, reply.logprobs, question.choices), question.choices)
         return Reply(
             text=reply.text,
             shares=shares,
@@ -254,17 +254,24 @@ def _only_reasons(reply: ChatReply) -> bool:
     return reply.finish_reason == "length" and not reply.text
 
 
-def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Probabilities of the tokens at which the answer begins, in ``{"answer": "yes"}`` or just ``yes``."""
-    start = len(text) - len(text.lstrip())
-    if text.lstrip().startswith("{"):
-        start = text.find('"', text.find(":")) + 1
+def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]], choices: tuple[str, ...]) -> dict[str, float]:
+    """Probabilities of the alternatives to the token at which the choice in a reply begins, or empty if it is unknown.
+
+    Reasoning, a code fence or other keys may stand before the choice, and their tokens say nothing about it. Servers
+    that separate the reasoning from the text list its tokens as well.
+    """
+    start, choice = choice_start(text, choices), choice_in(text, choices)
+    offset = "".join(token["token"] for token in tokens).rfind(text)
+    if start < 0 or offset < 0:
+        return {}
     end = 0
     for token in tokens:
         end += len(token["token"])
-        if end > start:
+        if end > offset + start:
+            if choice_of_token(token["token"], choices) != choice:
+                break
             shares: dict[str, float] = {}
-            for entry in token["top_logprobs"]:
+            for entry in token.get("top_logprobs") or ():
                 shares[entry["token"]] = shares.get(entry["token"], 0.0) + math.exp(entry["logprob"])
             return shares
     return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -396,6 +397,9 @@ class ScoreSheet:
 _BEST = 10
 """The best score of a `ScoreSheet`."""
 
+_ANSWER_KEY = re.compile(r'"answer"\s*:\s*"?\s*')
+"""Matches the text before the choice in ``{"answer": choice}``."""
+
 Answer: TypeAlias = YesNo | Scale | Reasoned | Pairs | Ruler
 
 
@@ -411,18 +415,32 @@ def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
     return next((choice for choice in choices if choice.casefold() == word), None)
 
 
+def choice_start(text: str, choices: tuple[str, ...]) -> int:
+    """The index in a reply at which the choice begins that `choice_in` returns, or -1."""
+    choice = choice_in(text, choices)
+    if choice is None:
+        return -1
+    if _json_in(_answer_of(text)) is not None:  # the last of equal keys counts
+        return max((match.end() for match in _ANSWER_KEY.finditer(text)), default=-1)
+    return max((match.start() for match in re.finditer(re.escape(choice), text, re.IGNORECASE)), default=-1)
+
+
+def choice_of_token(token: str, choices: tuple[str, ...]) -> str | None:
+    """The choice that a token begins, or None. Choices begin with different characters, so there is only one."""
+    start = token.strip(" \t\r\n\"'{:},.*!").casefold()
+    return next((choice for choice in choices if start and choice.casefold().startswith(start)), None)
+
+
 def shares_of(alternatives: Mapping[str, float], choices: tuple[str, ...]) -> tuple[dict[str, float], float]:
     """Probability of each choice, normalized, from the tokens that may begin it, and the total probability.
 
-    The first is empty if no token begins a choice, the second NaN without tokens. Choices begin with different
-    characters, so a token can begin only one of them.
+    The first is empty if no token begins a choice, the second NaN without tokens.
     """
     mass = dict.fromkeys(choices, 0.0)
     for token, probability in alternatives.items():
-        start = token.strip(' \t\r\n"{:},.').casefold()
-        match = next((choice for choice in choices if start and choice.casefold().startswith(start)), None)
-        if match is not None:
-            mass[match] += probability
+        choice = choice_of_token(token, choices)
+        if choice is not None:
+            mass[choice] += probability
     total = sum(mass.values())
     shares = {choice: share / total for choice, share in mass.items()} if total > 0 else {}
     return shares, total if alternatives else math.nan
