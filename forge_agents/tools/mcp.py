@@ -10,9 +10,11 @@ import contextlib
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -38,6 +40,15 @@ _MAX_TOOLS = 4096
 """Maximum number of tools of a server. Each is described in the system prompt."""
 _MAX_TOOL_BYTES = 8 << 20
 """Maximum size of all descriptions of a server's tools together."""
+_MAX_VALUES = 100_000
+"""Maximum number of values of an answer that the library checks. It takes up to 30 us and 6 KB for each, and holds the
+interpreter's lock meanwhile."""
+_FREE_FORM = frozenset(("structuredContent", "inputSchema", "outputSchema", "_meta"))
+"""Keys of an answer whose values may be anything, so that the library does not check them."""
+_INVALID_ANSWER = -32000
+"""Code of JSON-RPC for an error of the client."""
+_RECONNECT_S = 10.0
+"""Seconds after a failed connection in which calls do not try again."""
 
 
 class McpServerError(ForgeError, ConnectionError):
@@ -55,11 +66,12 @@ def mcp_tools(
 ) -> Iterator[list[Tool]]:
     """Connect to an MCP server for the duration of a ``with`` block.
 
-    A call that fails, exceeds its time limit or finds the server closed results in an error text for the model. A
-    result contains the texts, also of embedded resources, and the structured content as JSON if no text contains it.
-    Images, sounds, binary resources and links are only named. Deep copies of an environment share the connection.
-    Errors name the program and its script, or the host, and contain nothing else of the command or address, `env` and
-    `headers`, because these may contain tokens and errors become prompts and stored episodes.
+    A call that fails, exceeds its time limit or finds the server closed results in an error text for the model. After
+    a connection to an address was lost, the next call opens a new one. A command is not started again. A result
+    contains the texts, also of embedded resources, and the structured content as JSON if no text contains it. Images,
+    sounds, binary resources and links are only named. Deep copies of an environment share the connection. Errors name
+    the program and its script, or the host, and contain nothing else of the command or address, `env` and `headers`,
+    because these may contain tokens and errors become prompts and stored episodes.
 
     Args:
         server: The address of a server (streamable HTTP), such as ``"http://127.0.0.1:8000/mcp"``, or the command that
@@ -82,14 +94,18 @@ def mcp_tools(
         raise MissingExtraError("MCP tools need the package mcp. Run: pip install 'forge-agents-rl[mcp]'") from error
     connection = _Connection(_public_name(server), _secret_texts(server, {**(env or {}), **(headers or {})}))
     try:
-        yield connection.open(lambda: _client(server, env, headers), connect_s, call_s)
+        again = isinstance(server, str)
+        yield connection.open(lambda lost: _client(server, env, headers, lost), connect_s, call_s, again=again)
     finally:
         connection.close()
 
 
 @contextlib.asynccontextmanager
 async def _client(
-    server: str | Sequence[str], env: Mapping[str, str] | None, headers: Mapping[str, str] | None
+    server: str | Sequence[str],
+    env: Mapping[str, str] | None,
+    headers: Mapping[str, str] | None,
+    lost: Callable[[], None],
 ) -> AsyncIterator[Client]:
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
@@ -108,23 +124,24 @@ async def _client(
         else:
             command, *args = server
             transport = stdio_client(StdioServerParameters(command=command, args=args, env=dict(env or {})))
-        yield await stack.enter_async_context(Client(_only_answers(transport)))
+        yield await stack.enter_async_context(Client(_only_answers(transport, lost)))
 
 
 @contextlib.asynccontextmanager
-async def _only_answers(transport: Any) -> AsyncIterator[tuple[Any, Any]]:
+async def _only_answers(transport: Any, lost: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
     async with transport as (messages, to_server):
-        yield _Answers(messages), to_server
+        yield _Answers(messages, lost), to_server
 
 
 class _Answers:
     """A stream of a server's messages without those that tools do not need, and with at most one ping per `_PING_S`.
 
-    The library starts a task for each, which stays in memory until the server accepts the answer.
+    The library starts a task for each, which stays in memory until the server accepts the answer. Answers of too many
+    values become errors. `lost` is called at the end of the stream.
     """
 
-    def __init__(self, messages: Any) -> None:
-        self._messages, self._last_ping = messages, -math.inf
+    def __init__(self, messages: Any, lost: Callable[[], None]) -> None:
+        self._messages, self._lost, self._last_ping = messages, lost, -math.inf
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._messages, name)
@@ -134,10 +151,14 @@ class _Answers:
 
     async def __anext__(self) -> Any:
         while True:
-            message = await self._messages.__anext__()
+            try:
+                message = await self._messages.__anext__()
+            except BaseException:
+                self._lost()
+                raise
             method = getattr(getattr(message, "message", None), "method", None)
             if method is None:  # an answer, or an exception of the library
-                return message
+                return _bounded(message)
             if method == "ping" and time.monotonic() - self._last_ping >= _PING_S:
                 self._last_ping = time.monotonic()
                 return message
@@ -150,11 +171,49 @@ class _Answers:
         await self._messages.__aexit__(*exc)
 
 
+def _bounded(message: Any) -> Any:
+    """Return a message, or an error in its place if it has more than `_MAX_VALUES` values outside of `_FREE_FORM`."""
+    waiting, count = [getattr(getattr(message, "message", None), "result", None)], 0
+    while waiting and count <= _MAX_VALUES:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            value = [part for key, part in value.items() if key not in _FREE_FORM]
+        if isinstance(value, list):
+            count += len(value)
+            waiting += value
+    return _error_answer(message, f"the answer has more than {_MAX_VALUES} values") if waiting else message
+
+
+def _error_answer(message: Any, reason: str) -> Any:
+    from mcp.types import ErrorData, JSONRPCError
+
+    error = ErrorData(code=_INVALID_ANSWER, message=reason)
+    return replace(message, message=JSONRPCError(jsonrpc="2.0", id=message.message.id, error=error))
+
+
 async def _read_answer(response: Any) -> None:
-    """Read a response with a limit. The library limits the events of streams, but not other responses."""
+    """Read a response with a limit. The library limits the events of streams, but not other responses.
+
+    A response that cannot be read becomes an error of its call. The library would close the connection of all calls.
+    """
     read_as_utf8(response)
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+    if response.headers.get("content-type", "").startswith("text/event-stream"):
+        return
+    try:
         await read_bounded(response)
+    except Exception as error:  # noqa: BLE001  # of the network, or of what the server sent
+        await response.aclose()
+        answer = {"jsonrpc": "2.0", "id": _request_id(response.request)}
+        response._content = json.dumps({**answer, "error": {"code": _INVALID_ANSWER, "message": str(error)}}).encode()
+        response.headers["content-type"] = "application/json"
+
+
+def _request_id(request: Any) -> Any:
+    """Return the id of the message in a request. None if there is none."""
+    try:
+        return json.loads(request.content).get("id")
+    except (ValueError, AttributeError):
+        return None
 
 
 class _Connection:
@@ -163,23 +222,43 @@ class _Connection:
     def __init__(self, name: str, secrets: Sequence[str]) -> None:
         self._name, self._secrets = name, secrets
         self._thread = LoopThread(f"mcp {name}")
-        self._stop = asyncio.Event()
+        self._lock = threading.Lock()
+        self._connect: Callable[[], list[Any]] | None = None
+        """Opens the connection again. None if calls do not."""
+        self._next_try = 0.0
+        self._client: Client | None = None
+        self._ended = asyncio.Event()
+        """Set when the connection of `_client` was lost or is to end."""
         self._serving: Future[None] | None = None
 
-    def open(self, connect: Callable[[], Any], connect_s: float, call_s: float) -> list[Tool]:
-        ready: Future[tuple[Client, list[Any]]] = Future()
-        self._serving = self._thread.begin(self._serve(connect, ready, connect_s))
-        try:
-            # the inner time limit comes first, unless a client blocks
-            client, definitions = ready.result(connect_s + _STOP_TIMEOUT_S)
-        except TimeoutError:
-            raise self._error(f"gave no answer within {connect_s:g} s and blocks") from None
+    def open(
+        self, connect: Callable[[Callable[[], None]], Any], connect_s: float, call_s: float, *, again: bool = False
+    ) -> list[Tool]:
+        """Connect and return the tools. With `again`, a call after the connection was lost opens a new one."""
+        definitions = self._begin(connect, connect_s)
         if name := repeated_name(definitions):
             raise self._error(f"it lists several tools that are called {name!r}, so a call cannot choose among them")
-        return [self._tool(client, tool, call_s) for tool in definitions]
+        if again:
+            self._connect = lambda: self._begin(connect, connect_s)
+        return [self._tool(tool, call_s) for tool in definitions]
+
+    def _begin(self, connect: Callable[[Callable[[], None]], Any], connect_s: float) -> list[Any]:
+        ready: Future[tuple[Client, list[Any]]] = Future()
+        self._ended = ended = asyncio.Event()
+        self._serving = self._thread.begin(self._serve(lambda: connect(ended.set), ready, connect_s, ended))
+        try:
+            # the inner time limit comes first, unless a client blocks
+            self._client, definitions = ready.result(connect_s + _STOP_TIMEOUT_S)
+        except TimeoutError:
+            raise self._error(f"gave no answer within {connect_s:g} s and blocks") from None
+        return definitions
 
     async def _serve(
-        self, connect: Callable[[], Any], ready: Future[tuple[Client, list[Any]]], connect_s: float
+        self,
+        connect: Callable[[], Any],
+        ready: Future[tuple[Client, list[Any]]],
+        connect_s: float,
+        ended: asyncio.Event,
     ) -> None:
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -187,19 +266,40 @@ class _Connection:
                     client = await stack.enter_async_context(connect())
                     client.session.validate_tool_result = _accept
                     ready.set_result((client, await _all_tools(client)))
-                await self._stop.wait()
+                await ended.wait()
         except BaseException as error:  # noqa: BLE001  # carried to the thread that connects
             if not ready.done():
                 late = isinstance(error, TimeoutError)
                 reason = f"gave no answer within {connect_s:g} s" if late else self._describe(error)
                 # without its cause: a traceback would show the secrets
                 ready.set_exception(self._error(reason))
+        finally:
+            ended.set()
+
+    def _connected(self) -> Client:
+        """Return the client, of a new connection if the last one was lost. Raises ValueError if there is none."""
+        with self._lock:
+            if self._client is not None and not self._ended.is_set():
+                return self._client
+            if self._connect is None:
+                raise ValueError(f"the connection to the MCP server {self._name!r} is closed")
+            if time.monotonic() < self._next_try:
+                raise ValueError(f"the connection to the MCP server {self._name!r} was lost")
+            _log.warning("the connection to the MCP server %r was lost. A new one is opened", self._name)
+            try:
+                self._connect()
+            except McpServerError as error:
+                self._next_try = time.monotonic() + _RECONNECT_S
+                raise ValueError(str(error)) from None
+            assert self._client is not None
+            return self._client
 
     def _error(self, reason: str) -> McpServerError:
         return McpServerError(f"MCP server {self._name!r}: {reason}. Start it by hand to see what it says")
 
-    def _tool(self, client: Client, tool: Any, call_s: float) -> Tool:
+    def _tool(self, tool: Any, call_s: float) -> Tool:
         def call(**arguments: Any) -> str:
+            client = self._connected()
             result = self._within(client.call_tool(tool.name, arguments, read_timeout_seconds=call_s), call_s)
             text = _text(result)
             if result.is_error:
@@ -210,9 +310,6 @@ class _Connection:
         return Tool(name=tool.name, description=description, parameters=tool.input_schema, fn=call, waits=True)
 
     def _within(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        if self._serving is None or self._serving.done():
-            work.close()
-            raise ValueError(f"the connection to the MCP server {self._name!r} is closed")
         try:  # the client's own time limit comes first
             return self._thread.run(work, timeout_s=timeout_s + 1.0, what="call of a tool")
         except TimeoutError as late:
@@ -230,7 +327,8 @@ class _Connection:
         return f"{type(error).__name__}: {description}" if description else type(error).__name__
 
     def close(self) -> None:
-        self._thread.call(self._stop.set)
+        self._connect = None
+        self._thread.call(self._ended.set)
         if self._serving is not None:
             try:
                 self._serving.result(_STOP_TIMEOUT_S)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,8 +74,8 @@ def tools(script):
     """Calls of ``sleep`` have a short time limit, the others a long one."""
     make = mcp._Connection._tool
 
-    def limited(connection, client, definition, call_s):
-        return make(connection, client, definition, 0.5 if definition.name == "sleep" else call_s)
+    def limited(connection, definition, call_s):
+        return make(connection, definition, 0.5 if definition.name == "sleep" else call_s)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mcp._Connection, "_tool", limited)
@@ -299,7 +300,7 @@ def test_blocking_client_is_reported(monkeypatch):
     try:
         monkeypatch.setattr(mcp, "_STOP_TIMEOUT_S", 0.01)
         with pytest.raises(McpServerError, match=r"'stub': gave no answer .* blocks"):
-            connection.open(held.wait, 0.01, 1.0)
+            connection.open(lambda lost: held.wait(), 0.01, 1.0)
     finally:
         monkeypatch.undo()
         held.set()
@@ -467,6 +468,118 @@ def test_response_without_end_is_refused():
         listener.shutdown(socket.SHUT_RDWR)
 
 
+class Flaky(BaseHTTPRequestHandler):
+    """A server whose tool answers as its argument says."""
+
+    protocol_version = "HTTP/1.1"
+    answers = {
+        "endless": b" " * (33 << 20),
+        "values": b'{"type":"text"},' * 50_001,
+        "encoded": b"{}",
+        "broken off": b"{",
+    }
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        how = request.get("params", {}).get("arguments", {}).get("how")
+        if request["method"] == "initialize":
+            result = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}}}
+            result["serverInfo"] = {"name": "flaky", "version": "1"}
+        elif request["method"] == "tools/list":
+            schema = {"type": "object", "properties": {"how": {"type": "string"}}}
+            result = {"tools": [{"name": "act", "inputSchema": schema}]}
+        else:
+            result = {"content": [{"type": "text", "text": "fine"}]}
+        if how == "no HTTP":
+            self.wfile.write(b"HTTP/9.9 no\r\n\r\n")
+            self.close_connection = True
+            return
+        body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode()
+        if how in ("endless", "encoded", "broken off"):
+            body = self.answers[how]
+        elif how == "values":
+            body = body.replace(b'{"type": "text", "text": "fine"}', self.answers[how][:-1])
+        self.send_response(200 if "id" in request else 202)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body) + (how == "broken off")))
+        if how == "encoded":
+            self.send_header("content-encoding", "br")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+        self.close_connection = how == "broken off"
+
+    def do_GET(self):
+        self.send_error(405)
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def flaky():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Flaky) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("endless", "the response has more than 32 MiB"),
+        ("values", "the answer has more than 100000 values"),
+        ("encoded", "the response has another compression than gzip"),
+        ("broken off", "without sending complete message body"),
+        ("no HTTP", "Connection closed"),
+    ],
+)
+def test_one_bad_answer_does_not_end_the_connection(flaky, how, reason):
+    """A model may cause the answer, and the tools of all episodes share the connection."""
+    with mcp_tools(f"http://127.0.0.1:{flaky.server_port}/mcp", connect_s=60.0, call_s=60.0) as tools:
+        bad = run_tool(tools, call("act", how=how))
+        assert not bad.ok and reason in bad.content
+        assert run_tool(tools, call("act", how="well")).content == "fine"
+
+
+def test_lost_connection_is_not_opened_again_for_each_call(flaky, monkeypatch):
+    opened, begin = [], mcp._Connection._begin
+    monkeypatch.setattr(mcp._Connection, "_begin", lambda self, *args: opened.append(0) or begin(self, *args))
+    with mcp_tools(f"http://127.0.0.1:{flaky.server_port}/mcp", connect_s=60.0, call_s=60.0) as tools:
+        assert "Connection closed" in run_tool(tools, call("act", how="no HTTP")).content
+        monkeypatch.setattr(Flaky, "do_POST", lambda self: self.send_error(500))
+        assert "Start it by hand" in run_tool(tools, call("act", how="well")).content
+        assert "was lost" in run_tool(tools, call("act", how="well")).content
+        assert len(opened) == 2
+        monkeypatch.undo()
+        monkeypatch.setattr(mcp, "_RECONNECT_S", 0.0)
+    closed = run_tool(tools, call("act", how="well"))
+    assert not closed.ok and "is closed" in closed.content
+
+
+@pytest.mark.parametrize(
+    ("result", "accepted"),
+    [
+        ({"content": [{"type": "text"}] * 33_333}, True),
+        ({"content": [{"type": "text"}] * 50_001}, False),
+        ({"content": [{"type": "resource_link", "icons": [{}] * 100_001}]}, False),
+        ({"content": [], "structuredContent": {"rows": [[1]] * 200_000}}, True),
+        ({"tools": [{"name": "a", "inputSchema": {"properties": {str(n): {} for n in range(100_001)}}}]}, True),
+        ({"tools": [{"name": "a", "annotations": {str(n): {} for n in range(100_001)}}]}, False),
+    ],
+)
+def test_answers_of_many_checked_values_are_refused(result, accepted):
+    """Values outside of schemas and structured content, which the library compares with its own classes."""
+    from mcp.shared.message import SessionMessage
+    from mcp.types import JSONRPCError, JSONRPCResponse
+
+    message = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=7, result=result))
+    bounded = mcp._bounded(message)
+    assert (bounded is message) == accepted
+    if not accepted:
+        assert isinstance(bounded.message, JSONRPCError) and bounded.message.id == 7
+
+
 def test_a_server_that_pings_without_end_fills_no_memory(monkeypatch):
     """Only answers pass, and one ping in a time."""
 
@@ -476,7 +589,7 @@ def test_a_server_that_pings_without_end_fills_no_memory(monkeypatch):
         yield ValueError("of the library")
 
     async def passed():
-        read = [message async for message in mcp._Answers(messages())]
+        read = [message async for message in mcp._Answers(messages(), lambda: None)]
         return [message if isinstance(message, ValueError) else message.message.method for message in read]
 
     first, second, third = asyncio.run(passed())
