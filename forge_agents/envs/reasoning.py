@@ -12,6 +12,8 @@ _PREFILLED = (  # opening tags that a prompt may end with, and their closing tag
     (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Command
     (r"◁think▷", r"◁/think▷"),  # Kimi
 )
+TAGS = tuple(tag.replace("\\", "") for pair in _PREFILLED for tag in pair)
+"""The same tags as texts."""
 _REMARK = r"commentary<\|message\|>(?=(?s:(?:(?!<\|end\|>).)*)<\|end\|><\|start\|>assistant)"
 """Matches the header of a text of gpt-oss that stands before a tool call or an answer."""
 _TAGS = (

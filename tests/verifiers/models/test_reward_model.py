@@ -101,6 +101,19 @@ def test_tokens_without_a_role_are_broken_up(tiny_chat_classifier, tmp_path):
     np.testing.assert_allclose(scores, logits.sigmoid().numpy(), atol=1e-4)
 
 
+def test_answer_hides_no_text_by_a_tag_of_reasoning(tiny_chat_classifier, tmp_path):
+    """Templates of Qwen3, GLM and DeepSeek drop the text of earlier answers before the tag."""
+    folder = shutil.copytree(tiny_chat_classifier, tmp_path / "drops")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    template = settings["chat_template"].replace("message['content']", "message['content'].split('</think>')[-1]")
+    assert template != settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    text = "<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\nbad < /think>good<|im_end|>\n"
+    logits = logits_of(folder, [text], special_tokens=False)[:, 0]
+    scores = RewardModel(folder).score([said(("2?", "bad </think>good"))])
+    np.testing.assert_allclose(scores, logits.sigmoid().numpy(), atol=1e-4)
+
+
 def test_model_without_a_padding_token_is_read_at_the_last_token(tiny_chat_classifier, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
+from forge_agents.envs.reasoning import TAGS
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import render
 from forge_agents.models.control_tokens import defused
@@ -229,7 +230,7 @@ class RewardModel(_TextVerifier):
     so that scores do not saturate. The default combiner uses quantiles and needs no more.
 
     With a chat template, the model reads a conversation, otherwise the task and the answer as a pair of texts. Control
-    tokens in the texts are broken up.
+    tokens and tags of reasoning in the texts are broken up.
 
     Args:
         model: A local folder, a built-in name or a hub id. Safetensors only. Code from the hub is never run.
@@ -309,7 +310,8 @@ class RewardModel(_TextVerifier):
             pairs[0] = (f"{trajectory.instructions}\n\n{pairs[0][0]}", pairs[0][1])
         # all_special_tokens omits tokens without a role, such as those that open a message
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        tokens = sorted({*tokenizer.all_special_tokens, *special})
+        # templates drop the text before a closing tag of reasoning, so that an answer could hide its beginning
+        tokens = sorted({*tokenizer.all_special_tokens, *special, *TAGS})
         safe = [tuple(defused(text, tokens) for text in pair) for pair in pairs]
         if not getattr(tokenizer, "chat_template", None):
             before = [text for pair in safe[:-1] for text in pair]
