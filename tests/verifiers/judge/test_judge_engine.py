@@ -1,12 +1,15 @@
 """Requests of a judge to a fake engine."""
 
 import asyncio
+import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from transformers import AutoTokenizer
 
 from forge_agents.errors import HostError
 from forge_agents.policy import Endpoint
@@ -42,11 +45,52 @@ class FakeEngine:
 def test_mass_of_the_choices_is_unconstrained(free, mass):
     chat = EngineChat("m", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
     chat._engine = FakeEngine(free)
-    chat._renderer = SimpleNamespace(start=lambda *_: (9,), text=lambda ids: "".join(TEXTS[token] for token in ids))
+    chat._renderer = SimpleNamespace(
+        start=lambda *_: (9,), closing=lambda ids: (), text=lambda ids: "".join(TEXTS[token] for token in ids)
+    )
     question = Question(instructions="", text="?", choices=("yes", "no"), schema={}, max_tokens=4)
     reply = asyncio.run(chat.ask(question))
     assert reply.text == "yes" and reply.shares == {"yes": pytest.approx(0.8), "no": pytest.approx(0.2)}
     assert reply.mass == pytest.approx(mass)
+
+
+SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("opening", "end"),
+    [(SWITCH, "<think>\n\n</think>\n\n"), ("<think>\n", "<think>\n\n</think>\n\n"), ("", "")],
+    ids=["switch", "always reasons", "never reasons"],
+)
+def test_models_that_reason_are_asked_for_the_answer_itself(opening, end, tiny_llama, tmp_path, monkeypatch):
+    """Such a model would begin to reason, so that all choices would be unlikely and the judge would abstain."""
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    header = "<|im_start|>assistant\n"
+    template = settings["chat_template"] + "{% if add_generation_prompt %}" + opening + "{% endif %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    prompts, engine = [], FakeEngine({1: 1.0})
+    engine.max_model_len, generate = 10_000, engine.generate
+
+    async def noted(prompt_ids, *args, **options):
+        prompts.append(prompt_ids)
+        return await generate(prompt_ids, *args, **options)
+
+    async def start(*args, **options):
+        return engine
+
+    engine.generate = noted
+    monkeypatch.setattr(EngineProcess, "start", start)
+    chat = EngineChat(str(folder), None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
+    question = Question(instructions="Judge.", text="?", choices=("yes", "no"), schema={}, max_tokens=4)
+
+    async def ask():
+        await chat.start()
+        await chat.ask(question)
+
+    asyncio.run(ask())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(prompts) == 2 and {tokenizer.decode(ids).rpartition(header)[2] for ids in prompts} == {end}
 
 
 def test_a_judge_has_one_engine():

@@ -313,13 +313,12 @@ class EngineChat:
     async def start(self) -> None:
         """Start the engine. Raises HostError if it would take most of a GPU that other processes use."""
         from forge_agents.models import resolve as models
-        from forge_agents.rollout.rendering import Renderer
         from forge_agents.runtime import mesh
         from forge_agents.serving import EnginePlan, EngineProcess
         from forge_agents.serving.memory import USUAL_SHARE
 
         folder = models.resolve(self.model)
-        self._renderer = Renderer.of(folder)
+        self._renderer = _renderer_of(folder)
         config = EnginePlan.of(self._placed or self.config, model=str(folder))
         divides = config.gpu_memory_utilization is None
         others = mesh.gpu_neighbors(self._name, "judges", config.tp) if divides else []
@@ -341,7 +340,8 @@ class EngineChat:
         engine, renderer = self._engine, self._renderer
         assert engine is not None
         assert renderer is not None
-        prompt_ids = renderer.start(question.instructions, question.text)
+        # the constraint leaves no room for reasoning: a model that was about to reason would not mean its choice
+        prompt_ids = (*renderer.start(question.instructions, question.text), *renderer.closing(()))
         if len(prompt_ids) + question.max_tokens > engine.max_model_len:
             raise QuestionTooLongError(
                 f"a question of {len(prompt_ids)} tokens and {question.max_tokens} for the answer exceed the "
@@ -378,6 +378,16 @@ class EngineChat:
     def max_duration_s(self, questions: int) -> float:
         """All questions share the engine's queue and run twice."""
         return 2 * self._timeout_s
+
+
+def _renderer_of(folder: Path) -> Renderer:
+    """The renderer of a model, with reasoning turned off if the chat template has a switch."""
+    from forge_agents.rollout.rendering import Renderer
+
+    try:
+        return Renderer.of(folder, thinking="off")
+    except ValueError:
+        return Renderer.of(folder)
 
 
 def _first(completion: Completion, renderer: Renderer) -> dict[str, float]:
