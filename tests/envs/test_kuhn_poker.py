@@ -3,7 +3,7 @@ import itertools
 import pytest
 from team_play import begin
 
-from forge_envs.games.poker import CARDS, KuhnPoker
+from forge_envs.games.poker import CARDS, KuhnPoker, LeducPoker
 
 # Kuhn 1950: every way a hand can go, and player_0's chips where player_0 holds the higher card and where the lower.
 LINES = {
@@ -75,3 +75,15 @@ def test_all_deals_occur_equally_often():
         env.reset(seed=seed)
         deals.append((env.cards["player_0"], env.cards["player_1"]))
     assert all(60 < deals.count(deal) < 140 for deal in itertools.permutations(range(len(CARDS)), 2))
+
+
+def test_openings_of_a_subclass_are_its_own_games():
+    class Short(KuhnPoker):
+        def instructions(self, agent):
+            return "Poker."
+
+    class Round(LeducPoker):
+        max_turns = 9
+
+    assert {opening.instructions("player_0") for _, opening in Short().openings()} == {"Poker."}
+    assert {type(opening) for _, opening in Round().openings()} == {Round}

@@ -1,9 +1,9 @@
 """Layout of a batch: spreads samples over data-parallel ranks and forward passes, and shares common prefixes.
 
-Samples with the same tokens, as in games with few answers, are computed once. Samples of one group with a common prefix
-form a `Block`, and the prefix is computed once. Blocks are spread over rows so that ranks finish together. Blocks of one
-row may share an opening as well: a common prefix of several groups, such as instructions. Every rank computes the same
-plan.
+Samples with the same tokens, as in games with few answers, are computed once. Samples of one group with a common
+prefix form a `Block`, and the prefix is computed once. Blocks are spread over rows so that ranks finish together.
+Blocks of one row may share an opening as well: a common prefix of several groups, such as instructions. Every rank
+computes the same plan.
 """
 
 from __future__ import annotations
@@ -400,7 +400,8 @@ def build_row(
     """Concatenate blocks into a row, padded with separate spans to a multiple of `multiple_of` positions.
 
     `copies` has, for a sample of the blocks, all samples with its tokens, whose loss tokens are predicted from the same
-    positions. None: only the samples of the blocks. A rank without blocks gets one position without loss tokens, because it must take part in the collectives.
+    positions. None: only the samples of the blocks. A rank without blocks gets one position without loss tokens,
+    because it must take part in the collectives.
     """
     starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
     mask_T = batch["tokens"]["loss_mask"]
