@@ -46,7 +46,10 @@ def test_mass_of_the_choices_is_unconstrained(free, mass):
     chat = EngineChat("m", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
     chat._engine = FakeEngine(free)
     chat._renderer = SimpleNamespace(
-        start=lambda *_: (9,), closing=lambda ids: (), text=lambda ids: "".join(TEXTS[token] for token in ids)
+        start=lambda *_: (9,),
+        closing=lambda ids: (),
+        answer=lambda text, cut: (),
+        text=lambda ids: "".join(TEXTS[token] for token in ids),
     )
     question = Question(instructions="", text="?", choices=("yes", "no"), schema={}, max_tokens=4)
     reply = asyncio.run(chat.ask(question))
@@ -59,8 +62,13 @@ SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n
 
 @pytest.mark.parametrize(
     ("opening", "end"),
-    [(SWITCH, "<think>\n\n</think>\n\n"), ("<think>\n", "<think>\n\n</think>\n\n"), ("", "")],
-    ids=["switch", "always reasons", "never reasons"],
+    [
+        (SWITCH, "<think>\n\n</think>\n\n"),
+        ("<think>\n", "<think>\n\n</think>\n\n"),
+        ("{# <|channel|>analysis<|message|> #}", "<|channel|>final<|message|>"),
+        ("", ""),
+    ],
+    ids=["switch", "always reasons", "gpt-oss", "never reasons"],
 )
 def test_models_that_reason_are_asked_for_the_answer_itself(opening, end, tiny_llama, tmp_path, monkeypatch):
     """Such a model would begin to reason, so that all choices would be unlikely and the judge would abstain."""

@@ -341,7 +341,8 @@ class EngineChat:
         assert engine is not None
         assert renderer is not None
         # the constraint leaves no room for reasoning: a model that was about to reason would not mean its choice
-        prompt_ids = (*renderer.start(question.instructions, question.text), *renderer.closing(()))
+        header = renderer.closing(()) or renderer.answer("", cut=True)
+        prompt_ids = (*renderer.start(question.instructions, question.text), *header)
         if len(prompt_ids) + question.max_tokens > engine.max_model_len:
             raise QuestionTooLongError(
                 f"a question of {len(prompt_ids)} tokens and {question.max_tokens} for the answer exceed the "

@@ -79,8 +79,8 @@ class Judge(Composable):
     judge can be called from any thread, with or without a running event loop.
 
     Texts are fenced with a code that their author cannot know, control tokens in them are broken up, and the model's
-    answer is constrained to valid answers. For any other reply the judge abstains and counts it in `usage`. A judge
-    always asks the same question about the same text.
+    answer is constrained to valid answers, without reasoning before it in the judge's own engine. For any other reply
+    the judge abstains and counts it in `usage`. A judge always asks the same question about the same text.
 
     Args:
         model: A `Policy` or an `Endpoint` (judges decode greedily and ignore its sampling), a model's name or folder,
