@@ -23,6 +23,12 @@ from forge_envs.adapters.scoring import COMPUTING_SCORERS, score
 T = TypeVar("T")
 
 
+_COPIED = {"string_insertion": "string"}
+"""Generators in which a copy of the question's input is the right answer to most questions, and that input's key."""
+_COPIED_SHARE, _MAX_DRAWS = 0.25, 200
+"""Share of such questions that is kept in place of another question, and maximum number of questions drawn."""
+
+
 class ReasoningGym(TurnEnv):
     """One question of a generator.
 
@@ -33,8 +39,9 @@ class ReasoningGym(TurnEnv):
 
     Some scorers evaluate the answer as Python or sympy. Such scorers only receive literals and formulas. Other answers
     score 0 with the reason under ``"refused"``. Five scorers accept wrong answers, such as "x" or "nan", and are
-    corrected. The scorers run in a process with memory and time limits. Exceptions and exceeded limits score 0, with a
-    message under ``"error"``.
+    corrected. Three pay much for a copy of the input or for zeros. There, only a better answer earns anything. In
+    string_insertion, three of four questions that a copy of the input answers are replaced by others. The scorers run
+    in a process with memory and time limits. Exceptions and exceeded limits score 0, with a message under ``"error"``.
 
     Args:
         generator: Name in reasoning-gym, e.g. ``"leg_counting"``.
@@ -56,8 +63,17 @@ class ReasoningGym(TurnEnv):
         _config(generator, level, settings, seed=0)  # reject wrong arguments here instead of at reset
 
     def setup(self, rng: np.random.Generator) -> None:
-        self._source: dict[str, Any] = {**self._task, "seed": int(rng.integers(2**31))}
-        self._dataset, self._entry = _generate(self._source)
+        keeps_copies = None
+        for _ in range(_MAX_DRAWS):
+            self._source: dict[str, Any] = {**self._task, "seed": int(rng.integers(2**31))}
+            self._dataset, self._entry = _generate(self._source)
+            copied = _COPIED.get(str(self._task["generator"]))
+            if copied is None or self._entry["metadata"][copied] != self._entry["answer"]:
+                break
+            if keeps_copies is None:
+                keeps_copies = rng.random() < _COPIED_SHARE
+            if keeps_copies:
+                break
         self._answered = False
 
     def instructions(self, agent: str) -> str:
@@ -180,6 +196,8 @@ EXCLUDED: dict[str, str] = {"composite": "is a mixture of the others and needs t
 """Generators that are not listed, with the reason."""
 _CURRICULUM_LEVELS = 4
 """Number of levels of each curriculum. Two of reasoning-gym's 102 curricula have fewer and repeat their last level."""
+_INVALID_LEVELS = {"caesar_cipher": (2, 3), "knight_swap": (0, 1, 2, 3), "modulo_grid": (1,), "survo": (2, 3)}
+"""Levels whose settings the generator itself rejects. They are not listed."""
 
 
 def list_ids(name: str | None) -> str | None:
@@ -191,7 +209,11 @@ def list_ids(name: str | None) -> str | None:
             "1p",
             category,
             generator=generator,
-            levels=[{"level": level} for level in range(_CURRICULUM_LEVELS * graded)],
+            levels=[
+                {"level": level}
+                for level in range(_CURRICULUM_LEVELS * graded)
+                if level not in _INVALID_LEVELS.get(generator, ())
+            ],
         )
         for generator, (category, graded) in _generators().items()
     }

@@ -44,8 +44,13 @@ COMPUTING_SCORERS = PYTHON_SCORERS | SYMPY_SCORERS | {"coin_flip", "rubiks_cube"
 """Generators that score in a separate process: the above, and those whose work grows with a number in the answer (the
 exponent of a fraction, the repetitions of a move)."""
 
+_HEXADECIMAL_ANSWERS = frozenset(("base_conversion", "bitwise_arithmetic"))
+"""Generators whose right answers may look like a number with an exponent, such as 0x7e316868. None is read as one."""
+
 MAX_CHARS = 20_000
 _MAX_FORMULA_CHARS = 1000
+_MAX_POLYNOMIAL_CHARS = 10_000
+"""Right answers of polynomial_multiplication have up to 6,000 characters, with numbers of up to 83 digits."""
 _FUNCTIONS = frozenset(
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs Rational".split()  # noqa: SIM905
 )
@@ -90,7 +95,12 @@ def _score_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float
         vars(sys.modules[module])["eval"] = literal  # shadows the builtin in the scorer's module
     try:
         with Randomness(0).contained():
-            value = min(float(dataset.score_answer(answer, entry)), _highest(module.rpartition(".")[2], answer, entry))
+            generator = module.rpartition(".")[2]
+            value = min(float(dataset.score_answer(answer, entry)), _highest(generator, answer, entry))
+            if value < 1 and (effortless := _effortless(generator, entry)):
+                scores = [float(dataset.score_answer(each, entry)) for each in effortless]
+                least = max((each for each in scores if each < 1), default=0.0)  # sometimes one of them is right
+                value = (value - least) / (1 - least)
     except Exception as error:  # noqa: BLE001  # library code on model-written text
         return 0.0, {"error": failure(error)}
     return (min(1.0, max(0.0, value)), {}) if np.isfinite(value) else (0.0, {"error": f"scored {value}"})
@@ -115,6 +125,19 @@ def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
             numbers = [value for value in values if isinstance(value, int)]
             return 1.0 if sorted(numbers) == sorted(entry["metadata"]["numbers"]) and _exact(tree.body) == 24 else 0.01
     return 1.0
+
+
+def _effortless(generator: str, entry: dict[str, Any]) -> list[str]:
+    """Return answers without work that reasoning-gym 0.1.25 pays much if wrong. Only a better one earns a part."""
+    match generator:
+        case "game_of_life":  # its part of equal cells: most cells do not change, or are dead in the end
+            board = json.loads(re.findall(r"\[\[.*?\]\]", str(entry["question"]), re.DOTALL)[-1])
+            return [json.dumps(board), json.dumps([[0] * len(row) for row in board])]
+        case "prime_factorization":  # any product that equals the number, such as the number itself
+            return [str(entry["metadata"]["number"])]
+        case "polynomial_equations":  # its distance to the solutions, which are often small
+            return ["0"]
+    return []
 
 
 def _exact(node: ast.expr) -> Fraction:
@@ -143,7 +166,7 @@ def refusal(answer: str, generator: str) -> str:
     """Return why `answer` must not reach the scorer of `generator`. Empty if it is harmless."""
     if len(answer) > MAX_CHARS:
         return f"longer than {MAX_CHARS} characters"
-    if re.search(r"[eE][+-]?[\d_]{4,}", answer):
+    if generator not in _HEXADECIMAL_ANSWERS and re.search(r"[eE][+-]?[\d_]{4,}", answer):
         return "a number with a huge exponent"
     if generator == "rubiks_cube" and re.search(r"\d{3}", answer):
         return "a move repeated without end"
@@ -180,8 +203,9 @@ def _parse(text: str) -> ast.Expression:
 
 def _refuse_formula(answer: str, tree: ast.Expression, generator: str) -> str:
     """Accept arithmetic with known functions, single-letter variables and small exponents, else return the reason."""
-    if len(answer) > _MAX_FORMULA_CHARS:
-        return f"longer than {_MAX_FORMULA_CHARS} characters"
+    limit = _MAX_POLYNOMIAL_CHARS if generator == "polynomial_multiplication" else _MAX_FORMULA_CHARS
+    if len(answer) > limit:
+        return f"longer than {limit} characters"
     if re.search(r"[^\w \t+\-*/().,^]", answer, re.ASCII):  # sympy interprets other characters in its own way
         return "characters that no formula here needs"
     arithmetic = generator in ARITHMETIC_SCORERS
@@ -193,18 +217,18 @@ def _refuse_formula(answer: str, tree: ast.Expression, generator: str) -> str:
             if not isinstance(node, allowed):
                 what = node.__class__.__name__
                 return f"more than numbers and the four operations ({what})" if arithmetic else f"no formula ({what})"
-            if reason := _refuse_node(node):
+            if reason := _refuse_node(node, 1e100 if generator == "polynomial_multiplication" else 1e40):
                 return reason
         return "functions nested too deep" if _depth(tree, ast.Call) > 2 else ""
     except RecursionError:
         return "nested too deep"
 
 
-def _refuse_node(node: ast.AST) -> str:
-    """Return why one node of a formula is refused. Empty if it is accepted."""
+def _refuse_node(node: ast.AST, highest: float) -> str:
+    """Return why one node of a formula is refused, as are numbers from `highest` on. Empty if it is accepted."""
     match node:
         case ast.Constant(value=value):
-            small = type(value) is not bool and isinstance(value, int | float) and abs(value) < 1e40
+            small = type(value) is not bool and isinstance(value, int | float) and abs(value) < highest
             return "" if small else "a number too large, or none"
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return ""
@@ -239,9 +263,13 @@ def _bound(node: ast.AST) -> float:
 
 def _depth(node: ast.AST, *kinds: type[ast.AST]) -> int:
     """Return the nesting depth of nodes of some kinds. An operator counts for its operation."""
-    matches = isinstance(node, kinds) or (isinstance(node, ast.BinOp) and isinstance(node.op, kinds))
-    children = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.operator))
-    return matches + max((_depth(child, *kinds) for child in children), default=0)
+    deepest, waiting = 0, [(node, 0)]
+    while waiting:  # a sum of many terms is nested deeper than Python's stack
+        each, depth = waiting.pop()
+        depth += isinstance(each, kinds) or (isinstance(each, ast.BinOp) and isinstance(each.op, kinds))
+        deepest = max(deepest, depth)
+        waiting += [(child, depth) for child in ast.iter_child_nodes(each) if not isinstance(child, ast.operator)]
+    return deepest
 
 
 # ---- the scoring process

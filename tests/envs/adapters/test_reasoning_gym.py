@@ -1,4 +1,5 @@
 import ast
+import json
 import math
 import queue
 import threading
@@ -293,3 +294,74 @@ def test_no_wrong_answer_is_solved(generator, answer, highest):
         again = begin(fa.make(f"reasoning-gym/{generator}-v0"), seed=seed)
         again.step(str(again.unwrapped._entry["answer"]))
         assert again.rewards["solver"] == 1
+
+
+def test_copies_of_the_input_and_zeros_earn_nothing():
+    def board(entry):
+        return json.loads(entry["question"][entry["question"].rindex("[[") :].split("]]")[0] + "]]")
+
+    answers = {
+        "game_of_life": [board, lambda entry: [[0] * len(row) for row in board(entry)]],
+        "prime_factorization": [lambda entry: entry["metadata"]["number"]],
+        "polynomial_equations": [lambda entry: 0],
+    }
+    for generator, functions in answers.items():
+        parts = 0
+        for seed in range(8):
+            env = begin(fa.make(f"reasoning-gym/{generator}-v0"), seed)
+            entry = env.unwrapped._entry
+            gold = entry["answer"]
+            value = json.loads(gold) if gold.replace(".", "").isdecimal() or gold.startswith("[") else gold
+            for function in functions:
+                twin = env.fork()
+                twin.step(text := json.dumps(function(entry)))
+                assert twin.rewards["solver"] == (json.loads(text) == value), (generator, seed)
+            if generator == "game_of_life":
+                near = json.loads(gold)
+                near[0][0] = 1 - near[0][0]
+                twin = env.fork()
+                twin.step(json.dumps(near))
+                parts += 0.5 < twin.rewards["solver"] < 1
+            env.step(gold)
+            assert env.rewards["solver"] == 1
+        assert parts >= 6 * (generator == "game_of_life"), "an answer with one wrong cell is better than a copy"
+
+
+def test_a_copy_of_the_string_answers_few_questions_of_string_insertion():
+    env, copies = fa.make("reasoning-gym/string_insertion-v0"), 0
+    for seed in range(100):
+        string = begin(env, seed).unwrapped._entry["metadata"]["string"]
+        reward, info = answered(env, seed, string)
+        copies += reward == 1
+        assert ReasoningGymScore()._grade(trajectory_of(string, info)) == reward
+    assert 10 <= copies <= 35  # 88 without the redraw
+
+
+def trajectory_of(text, info):
+    turn = Turn(agent="solver", index=0, observation="q", action=text, reward=0.0, policy="p")
+    return Trajectory(agent="solver", policy="p", turns=(turn,), env_id="e", info=info)
+
+
+@pytest.mark.parametrize(("generator", "level"), [("polynomial_multiplication", 3), ("polynomial_multiplication", 2)])
+def test_long_right_answers_are_read(generator, level):
+    env = fa.make(f"reasoning-gym/{generator}-v0", level=level)
+    lengths = []
+    for seed in range(3):
+        gold = begin(env, seed).unwrapped._entry["answer"]
+        lengths.append(len(gold))
+        assert answered(env, seed, gold)[0] == 1
+        assert answered(env, seed, gold.replace("2", "3", 1))[0] == 0
+    assert max(lengths) > 1000
+
+
+def test_hexadecimal_answer_is_no_number_with_an_exponent():
+    assert refusal("0x7e316868", "bitwise_arithmetic") == refusal("3e40217", "base_conversion") == ""
+    assert refusal("3e40217", "chain_sum")
+
+
+def test_all_listed_levels_can_be_made():
+    for env_id in fa.list_envs("reasoning-gym"):
+        for level in range(1, len(fa.spec(env_id).levels) + 1):
+            fa.make(f"{env_id}@{level}")
+    names = ("caesar_cipher", "knight_swap", "modulo_grid", "survo", "chain_sum")
+    assert [len(fa.spec(f"reasoning-gym/{name}-v0").levels) for name in names] == [2, 0, 3, 2, 4]
