@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import time
 import tracemalloc
 from contextlib import nullcontext
@@ -38,6 +39,26 @@ def test_a_second_process_is_refused(tmp_path):
         RunFolder(tmp_path, {})
     run.close()
     RunFolder(tmp_path, {}).close()
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_run_whose_folder_was_moved_or_deleted_leaves_the_next_run_alone(moved, tmp_path):
+    folder, error = tmp_path / "r", "moved or deleted during this run, and another run has begun there"
+    first = RunFolder(folder, {"seed": 1})
+    first.log(1, {"x": 1.0})
+    folder.rename(tmp_path / "moved")
+    if not moved:
+        shutil.rmtree(tmp_path / "moved")
+    second = RunFolder(folder, {"seed": 2})
+    with pytest.raises(RunFolderError, match=error):
+        first.rewind(0)
+    with pytest.raises(RunFolderError, match=error):
+        first.log(2, {"x": 2.0})
+    first.__exit__(RunFolderError)
+    second.log(1, {"x": 3.0})
+    second.close()
+    assert json.loads((folder / "metrics.jsonl").read_text()) == {"step": 1, "x": 3.0}
+    assert (folder / "config.yaml").read_text() == "seed: 2\n" and (folder / ".lock").exists()
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):

@@ -260,6 +260,7 @@ class RunFolder:
 
     def rewind(self, steps: int) -> None:
         """Delete rows after `steps` steps: a resumed run logs them again."""
+        self._check_in_place()
         for name in ("metrics.jsonl", EPISODES, _VERIFIERS, _WARNINGS):
             file = self.path / name
             if file.exists():
@@ -385,8 +386,9 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Release the folder. Remove it if a call failed before it wrote anything else."""
+        is_in_place = self._is_in_place()
         self.close(quiet=kind is not None and issubclass(kind, RunFolderError))
-        if kind is not None:
+        if kind is not None and is_in_place:
             self._leave_nothing()
 
     def _leave_nothing(self) -> None:
@@ -400,7 +402,21 @@ class RunFolder:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
+    def _is_in_place(self) -> bool:
+        """Return whether no other run has locked a folder at this path since the folder was moved or deleted."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._lock.fileno()), (self.path / ".lock").stat())
+        return True
+
+    def _check_in_place(self) -> None:
+        if not self._is_in_place():
+            raise RunFolderError(
+                f"{self.path} was moved or deleted during this run, and another run has begun there. This run ends, so "
+                "that their files do not mix. Leave the folder of a run in place until the run has ended"
+            )
+
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._check_in_place()
         with _reported(self.path / name), (self.path / name).open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 

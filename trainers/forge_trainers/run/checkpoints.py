@@ -448,6 +448,7 @@ class Checkpoints:
                 if old.is_symlink() or old.is_file():  # of a stranger
                     old.unlink()
             draft.mkdir(parents=True)
+            made = draft.stat()
             sums: dict[str, list[int]] = {}
             for name, part in self._parts.items():
                 buffer, checksums = io.BytesIO(), Checksums()
@@ -473,6 +474,8 @@ class Checkpoints:
                 files=sums,
                 chunk_bytes=CHUNK_BYTES,
             )
+            if not os.path.samestat(draft.stat(), made):  # the run folder was moved, and another run has begun there
+                raise FileNotFoundError(f"{draft} was replaced")
             await asyncio.to_thread(_put_in_place, draft, final, mark)
             best = self.best() if self._keep_best else None
             for old in self.complete()[self._keep :]:
