@@ -173,6 +173,18 @@ def check_plain_file(path: Path) -> None:
         raise RunFolderError(f"{path} is a link or not a file. A run folder must hold plain files")
 
 
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file of a run folder for reading. A link or a pipe that replaces the file is not opened.
+
+    Raises:
+        RunFolderError: The path is a link or not a file.
+        OSError: The file cannot be opened.
+    """
+    check_plain_file(path)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # another user may replace the file after the check
+    return os.fdopen(os.open(path, flags), "rb")
+
+
 def check_contained(folder: str | os.PathLike[str]) -> None:
     """Refuse a run folder in which one of our files, at any depth, leads out of it or is a pipe, a socket or a device.
 

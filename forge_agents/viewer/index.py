@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from forge_agents.episodes.stored import Digest, digest, whole_lines
 from forge_agents.errors import RunFolderError
+from forge_agents.files import open_plain
 
 SORTS = {
     "newest": "n DESC",
@@ -119,7 +120,7 @@ class EpisodeIndex:
         total = 0
         with self._updating:
             try:
-                file = self.log.open("rb")
+                file = open_plain(self.log)
             except FileNotFoundError:
                 return 0
             with file:
@@ -184,7 +185,7 @@ class EpisodeIndex:
         if position is None:
             raise KeyError(f"there is no episode {n}")
         start, length, crc = position
-        with self.log.open("rb") as file:
+        with open_plain(self.log) as file:
             file.seek(start)
             line = file.read(length)
         if zlib.crc32(line) != crc:

@@ -19,7 +19,7 @@ from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
 from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
-from forge_agents.files import check_plain_files, is_shallow, user_path
+from forge_agents.files import check_plain_file, check_plain_files, is_shallow, open_plain, user_path
 from forge_agents.http_body import too_many_values
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
@@ -227,7 +227,7 @@ class _Lines:
         """Read new lines and return all rows so far, thinned."""
         with self._reading:
             try:
-                with self._file.open("rb") as file:
+                with open_plain(self._file) as file:
                     status = os.fstat(file.fileno())
                     if status.st_ino != self._inode or status.st_size < self._at:
                         self._reset(status.st_ino)
@@ -247,7 +247,7 @@ class _Lines:
                 self._reset(0)
             except OSError as cause:
                 self._reset(0)
-                self._problems.append(f"{self._file.name} cannot be read: {cause.strerror}")
+                self._problems.append(f"{self._file.name} cannot be read: {cause.strerror or cause}")
             problems, name = list(self._problems), self._file.name
             if self._num_problems > _MAX_PROBLEMS:
                 problems.append(f"... and {self._num_problems - _MAX_PROBLEMS} more lines of {name}")
@@ -356,15 +356,19 @@ def _is_board(file: Path) -> bool:
 
 def _warnings(file: Path) -> list[str]:
     """Return the newest warnings of a run, with their steps."""
-    with file.open("rb") as stream:
-        rows = (row for _, row, _ in whole_lines(stream) if isinstance(row, dict) and _is_step(row.get("step")))
-        newest = deque((f"step {row['step']}: {row.get('warning')}"[:_MAX_TEXT] for row in rows), maxlen=_MAX_PROBLEMS)
-    return [*newest]
+    try:
+        with open_plain(file) as stream:
+            rows = (row for _, row, _ in whole_lines(stream) if isinstance(row, dict) and _is_step(row.get("step")))
+            texts = (f"step {row['step']}: {row.get('warning')}"[:_MAX_TEXT] for row in rows)
+            return [*deque(texts, maxlen=_MAX_PROBLEMS)]
+    except OSError as cause:
+        return [f"{file.name} cannot be read: {cause.strerror or cause}"]
 
 
 def _json(file: Path) -> Any:
     try:
-        text = file.read_bytes()
+        with open_plain(file) as stream:
+            text = stream.read()
         value = None if too_many_values(text) else json.loads(text.decode(errors="replace"))
     except (OSError, ValueError, RecursionError):
         return None
@@ -373,6 +377,7 @@ def _json(file: Path) -> Any:
 
 def _yaml(file: Path) -> Any:
     try:
+        check_plain_file(file)
         return safe_yaml.read(file)
     except (OSError, ValueError):
         return None

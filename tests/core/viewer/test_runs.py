@@ -286,6 +286,30 @@ def test_folder_with_links_or_pipes_is_refused(run_folder, tmp_path, name, kind)
     assert len(find_runs([run_folder])) == 1 or name != "board.json"
 
 
+FILES = ("metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "warnings.jsonl", "config.yaml", "league.json")
+
+
+@pytest.mark.parametrize("name", [*FILES, "ending.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_file_that_becomes_a_link_or_a_pipe_is_not_opened(run_folder, tmp_path, name, kind):
+    """Another user may own the folder. Opening a pipe would wait without end."""
+    run = only(run_folder)
+    (tmp_path / "secret").write_text('{"step": 1, "warning": "s3cret", "ending": "s3cret", "policy": "s3cret"}\n')
+    (run_folder / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(run_folder / name)
+        writer = os.open(run_folder / name, os.O_RDWR | os.O_NONBLOCK)  # without the check, reading fails or is empty
+        os.write(writer, b'{"step": 1, "warning": "s3cret"}\n')
+    else:
+        (run_folder / name).symlink_to(tmp_path / "secret")
+    run.update()
+    shown = [run.status(), run.metrics(), run.settings(), run.verifiers(), run.tables()]
+    assert "s3cret" not in repr(shown)
+    if kind == "pipe":
+        assert os.read(writer, 100) == b'{"step": 1, "warning": "s3cret"}\n'
+        os.close(writer)
+
+
 def test_a_pipe_in_a_folder_next_to_a_run_is_not_opened(run_folder):
     """Opening it would wait for ever."""
     (run_folder.parent / "evil").mkdir()
