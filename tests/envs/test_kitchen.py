@@ -74,6 +74,17 @@ def test_map_is_flipped_and_cooks_start_on_the_drawn_sides():
     assert seen == {each: {True, False} for each in turned}
 
 
+def test_two_soups_for_the_last_order_are_one_success():
+    env = begun("D1.O / =PS= / D2.O", cooking=0, orders=1, rounds=60)
+    for away in ("south", "north"):  # first ann, then ben
+        pairs = [(move, "wait") for move in ("east", "east", "west", away, "west", away, "east")]
+        steps(env, *(pairs if away == "south" else [pair[::-1] for pair in pairs]))
+    assert env.hands == {"cook_0": "soup", "cook_1": "soup"}
+    _, rewards, _, _, infos = env.step({"cook_0": "south", "cook_1": "north"})
+    assert rewards == {"cook_0": 1.0, "cook_1": 1.0}  # 2.0, without success
+    assert infos["cook_0"]["served"] == 1 and infos["cook_0"]["success"]
+
+
 def test_a_counter_hands_things_over_one_at_a_time():
     env = steps(begun(LAYOUTS["wall"]), ("north", "wait"), ("east", "wait"), ("east", "west"))
     assert env.counters == {(1, 2): "onion"} and "\n.AoB.\n" in env.observe("cook_1")

@@ -1,5 +1,6 @@
 import re
 
+import pytest
 from team_play import act, begin, shown, with_oracle
 
 import forge_agents as fa
@@ -64,6 +65,14 @@ def test_approving_who_is_under_review_earns_nothing():
     result = [(env, reward) for env, reward in (shown(NAME, n, Lax, level=4) for n in range(40)) if env.violations]
     assert result and all(reward == 0 for _, reward in result)
     assert any("under review" in env.violations[0] for env, _ in result)
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_there_are_orders_for_all_wishes_and_alternatives(kinds):
+    for seed in range(5):
+        env = begin(ServiceDesk(kinds=kinds, wishes=3, alternatives=True), seed)
+        wishes = [wish for options in env.wishes for wish in options]
+        assert len(set(wishes)) == 6 and (kinds > 1 or {wish.kind for wish in wishes} == {"cancel"})
 
 
 def test_levels_get_harder_for_an_agent_that_overlooks_rules():

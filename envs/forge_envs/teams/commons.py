@@ -28,10 +28,10 @@ class Commons(ParallelTurnEnv):
     requests exceed the stock, each player gets the same fraction of its request, rounded down, and the lake is empty.
     The remaining stock is multiplied by `regrowth`, rounded down, up to the capacity. An empty lake ends the game.
 
-    Each player is rewarded at the end for its own catch, on a linear scale: 0 for an equal share of the first stock
-    (or less), and 1 for an equal share of the best total of all seasons. The mean over players is at most 1, but one
-    player can get more at the others' expense. The optimum leaves ``capacity / regrowth`` in each season and nothing in
-    the last.
+    Each player is rewarded at the end for its own catch, on a linear scale: 0 for an equal share of the first stock (or
+    less), and 1 for an equal share of the best total of all seasons. One player can get more at the others' expense.
+    The mean over players is at most 1, unless it regrows so little that to take all at once pays more. The optimum
+    leaves ``capacity / regrowth`` in each season and nothing in the last.
 
     A text without exactly one number to take takes nothing and sets ``illegal`` in infos. At the end infos contain
     ``catch`` (by agent), ``best`` (optimal total), ``seasons`` (number played) and ``success`` (a reward of at least

@@ -153,7 +153,7 @@ class Kitchen(ParallelTurnEnv):
         thing = self._map.get(square, "#")
         if thing in "OD" and not item:
             return "onion" if thing == "O" else "dish"
-        if thing == "S" and item == "soup":
+        if thing == "S" and item == "soup" and self.served < self._orders:  # both cooks may come in one round
             self.served += 1
             return ""
         if thing == "=" and item and square not in self.counters:

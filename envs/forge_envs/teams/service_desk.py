@@ -160,6 +160,8 @@ class ServiceDesk(ToolEnv):
     def _draw_shop(self, rng: np.random.Generator) -> None:
         self.names = sample(rng, PEOPLE, self._customers)
         num_orders = 2 * self._num_wishes + 2  # per customer, half of them open
+        if self._kinds == 1:  # all wishes and alternatives are cancellations
+            num_orders = max(num_orders, 2 * self._num_wishes * (1 + self._alternatives))
         numbers = iter((rng.permutation(900)[: num_orders * len(self.names)] + 100).tolist())
         customers, orders, complaints = [], [], []
         for name in self.names:
