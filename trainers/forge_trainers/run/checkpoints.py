@@ -442,6 +442,7 @@ class Checkpoints:
     ) -> None:
         # The draft is renamed after all files and, last, the mark are written: a kill leaves no partial checkpoint.
         draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
+        made: os.stat_result | None = None
         try:
             for old in self._folder.glob(".draft-*"):
                 shutil.rmtree(old, ignore_errors=True)
@@ -474,7 +475,7 @@ class Checkpoints:
                 files=sums,
                 chunk_bytes=CHUNK_BYTES,
             )
-            if not os.path.samestat(draft.stat(), made):  # the run folder was moved, and another run has begun there
+            if not _is_same(draft, made):  # the run folder was moved, and another run has begun there
                 raise FileNotFoundError(f"{draft} was replaced")
             await asyncio.to_thread(_put_in_place, draft, final, mark)
             best = self.best() if self._keep_best else None
@@ -484,7 +485,8 @@ class Checkpoints:
         except StallError:
             raise
         except OSError as cause:
-            shutil.rmtree(draft, ignore_errors=True)
+            if made is not None and _is_same(draft, made):
+                shutil.rmtree(draft, ignore_errors=True)
             newest = next(iter(self.complete()), None)
             raise RunFolderError(
                 f"the checkpoint of step {step} cannot be written ({cause}); "
@@ -526,6 +528,13 @@ def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> Non
         raise RunFolderError(
             f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}. Choose another out_dir"
         )
+
+
+def _is_same(folder: Path, status: os.stat_result) -> bool:
+    """Return whether a folder is there and was not replaced by another one since `status`."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(folder.stat(), status)
+    return False
 
 
 def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
