@@ -380,6 +380,13 @@ def test_unchanged_policy_is_not_a_new_opponent(tmp_path):
     assert [one.name for one in league.standings.opponents] == ["hero-000000"]
 
 
+def test_snapshot_newer_than_the_policy_is_named(tmp_path):
+    league, learner = League(fa.League(HERO, snapshot_every=1), fa.GRPOConfig(), tmp_path), Learner()
+    league.standings.add("hero-000009", 9)
+    with pytest.raises(ValueError, match="'hero-000009' of the league has version 9, but the policy only 0"):
+        asyncio.run(league.record(0, [], SimpleNamespace(learners={"hero": learner})))
+
+
 def test_evaluation_covers_anchors_agents_and_environments(tmp_path):
     """Environments, anchors and agents must not alternate in step: two of each would give two of eight games."""
     anchors = (RANDOM, fa.Random(name="other"))

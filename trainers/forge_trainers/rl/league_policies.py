@@ -195,9 +195,18 @@ class LeaguePolicies(FixedPolicies):
         return [groups[task.number] for task in tasks]
 
     async def _snapshot(self, processes: Processes) -> None:
-        """Add the current policy to the pool, unless its weights have not changed."""
-        learner = processes.learners[self._league.policy.name]
-        if learner.version <= self.standings.latest.version:
+        """Add the current policy to the pool, unless its weights have not changed.
+
+        Raises:
+            ValueError: A snapshot is newer than the policy, as in a checkpoint with the league of another run.
+        """
+        learner, latest = processes.learners[self._league.policy.name], self.standings.latest
+        if learner.version < latest.version:
+            raise ValueError(
+                f"snapshot {latest.name!r} of the league has version {latest.version}, but the policy only "
+                f"{learner.version}, so the checkpoint holds the league of another run. Choose another checkpoint"
+            )
+        if learner.version == latest.version:
             return
         name = self._league.snapshot_name(learner.version)
         self._engine.forget(name)
