@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -47,6 +48,8 @@ _FREE_FORM = frozenset(("structuredContent", "inputSchema", "outputSchema", "_me
 """Keys of an answer whose values may be anything, so that the library does not check them."""
 _INVALID_ANSWER = -32000
 """Code of JSON-RPC for an error of the client."""
+_SESSION = "mcp-session-id"
+"""Header of requests after the first one to a server that has sessions."""
 _RECONNECT_S = 10.0
 """Seconds after a failed connection in which calls do not try again."""
 
@@ -117,7 +120,7 @@ async def _client(
             http = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers or {})))
             hooks: dict[str, list[Any]] = {
                 "request": [check_connections] if headers else [],
-                "response": [_read_answer],
+                "response": [partial(_read_answer, lost=lost)],
             }
             http.event_hooks, http.headers["accept-encoding"] = hooks, ENCODINGS
             transport: Any = streamable_http_client(server, http_client=http)
@@ -191,13 +194,16 @@ def _error_answer(message: Any, reason: str) -> Any:
     return replace(message, message=JSONRPCError(jsonrpc="2.0", id=message.message.id, error=error))
 
 
-async def _read_answer(response: Any) -> None:
+async def _read_answer(response: Any, *, lost: Callable[[], None]) -> None:
     """Read a response with a limit. The library limits the events of streams, but not other responses.
 
     A response that cannot be read becomes an error of its call. The library would close the connection of all calls.
+    `lost` is called if the server has forgotten the session, as after a restart: it would refuse all further calls.
     """
     read_as_utf8(response)
-    if response.headers.get("content-type", "").startswith("text/event-stream"):
+    if response.status_code == 404 and response.request.method == "POST" and _SESSION in response.request.headers:
+        lost()
+    if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         return
     try:
         await read_bounded(response)
@@ -244,7 +250,7 @@ class _Connection:
 
     def _begin(self, connect: Callable[[Callable[[], None]], Any], connect_s: float) -> list[Any]:
         ready: Future[tuple[Client, list[Any]]] = Future()
-        self._ended = ended = asyncio.Event()
+        self._client, self._ended = None, (ended := asyncio.Event())
         self._serving = self._thread.begin(self._serve(lambda: connect(ended.set), ready, connect_s, ended))
         try:
             # the inner time limit comes first, unless a client blocks

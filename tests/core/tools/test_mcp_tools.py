@@ -340,7 +340,7 @@ def test_encoding_that_takes_quadratic_time_is_ignored(kind):
 
     headers = {"content-type": f"{kind}; charset=punycode"}
     response = httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(b""))
-    asyncio.run(mcp._read_answer(response))
+    asyncio.run(mcp._read_answer(response, lost=lambda: None))
     assert response.encoding == "utf-8"
 
 
@@ -540,6 +540,48 @@ def test_one_bad_answer_does_not_end_the_connection(flaky, how, reason):
         bad = run_tool(tools, call("act", how=how))
         assert not bad.ok and reason in bad.content
         assert run_tool(tools, call("act", how="well")).content == "fine"
+
+
+def test_session_that_a_restarted_server_forgot_is_opened_again(flaky, monkeypatch):
+    """The server refuses each request of a session that it does not know."""
+    sessions, act, end = set(), Flaky.do_POST, Flaky.end_headers
+
+    def end_headers(self):
+        if "mcp-session-id" not in self.headers:
+            sessions.add(f"session-{len(sessions)}")
+            self.send_header("mcp-session-id", f"session-{len(sessions) - 1}")
+        end(self)
+
+    def do_POST(self):
+        is_known = self.headers.get("mcp-session-id") in {None, *sessions} - forgotten
+        act(self) if is_known else self.send_error(404)
+
+    forgotten = set()
+    monkeypatch.setattr(Flaky, "end_headers", end_headers)
+    monkeypatch.setattr(Flaky, "do_POST", do_POST)
+    with mcp_tools(f"http://127.0.0.1:{flaky.server_port}/mcp", connect_s=60.0, call_s=60.0) as tools:
+        assert run_tool(tools, call("act", how="well")).content == "fine"
+        forgotten |= sessions
+        assert not run_tool(tools, call("act", how="well")).ok
+        assert run_tool(tools, call("act", how="well")).content == "fine"
+    assert sessions - forgotten
+
+
+def test_call_after_a_blocked_connection_attempt_uses_no_lost_client(monkeypatch):
+    held, connection = threading.Event(), mcp._Connection("stub", ())
+    connection._client = SimpleNamespace()
+    connection._connect = lambda: connection._begin(lambda lost: held.wait(), 0.01)
+    connection._ended.set()
+    try:
+        monkeypatch.setattr(mcp, "_STOP_TIMEOUT_S", 0.01)
+        with pytest.raises(ValueError, match="blocks"):
+            connection._connected()
+        with pytest.raises(ValueError, match="was lost"):
+            connection._connected()
+    finally:
+        monkeypatch.undo()
+        held.set()
+        connection.close()
 
 
 def test_lost_connection_is_not_opened_again_for_each_call(flaky, monkeypatch):
