@@ -251,14 +251,18 @@ def test_random_state_that_reads_outside_of_its_memory_is_refused(changes):
     assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
 
 
-def test_draft_of_another_run_that_took_the_folder_is_not_completed_or_deleted(tmp_path):
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["moved", "deleted"])
+def test_draft_of_another_run_that_took_the_folder_is_not_completed_or_deleted(is_deleted, tmp_path):
     folder, learner = tmp_path / "run", Learner(1)
 
     async def run():
         learner.free.clear()
         checkpoints = Checkpoints(folder, keep=2)
         await checkpoints.start(1, {"hero": learner})
-        folder.rename(tmp_path / "moved")
+        if is_deleted:  # the next folder may get the same inode number
+            shutil.rmtree(folder)
+        else:
+            folder.rename(tmp_path / "moved")
         (folder / ".draft-000001").mkdir(parents=True)
         learner.free.set()
         with pytest.raises(RunFolderError, match="was replaced"):

@@ -442,14 +442,14 @@ class Checkpoints:
     ) -> None:
         # The draft is renamed after all files and, last, the mark are written: a kill leaves no partial checkpoint.
         draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
-        made: os.stat_result | None = None
+        opened: int | None = None
         try:
             for old in self._folder.glob(".draft-*"):
                 shutil.rmtree(old, ignore_errors=True)
                 if old.is_symlink() or old.is_file():  # of a stranger
                     old.unlink()
             draft.mkdir(parents=True)
-            made = draft.stat()
+            opened = os.open(draft, os.O_RDONLY)  # an open folder keeps its inode number, even if it is deleted
             sums: dict[str, list[int]] = {}
             for name, part in self._parts.items():
                 buffer, checksums = io.BytesIO(), Checksums()
@@ -475,7 +475,7 @@ class Checkpoints:
                 files=sums,
                 chunk_bytes=CHUNK_BYTES,
             )
-            if not _is_same(draft, made):  # the run folder was moved, and another run has begun there
+            if not _is_same(draft, opened):  # the run folder was moved, and another run has begun there
                 raise FileNotFoundError(f"{draft} was replaced")
             await asyncio.to_thread(_put_in_place, draft, final, mark)
             best = self.best() if self._keep_best else None
@@ -485,14 +485,17 @@ class Checkpoints:
         except StallError:
             raise
         except OSError as cause:
-            if made is not None and _is_same(draft, made):
+            if opened is not None and _is_same(draft, opened):
                 shutil.rmtree(draft, ignore_errors=True)
             newest = next(iter(self.complete()), None)
             raise RunFolderError(
                 f"the checkpoint of step {step} cannot be written ({cause}); "
                 + (f"the newest is {newest}" if newest else "there is none yet")
-                + ". Free some space, or make the folder writable"
+                + ". Free some space, make the folder writable, and leave it in place until the run has ended"
             ) from cause
+        finally:
+            if opened is not None:
+                os.close(opened)
 
     def _load_parts(self, folder: Path) -> None:
         states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
@@ -530,10 +533,10 @@ def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> Non
         )
 
 
-def _is_same(folder: Path, status: os.stat_result) -> bool:
-    """Return whether a folder is there and was not replaced by another one since `status`."""
+def _is_same(folder: Path, opened: int) -> bool:
+    """Return whether a folder is there and is the one that was opened as `opened`, so that no other replaced it."""
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(folder.stat(), status)
+        return os.path.samestat(folder.stat(), os.fstat(opened))
     return False
 
 
