@@ -83,7 +83,22 @@ def test_openings_of_a_subclass_are_its_own_games():
             return "Poker."
 
     class Round(LeducPoker):
-        max_turns = 9
+        def __init__(self, ante):
+            super().__init__()
+            self.ante = ante
 
     assert {opening.instructions("player_0") for _, opening in Short().openings()} == {"Poker."}
-    assert {type(opening) for _, opening in Round().openings()} == {Round}
+    rounds = [opening for _, opening in Round(3).openings()]
+    assert {(type(opening), opening.ante) for opening in rounds} == {(Round, 3)}
+
+
+@pytest.mark.parametrize("kind", [KuhnPoker, LeducPoker])
+def test_openings_of_a_game_in_play_are_before_the_first_move(kind):
+    game = kind()
+    begin(game, seed=0)
+    game.act("player_0", "bet")
+    opening, other = (opening for _, opening in itertools.islice(game.openings(), 2))
+    fresh = begin(kind(), seed=0).legal_actions("player_0")
+    assert opening.legal_actions("player_0") == fresh
+    opening.act("player_0", "bet")
+    assert other.legal_actions("player_0") == fresh != opening.legal_actions("player_0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections import Counter
@@ -99,7 +100,7 @@ class KuhnPoker(_Poker):
     def openings(self) -> Iterator[tuple[float, KuhnPoker]]:
         """Yield all six deals with their probability, each as a separate game before the first move."""
         for first, second in itertools.permutations(range(len(CARDS)), 2):
-            game = type(self)()
+            game = copy.deepcopy(self)
             game.reset(seed=0)
             game.cards = {"player_0": first, "player_1": second}
             yield 1 / 6, game
@@ -189,7 +190,7 @@ class LeducPoker(_Poker):
         """Yield all distinct deals with their probability, each as a separate game before the first move."""
         deals = Counter(itertools.permutations(_LEDUC_DECK, 3))
         for (first, second, public), count in deals.items():
-            game = type(self)()
+            game = copy.deepcopy(self)
             game.reset(seed=0)
             game.cards, game.public = {"player_0": first, "player_1": second}, public
             yield count / deals.total(), game

@@ -552,13 +552,13 @@ def test_session_that_a_restarted_server_forgot_is_opened_again(flaky, monkeypat
             self.send_header("mcp-session-id", f"session-{len(sessions) - 1}")
         end(self)
 
-    def do_POST(self):
+    def answer(self):
         is_known = self.headers.get("mcp-session-id") in {None, *sessions} - forgotten
         act(self) if is_known else self.send_error(404)
 
     forgotten = set()
     monkeypatch.setattr(Flaky, "end_headers", end_headers)
-    monkeypatch.setattr(Flaky, "do_POST", do_POST)
+    monkeypatch.setattr(Flaky, "do_POST", answer)
     with mcp_tools(f"http://127.0.0.1:{flaky.server_port}/mcp", connect_s=60.0, call_s=60.0) as tools:
         assert run_tool(tools, call("act", how="well")).content == "fine"
         forgotten |= sessions
