@@ -230,8 +230,23 @@ YES, NO = {"yes": 0.9, "no": 0.1}, {"no": 0.75, "yes": 0.25}
         ([{'"': 1.0}, NO, {'"': 1.0}], None),
         ([YES, {", but no.": 1.0}, {"</think>": 1.0}, NO], "no"),
         ([{"<|channel|>": 1.0}, {"final": 1.0}, {"<|message|>": 1.0}, NO, {"<|return|>": 1.0}], "no"),
+        (
+            [{"<think>": 1.0}, YES, {"": 1.0}, {"\ufffd": 1.0}, {"</think>": 1.0}, NO, {"<|end|>": 1.0}],
+            "<think>yes\u00e9</think>no",
+        ),
     ],
-    ids=["key before", "key after", "two answers", "reasoning", "fence", "bold", "quotes", "separated", "gpt-oss"],
+    ids=[
+        "key before",
+        "key after",
+        "two answers",
+        "reasoning",
+        "fence",
+        "bold",
+        "quotes",
+        "separated",
+        "gpt-oss",
+        "parts of a character",
+    ],
 )
 def test_probabilities_before_or_after_the_verdict_do_not_count(serve_chat, tokens, text):
     """Many servers list the tokens of the reasoning, which they separate from the text."""
@@ -246,8 +261,9 @@ def test_probabilities_before_or_after_the_verdict_do_not_count(serve_chat, toke
         ([YES, {'{"answer": "no"}': 1.0}], None),
         ([{'{"answer": "': 1.0}, NO, {'", "more": {"answer": "': 1.0}, YES, {'"}}': 1.0}], None),
         ([YES], "no"),
+        ([{"<think>": 1.0}, {"\ufffd": 1.0}, NO, {" way": 1.0}], "<think>\u00e9no way</think>no"),
     ],
-    ids=["one token", "nested", "other text"],
+    ids=["one token", "nested", "other text", "left out"],
 )
 def test_verdict_without_a_token_of_its_own_counts_as_it_is(serve_chat, tokens, text):
     reply = with_logprobs(tokens, text or "".join(next(iter(t)) for t in tokens).removeprefix("yes"))

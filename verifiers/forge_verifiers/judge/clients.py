@@ -46,6 +46,8 @@ _REASONING_TOKENS = 4096
 """Tokens for the reasoning of a model behind an endpoint, in addition to those of its answer."""
 _TOP = 20
 """Number of alternatives requested per token."""
+_CONTROL_TOKENS = re.compile(r"</?[^<>\s]+>")
+"""Matches tokens that may follow an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +263,14 @@ def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]], choices: tuple
     that separate the reasoning from the text list its tokens as well.
     """
     start, choice = choice_start(text, choices), choice_in(text, choices)
-    offset = "".join(token["token"] for token in tokens).rfind(text)
-    if start < 0 or offset < 0:
+    if start < 0:
         return {}
+    joined = "".join(token["token"] for token in tokens)
+    if (offset := joined.rfind(text)) < 0:  # tokens before the choice may be parts of a character, which have no text
+        text, start = text[start:], 0
+        offset = joined.rfind(text)
+        if offset < 0 or _CONTROL_TOKENS.sub("", joined[offset + len(text) :]).strip():
+            return {}
     end = 0
     for token in tokens:
         end += len(token["token"])
