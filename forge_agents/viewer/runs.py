@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import stat
 import threading
 from array import array
 from collections import Counter, OrderedDict, deque
@@ -346,11 +345,9 @@ def _is_run(folder: Path) -> bool:
 def _is_board(file: Path) -> bool:
     """Return whether a JSON file begins like a benchmark report. Links and pipes, which may block, are not opened."""
     try:
-        if not stat.S_ISREG(file.lstat().st_mode):
-            return False
-        with file.open("rb") as stream:
+        with open_plain(file) as stream:
             return b'"kind": "forge-agents benchmark"' in stream.read(200)
-    except OSError:  # a folder, or another user's file
+    except OSError:  # also a folder, or another user's file
         return False
 
 
