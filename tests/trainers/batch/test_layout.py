@@ -178,6 +178,13 @@ def test_equal_samples_are_laid_out_once_with_the_loss_tokens_of_each():
     assert alone.positions == 14
 
 
+def test_equal_samples_have_a_bounded_number_of_loss_tokens_per_position():
+    batch = pack([sample_of((1, 2, 3, 4), 3)] * 40 + [sample_of((1, 2, 3, 5), 1)] * 40)
+    copies = equal_samples(batch, range(80))
+    assert [len(same) for same in copies.values()] == [10, 10, 10, 10, 32, 8], "at most 32 loss tokens for 4 positions"
+    assert list(copies) == [0, 10, 20, 30, 40, 72] and [i for same in copies.values() for i in same] == [*range(80)]
+
+
 def test_nested_prefixes_are_shared():
     result = [
         with_prompt((1, 2, 3, 4, *question), 0, answer) for question, answer in (((5, 6), 8), ((5, 7), 9), ((9,), 8))

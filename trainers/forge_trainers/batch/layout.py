@@ -19,6 +19,8 @@ import torch
 
 from forge_agents.types import EpisodeBatch
 
+_MAX_LOSS_TOKENS = 8
+"""Maximum number of loss tokens per position of samples that are computed once: each keeps a hidden state."""
 _MAX_DEPTH = 50
 """Maximum nesting of openings."""
 _MIN_SAVING = 1 / 8
@@ -173,13 +175,23 @@ def lay_out(
 
 
 def equal_samples(batch: EpisodeBatch, samples: Iterable[int]) -> dict[int, list[int]]:
-    """Return the samples by the first one with the same tokens, in order. Loss tokens may differ."""
-    ids_T = batch["tokens"]["ids"].numpy()
+    """Return the samples by the first one with the same tokens, in order. Loss tokens may differ.
+
+    If equal samples have more than `_MAX_LOSS_TOKENS` loss tokens per position, the next one is a first one again.
+    """
+    ids_T, mask_T = batch["tokens"]["ids"].numpy(), batch["tokens"]["loss_mask"].numpy()
     starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
-    by_tokens = defaultdict[bytes, list[int]](list)
+    result, num_loss = dict[int, list[int]](), Counter[int]()
+    newest: dict[bytes, int] = {}
     for i in samples:
-        by_tokens[ids_T[starts[i] : starts[i] + lengths[i]].tobytes()].append(i)
-    return {same[0]: same for same in by_tokens.values()}
+        place = slice(starts[i], starts[i] + lengths[i])
+        tokens, own = ids_T[place].tobytes(), int(mask_T[place].sum())
+        if tokens not in newest or num_loss[newest[tokens]] + own > _MAX_LOSS_TOKENS * lengths[i]:
+            newest[tokens] = i
+            result[i] = []
+        result[newest[tokens]].append(i)
+        num_loss[newest[tokens]] += own
+    return result
 
 
 def blocks_of(
