@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -94,7 +94,13 @@ def read(file: Path) -> Any:
         ValueError: The file is not YAML, or too large.
         OSError: The file cannot be read.
     """
-    return load(read_bytes(file).decode("utf-8", errors="replace"), name=str(file))
+    with file.open("rb") as stream:
+        return read_stream(stream, name=str(file))
+
+
+def read_stream(stream: IO[bytes], *, name: str) -> Any:
+    """Read an open file as `read` does. `name` names it in errors."""
+    return load(_bounded(stream, name).decode("utf-8", errors="replace"), name=name)
 
 
 def read_bytes(file: Path) -> bytes:
@@ -105,9 +111,13 @@ def read_bytes(file: Path) -> bytes:
         OSError: The file cannot be read.
     """
     with file.open("rb") as stream:
-        content = stream.read(_MAX_BYTES + 1)
+        return _bounded(stream, str(file))
+
+
+def _bounded(stream: IO[bytes], name: str) -> bytes:
+    content = stream.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"{file} has more than {_MAX_BYTES // 1_000_000} MB. A file of settings is smaller")
+        raise ValueError(f"{name} has more than {_MAX_BYTES // 1_000_000} MB. A file of settings is smaller")
     return content
 
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import re
 
 _PREFILLED = (  # opening tags that a prompt may end with, and their closing tags
-    (r"<think>", r"</think>"),  # DeepSeek R1, Qwen3, GLM, MiniMax, Nemotron, Olmo, SmolLM3
-    (r"<mm:think>", r"</mm:think>"),  # MiniMax M3
-    (r"<seed:think>", r"</seed:think>"),  # Seed-OSS
-    (r"\[THINK\]", r"\[/THINK\]"),  # Mistral
-    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Command
-    (r"◁think▷", r"◁/think▷"),  # Kimi
+    ("<think>", "</think>"),  # DeepSeek R1, Qwen3, GLM, MiniMax, Nemotron, Olmo, SmolLM3
+    ("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("[THINK]", "[/THINK]"),  # Mistral
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    ("◁think▷", "◁/think▷"),  # Kimi
 )
-TAGS = tuple(tag.replace("\\", "") for pair in _PREFILLED for tag in pair)
-"""The same tags as texts."""
+TAGS = tuple(tag for pair in _PREFILLED for tag in pair)
+"""Tags of reasoning that are texts of their own."""
+_PATTERNS = tuple((re.escape(opening), re.escape(close)) for opening, close in _PREFILLED)
 _REMARK = r"commentary<\|message\|>(?=(?s:(?:(?!<\|end\|>).)*)<\|end\|><\|start\|>assistant)"
 """Matches the header of a text of gpt-oss that stands before a tool call or an answer."""
 _TAGS = (
-    *_PREFILLED,
+    *_PATTERNS,
     (r"<\|channel>thought\b", r"<channel\|>"),  # Gemma 4
     (rf"<\|channel\|>(?:analysis<\|message\|>|{_REMARK})", r"<\|end\|>(?:<\|start\|>assistant)?"),  # gpt-oss
 )
 _ANALYSIS, _FINAL_HEADER = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 """Headers of reasoning and answer of gpt-oss."""
 _OPENING = (
-    *(f"{opening}\n".replace("\\", "") for opening, _ in _PREFILLED),
+    *(f"{opening}\n" for opening, _ in _PREFILLED),
     "<|channel>thought\n",
     _ANALYSIS,
 )
@@ -32,13 +33,13 @@ _OPENING = (
 _OPENS = re.compile(r"\s*(?:" + "|".join(f"({opening})" for opening, _ in _TAGS) + ")")
 _CLOSES = tuple(re.compile(close) for _, close in _TAGS)
 _CLOSING = (
-    *(f"\n{close}\n\n".replace("\\", "") for _, close in _PREFILLED),
+    *(f"\n{close}\n\n" for _, close in _PREFILLED),
     "<channel|>",
     f"<|end|><|start|>assistant{_FINAL_HEADER}",
 )
 """Text that closes unfinished reasoning of each family, up to the start of the answer."""
-_OPEN = "|".join(opening for opening, _ in _PREFILLED)
-_CLOSE = re.compile("|".join(close for _, close in _PREFILLED))
+_OPEN = "|".join(opening for opening, _ in _PATTERNS)
+_CLOSE = re.compile("|".join(close for _, close in _PATTERNS))
 _FINAL = re.compile(r"\s*" + re.escape(_FINAL_HEADER))
 
 
@@ -91,7 +92,7 @@ def _matching_opening(text: str) -> str:
     """Return the opening tag that belongs to the first closing tag in `text`."""
     matches = ((close.search(text), tags[0]) for close, tags in zip(_CLOSES, _PREFILLED, strict=False))
     starts = [(match.start(), opening) for match, opening in matches if match is not None]
-    return min(starts)[1].replace("\\", "") if starts else "<think>"
+    return min(starts)[1] if starts else "<think>"
 
 
 def in_think_tags(text: str) -> str:
@@ -142,7 +143,7 @@ def opens_reasoning(prompt: str) -> str:
 
 def is_tag(text: str) -> bool:
     """Whether `text` is an opening or closing reasoning tag."""
-    return any(re.fullmatch(tag, text) for pair in _PREFILLED for tag in pair)
+    return text in TAGS
 
 
 def continuation(prompt: str, message: str, *, template: str = "") -> str:

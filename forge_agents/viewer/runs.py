@@ -18,7 +18,7 @@ from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
 from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
-from forge_agents.files import check_plain_file, check_plain_files, is_shallow, open_plain, user_path
+from forge_agents.files import check_plain_files, is_shallow, open_plain, user_path
 from forge_agents.http_body import too_many_values
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
@@ -374,8 +374,8 @@ def _json(file: Path) -> Any:
 
 def _yaml(file: Path) -> Any:
     try:
-        check_plain_file(file)
-        return safe_yaml.read(file)
+        with open_plain(file) as stream:
+            return safe_yaml.read_stream(stream, name=str(file))
     except (OSError, ValueError):
         return None
 

@@ -99,7 +99,7 @@ def test_every_legal_poker_action_is_imitated_once(load_example):
 def test_finished_imitation_and_self_play_are_not_repeated(load_example, tmp_path):
     (tmp_path / "divergence-3").mkdir()
     (tmp_path / "divergence-3/result.json").write_text('{"curve": [[10, 0.3, 0.1, 0.0]]}')
-    result = load_example("self_play").train("divergence", "some-model", 3, SimpleNamespace(out=tmp_path))
+    result = load_example("self_play").train("some-model", 3, SimpleNamespace(out=tmp_path))
     assert result["curve"] == [[10, 0.3, 0.1, 0.0]]
     (tmp_path / "export").mkdir()
     policy = load_example("_study").after_sft(fa.Policy("m", name="p"), tmp_path, None, None)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _COPIED = {"string_insertion": "string"}
 """Generators in which a copy of the question's input is the right answer to most questions, and that input's key."""
 _COPIED_SHARE, _MAX_DRAWS = 0.25, 200
-"""Share of such questions that is kept in place of another question, and maximum number of questions drawn."""
+"""Share of episodes that accept such a question, and maximum number of questions that the others draw."""
 
 
 class ReasoningGym(TurnEnv):
@@ -63,16 +63,12 @@ class ReasoningGym(TurnEnv):
         _config(generator, level, settings, seed=0)  # reject wrong arguments here instead of at reset
 
     def setup(self, rng: np.random.Generator) -> None:
-        keeps_copies = None
+        copied = _COPIED.get(str(self._task["generator"]))
+        accepts_copies = copied is None or rng.random() < _COPIED_SHARE
         for _ in range(_MAX_DRAWS):
             self._source: dict[str, Any] = {**self._task, "seed": int(rng.integers(2**31))}
             self._dataset, self._entry = _generate(self._source)
-            copied = _COPIED.get(str(self._task["generator"]))
-            if copied is None or self._entry["metadata"][copied] != self._entry["answer"]:
-                break
-            if keeps_copies is None:
-                keeps_copies = rng.random() < _COPIED_SHARE
-            if keeps_copies:
+            if accepts_copies or self._entry["metadata"][copied] != self._entry["answer"]:
                 break
         self._answered = False
 
@@ -139,15 +135,6 @@ def final_answer(action: str) -> str:
     while (begin := action.find("<answer>", start)) >= 0 and (end := action.find("</answer>", begin)) >= 0:
         answer, start = action[begin + len("<answer>") : end], end
     return answer.strip()
-
-
-def levels(generator: str) -> int:
-    """Return the number of levels of a generator's curriculum, 0 without a curriculum."""
-    from reasoning_gym.factory import create_curriculum, has_curriculum
-
-    if not has_curriculum(generator):
-        return 0
-    return max((len(attribute.levels) for attribute in create_curriculum(generator).attributes.values()), default=0)
 
 
 def _config(generator: str, level: int | None, settings: Mapping[str, Any], seed: int) -> Any:

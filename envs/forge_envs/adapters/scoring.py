@@ -48,9 +48,10 @@ _HEXADECIMAL_ANSWERS = frozenset(("base_conversion", "bitwise_arithmetic"))
 """Generators whose right answers may look like a number with an exponent, such as 0x7e316868. None is read as one."""
 
 MAX_CHARS = 20_000
-_MAX_FORMULA_CHARS = 1000
-_MAX_POLYNOMIAL_CHARS = 10_000
-"""Right answers of polynomial_multiplication have up to 6,000 characters, with numbers of up to 83 digits."""
+_MAX_FORMULA = {"polynomial_multiplication": (10_000, 1e100)}
+"""Maximum number of characters and limit of numbers of a formula by generator, if not `_USUAL_FORMULA`. Right answers
+of polynomial_multiplication have up to 6,000 characters, with numbers of up to 83 digits."""
+_USUAL_FORMULA = (1000, 1e40)
 _FUNCTIONS = frozenset(
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs Rational".split()  # noqa: SIM905
 )
@@ -203,9 +204,9 @@ def _parse(text: str) -> ast.Expression:
 
 def _refuse_formula(answer: str, tree: ast.Expression, generator: str) -> str:
     """Accept arithmetic with known functions, single-letter variables and small exponents, else return the reason."""
-    limit = _MAX_POLYNOMIAL_CHARS if generator == "polynomial_multiplication" else _MAX_FORMULA_CHARS
-    if len(answer) > limit:
-        return f"longer than {limit} characters"
+    max_chars, highest = _MAX_FORMULA.get(generator, _USUAL_FORMULA)
+    if len(answer) > max_chars:
+        return f"longer than {max_chars} characters"
     if re.search(r"[^\w \t+\-*/().,^]", answer, re.ASCII):  # sympy interprets other characters in its own way
         return "characters that no formula here needs"
     arithmetic = generator in ARITHMETIC_SCORERS
@@ -217,7 +218,7 @@ def _refuse_formula(answer: str, tree: ast.Expression, generator: str) -> str:
             if not isinstance(node, allowed):
                 what = node.__class__.__name__
                 return f"more than numbers and the four operations ({what})" if arithmetic else f"no formula ({what})"
-            if reason := _refuse_node(node, 1e100 if generator == "polynomial_multiplication" else 1e40):
+            if reason := _refuse_node(node, highest):
                 return reason
         return "functions nested too deep" if _depth(tree, ast.Call) > 2 else ""
     except RecursionError:

@@ -568,9 +568,9 @@ def test_session_that_a_restarted_server_forgot_is_opened_again(flaky, monkeypat
 
 
 def test_call_after_a_blocked_connection_attempt_uses_no_lost_client(monkeypatch):
-    held, connection = threading.Event(), mcp._Connection("stub", ())
+    free, connection = threading.Event(), mcp._Connection("stub", ())
     connection._client = SimpleNamespace()
-    connection._connect = lambda: connection._begin(lambda lost: held.wait(), 0.01)
+    connection._connect = lambda: connection._begin(lambda lost: free.wait(), 0.01)
     connection._ended.set()
     try:
         monkeypatch.setattr(mcp, "_STOP_TIMEOUT_S", 0.01)
@@ -580,7 +580,7 @@ def test_call_after_a_blocked_connection_attempt_uses_no_lost_client(monkeypatch
             connection._connected()
     finally:
         monkeypatch.undo()
-        held.set()
+        free.set()
         connection.close()
 
 

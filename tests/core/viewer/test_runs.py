@@ -303,8 +303,8 @@ def test_file_that_becomes_a_link_or_a_pipe_is_not_opened(run_folder, tmp_path, 
     else:
         (run_folder / name).symlink_to(tmp_path / "secret")
     run.update()
-    shown = [run.status(), run.metrics(), run.settings(), run.verifiers(), run.tables()]
-    assert "s3cret" not in repr(shown)
+    pages = [run.status(), run.metrics(), run.settings(), run.verifiers(), run.tables()]
+    assert "s3cret" not in repr(pages)
     if kind == "pipe":
         assert os.read(writer, 100) == b'{"step": 1, "warning": "s3cret"}\n'
         os.close(writer)

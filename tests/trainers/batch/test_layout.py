@@ -240,7 +240,7 @@ def test_episodes_of_a_group_share_their_prompt():
     assert sorted((block.prefix_length, block.num_tokens) for block in alone) == [(0, 5), (0, 5), (0, 6)]
 
 
-def test_tokens_in_the_loss_are_never_shared():
+def test_prefixes_end_before_the_first_token_in_the_loss():
     twins = [sample_of((1, 2, 3, 4), (False, True, False, True))] * 2
     (block,) = blocks_of(pack(twins), max_tokens=100, share_prefixes=True)
     assert block.prefix_length == 1

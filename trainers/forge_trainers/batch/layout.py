@@ -140,8 +140,8 @@ def lay_out(
         samples: Indices of the samples to compute, at least one. None: all.
     """
     samples = range(len(batch["samples"]["length"])) if samples is None else samples
-    copies = equal_samples(batch, samples) if share_prefixes else {i: [i] for i in samples}
-    samples = list(copies)
+    copies = equal_samples(batch, samples) if share_prefixes else None
+    samples = list(samples if copies is None else copies)
     lengths_n = batch["samples"]["length"][samples]
     longest = int(lengths_n.max())
     room = max_tokens = max(max_tokens, longest)
@@ -185,12 +185,13 @@ def equal_samples(batch: EpisodeBatch, samples: Iterable[int]) -> dict[int, list
     newest: dict[bytes, int] = {}
     for i in samples:
         place = slice(starts[i], starts[i] + lengths[i])
-        tokens, own = ids_T[place].tobytes(), int(mask_T[place].sum())
-        if tokens not in newest or num_loss[newest[tokens]] + own > _MAX_LOSS_TOKENS * lengths[i]:
-            newest[tokens] = i
-            result[i] = []
-        result[newest[tokens]].append(i)
-        num_loss[newest[tokens]] += own
+        tokens, count = ids_T[place].tobytes(), int(mask_T[place].sum())
+        first = newest.get(tokens, i)
+        if num_loss[first] + count > _MAX_LOSS_TOKENS * lengths[i]:
+            first = i
+        newest[tokens] = first
+        result.setdefault(first, []).append(i)
+        num_loss[first] += count
     return result
 
 

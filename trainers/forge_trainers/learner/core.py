@@ -154,8 +154,8 @@ class LearnerCore:
             exact over all ranks).
             Of the batch: ``lr``, ``temperature``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
             ``not_computed`` (fraction of all loss tokens), ``optimizer_steps`` (taken) and ``skipped_minibatches``.
-            Over all passes: ``positions`` (computed by all ranks), ``group_positions`` (if groups
-            shared no prompts), ``microbatches``, ``waste`` (fraction of positions for which ranks wait).
+            Over all passes: ``positions`` (computed by all ranks), ``group_positions`` (if groups shared no prompts),
+            ``microbatches``, ``waste`` (fraction of positions for which ranks wait).
             Time and memory: ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``save_wait_s`` (waiting for a
             checkpoint; not part of the other times), ``cpu_s`` (this rank), ``tokens_per_s`` (``tokens`` in every
             pass), ``flops_per_s`` (all ranks), ``peak_flops_per_s`` (all devices), ``mfu`` (``flops_per_s`` over
