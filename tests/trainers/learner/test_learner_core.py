@@ -268,6 +268,17 @@ def test_the_reference_becomes_the_weights_of_every_second_step(tiny_llama, rand
             reference = core.logprobs(batch)
 
 
+@pytest.mark.parametrize("kl", ["k2", "exact"])
+def test_reference_that_has_not_moved_yet_is_the_start_model_in_bfloat16(tiny_llama, random_batch, kl):
+    """The learner computes with bfloat16 copies of an adapter, and the divergence from an earlier one was 0."""
+    settings = {"kl": kl, "kl_coef": 0.1, "lora": LoRA(rank=4, alpha=8), "lr": 3e-3, "compute_dtype": "bfloat16"}
+    moving, start = (LearnerCore(config(tiny_llama, reference=each, **settings)) for each in (9, "start"))
+    steps = [[core.train_step(random_batch(seed=seed)) for seed in range(3)] for core in (moving, start)]
+    for own, other in zip(*steps, strict=True):
+        assert own["kl"] == pytest.approx(other["kl"], rel=1e-3, abs=1e-9)
+    assert steps[0][2]["kl"] > 1e-5 and equal(weights(moving), weights(start))
+
+
 @pytest.fixture(params=[False, True], ids=["alone", "fsdp"])
 def with_or_without_fsdp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: request.param)
@@ -294,6 +305,21 @@ def test_a_reference_that_moved_is_resumed(tiny_llama, random_batch, tmp_path, l
     resumed.load(tmp_path / "step-2")
     batch = random_batch(seed=2)
     assert other.train_step(batch)["kl"] > 100 * resumed.train_step(batch)["kl"] + 1e-6
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4, alpha=8)], ids=["weights", "adapter"])
+def test_reference_added_to_a_run_begins_at_its_weights(tiny_llama, random_batch, tmp_path, lora, caplog):
+    """A divergence from the start model would undo what the run has learned."""
+    settings = config(tiny_llama, lora=lora, lr=3e-3)
+    first = LearnerCore(settings)
+    for seed in range(2):
+        first.train_step(random_batch(seed=seed))
+    first.save(tmp_path / "step-2")
+    resumed = LearnerCore(replace(settings, kl_coef=0.1, reference=9))
+    resumed.load(tmp_path / "step-2")
+    assert "holds no reference" in caplog.text
+    divergences = [resumed.train_step(random_batch(seed=seed))["kl"] for seed in (2, 3)]
+    assert abs(divergences[0]) < 1e-9 and divergences[1] > 1e-7
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])

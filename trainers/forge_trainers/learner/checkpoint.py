@@ -238,7 +238,7 @@ class _Planner(DefaultLoadPlanner):
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
     """Read a checkpoint into the tensors of `state`, without running any code from the checkpoint.
 
-    Keys in `optional` keep their values if the checkpoint, of an older version, lacks them. Returns the state read.
+    Keys in `optional` are left out of the result if the checkpoint lacks them. Returns the state read.
 
     Raises:
         RunFolderError: The checkpoint is missing, incomplete or does not match `state`.
@@ -263,7 +263,7 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
                     "trust"
                 ) from error
         raise RunFolderError(f"{folder} does not fit this model ({error}). Was it saved by another model?") from error
-    return state | requested
+    return requested
 
 
 # ---- exports

@@ -401,9 +401,10 @@ class LearnerCore:
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         if to_train:
             self._optimizers.load_state_dict(state["optimizer"])
-            torch.set_rng_state(state["random"])
+            if "random" in state:
+                torch.set_rng_state(state["random"])
             if self._reference is not None and self._reference.moves:
-                self._reference.load(state["reference"])
+                self._reference.load(state.get("reference"))
         self.version = int(state["version"])
         return self.version
 

@@ -173,9 +173,7 @@ class ComputeCopies:
         for _, _, weight in self._places:
             if weight not in self._copies:  # tied weights have two places
                 self._copies[weight] = self._copy(weight)
-        with torch.no_grad():
-            for weight, copy in self._copies.items():
-                copy.copy_(weight)
+        self.refresh()
         for module, name, weight in self._places:
             setattr(module, name, self._copies[weight])
         try:
@@ -183,6 +181,12 @@ class ComputeCopies:
         finally:
             for module, name, weight in self._places:
                 setattr(module, name, weight)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the current weights. Needed if weights change inside the context of `inside`."""
+        for weight, copy in self._copies.items():
+            copy.copy_(weight)
 
     def _copy(self, weight: torch.nn.Parameter) -> torch.nn.Parameter:
         copy = torch.nn.Parameter(torch.empty_like(weight, dtype=self._dtype), requires_grad=weight.requires_grad)

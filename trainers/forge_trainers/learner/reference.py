@@ -131,8 +131,10 @@ class Reference:
 
     def follow(self, version: int) -> None:
         """Set the reference to the learner's weights of `version` if an update is due."""
-        if not self.moves or version % self._every:
-            return
+        if self.moves and version % self._every == 0:
+            self._update()
+
+    def _update(self) -> None:
         if self._adapter is None:
             self.model.load_state_dict(self._learner.model.state_dict())
         elif self._earlier is not None:
@@ -146,8 +148,11 @@ class Reference:
                 return state
             return {name: value.clone() for name, value in state.items() if lora.is_adapter(name)}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Load what `state` has returned."""
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Load what `state` has returned. None: take over the learner's weights, as in a run without a reference."""
+        if state is None:
+            self._update()
+            return
         with self.computing() as built:
             built.model.load_state_dict(state, strict=self._adapter is None)
 
@@ -159,6 +164,8 @@ class Reference:
     def _enter(self, adapter: lora.Adapter) -> None:
         adapter.enter()
         free_unsharded(self.model)
+        if self._learner.copies is not None:  # the model computes with copies of its weights
+            self._learner.copies.refresh()
 
 
 def _teacher(config: LearnerPlan, name: str, ranks: Ranks, teachers: dict[str, Built]) -> Built:
