@@ -84,6 +84,22 @@ def test_absurd_ratios_stay_finite():
         assert bool(torch.isfinite(torch.autograd.grad(loss, logits)[0]).all()), name
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "gradient"),
+    [("k1", lambda d: -d, lambda d: -d), ("k2", lambda d: d * d / 2, lambda d: -d), ("k3", lambda d: -1 - d, None)],
+)
+def test_tokens_that_the_reference_excludes_keep_their_divergence_and_gradient(kind, value, gradient):
+    """From 20 nats on, the tokens with the largest divergence had no gradient."""
+    d = torch.tensor([-19.0, -21.0, -80.0, -500.0])
+    logprobs = torch.full((4,), -0.5, requires_grad=True)
+    estimate = kl_estimate(logprobs, logprobs.detach() + d, kind)
+    (grads,) = torch.autograd.grad(estimate.sum(), logprobs)
+    torch.testing.assert_close(estimate.detach(), value(d))
+    torch.testing.assert_close(grads, torch.ones(4) if gradient is None else gradient(d))
+    never = kl_estimate(logprobs, torch.full((4,), -torch.inf), kind)
+    assert never.isfinite().all() and torch.autograd.grad(never.sum(), logprobs)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_divergence_and_its_gradient_equal_float64(temperature, dtype):

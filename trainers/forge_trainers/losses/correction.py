@@ -17,6 +17,9 @@ _NO_ADVANTAGE = 1e-12
 """Advantages up to this fraction of the largest count as 0, because of rounding: 0.2 minus the mean of 0.1, 0.2 and 0.3
 is -3e-17 in float64."""
 
+_LEAST_LOGPROB = -1000.0
+"""Lower bound of the reference's log-probabilities, in place of minus infinity for a token that it excludes."""
+
 
 def limited(log_ratio: torch.Tensor) -> torch.Tensor:
     """Log-ratios clamped to [-20, 20], so that their exponential stays finite (5e8)."""
@@ -104,9 +107,11 @@ def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -
     ``k1 = -d``, ``k2 = d**2 / 2``, ``k3 = exp(d) - 1 - d`` (Schulman 2020; k3 is arXiv 2402.03300, eq. 4). k1 and k3
     are unbiased, and k2 has the correct gradient. The gradient of k3 is that of the reverse divergence, and the
     gradient of k1 is 0 on average (arXiv 2506.09477), so this function's k1 has the value of k1 and the gradient of k2.
+    k3 takes d as at most 20, so that its exponential stays finite.
     """
-    d_S = limited(reference_S - logprobs_S)
+    d_S = reference_S.clamp(min=_LEAST_LOGPROB) - logprobs_S
     if kind == "k3":
+        d_S = d_S.clamp(max=20.0)
         return d_S.exp() - d_S - 1.0
     k2_S = d_S.square() / 2
     return k2_S if kind == "k2" else k2_S - k2_S.detach() - d_S.detach()
