@@ -196,7 +196,10 @@ def test_the_scale_over_a_step_counts_only_turns_with_an_advantage():
 
 def test_equal_rewards_of_episodes_and_alternatives_are_not_informative():
     assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [1.0]}), trajectory(1.0)]) == [None, None]
-    assert assigned(COUNTERFACTUAL, [trajectory(1.0, {0: [0.0]}), trajectory(1.0)]) == [[1.0, 0.0], None]
+    step = [trajectory(1.0, {0: [0.0]}, turns=1), *(trajectory(1.0, {0: [1.0]}, turns=1) for _ in range(3))]
+    assert assigned(COUNTERFACTUAL, step) == [[1.0], [0.0], [0.0], [0.0]], "the group is, with all of its trajectories"
+    got = assigned(replace(COUNTERFACTUAL, scale="batch_std"), step)
+    np.testing.assert_allclose(got, np.array([[1], [0], [0], [0]]) / np.std([1, 0, 0, 0]), rtol=1e-6)
 
 
 def test_alternatives_have_the_penalty_for_long_responses_as_well():

@@ -320,8 +320,8 @@ class Credit:
                     values[i][:] = (totals[i] - mean) * num / (num - 1)
                 for t in scored[i].alternatives:
                     values[i][t] = totals[i] - baselines[i, t].mean()
-                row = np.nan_to_num(values[i])
-                if row.any():
+                if not np.isnan(values[i]).all():
+                    row = np.nan_to_num(values[i])
                     result[i] = row / rewards.std(ddof=1) if self.scale == "std" else row
         if self.scale == "batch_std":
             result = self._scaled(scored, result, values)
