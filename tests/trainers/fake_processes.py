@@ -120,7 +120,7 @@ class Processes:
     async def engines_memory(self):
         return {}
 
-    async def start_learners(self):
+    async def start_learners(self, policies=None):
         pass
 
     async def unless_a_learner_dies(self, work):

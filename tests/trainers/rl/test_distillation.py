@@ -1,11 +1,13 @@
 """Distillation in a run: settings, samples, refusals, memory and resuming."""
 
+import asyncio
 import json
 import re
 import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_run import TEAM, Draws, trainer
@@ -15,6 +17,7 @@ from forge_agents.cli.config import parse
 from forge_agents.errors import RunFolderError
 from forge_agents.models.sizes import ModelSize
 from forge_agents.models.tiny import tiny_model
+from forge_agents.runtime.faults import Faults
 from forge_trainers.learner.memory import checkpoint_bytes, learner_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.rl.plan import RunPlan
@@ -25,6 +28,7 @@ from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.dry_run import dry_run
 from forge_trainers.run.placement import check_learners
 from forge_trainers.run.plan import compute_processes, resolve, shared_settings, teachers_of
+from forge_trainers.run.processes import Processes
 
 
 class Constant(Draws):
@@ -168,6 +172,43 @@ def test_learner_loads_the_teachers_of_its_own_agents_only():
     assert loaded(TEAM) == {"team": both} and loaded(apart, partial=True) == {"team": both, "other": both}
     adapters = {agent: replace(policy, lora=fa.LoRA(rank=2)) for agent, policy in apart.items()}
     assert loaded(adapters) == {"team": both, "other": both}
+
+
+def test_fork_has_the_reference_of_its_own_settings(tiny_llama, tmp_path, monkeypatch):
+    """Learners with one of several teachers kept it in a fork, which then learned from it or was refused."""
+    started = []
+
+    async def start(self, plans):
+        started.append({name: (plan.reference, plan.lr) for name, plan in plans.items()})
+        return {}
+
+    monkeypatch.setattr(Processes, "_start_learners", start)
+    team = replace(TEAM, model=str(tiny_llama))
+    sampler, policies = TaskSampler(Two), FixedPolicies({"a": team, "b": replace(team, name="other")})
+
+    def plan_of(learner):
+        return RunPlan(sampler, policies, fa.GRPOConfig(learner=learner, max_resamples=0), env_reward)
+
+    first = plan_of(distill({"a": str(tiny_llama), "b": str(tiny_llama)}, lr=1e-3))
+    folders = dict.fromkeys(first.loaded, tiny_llama)
+    processes = Processes(
+        policies=first.loaded,
+        config=first.config,
+        plan=resolve(first.loaded, folders, first.config, out_dir=tmp_path),
+        folder=tmp_path,
+        store=SimpleNamespace(heartbeat=SimpleNamespace(error=None)),
+        faults=Faults(max_respawns=1, file=tmp_path / "faults.jsonl"),
+        hosts=fa.Hosts(),
+    )
+    asyncio.run(processes.start_learners())
+    assert started == [{"team": ({"a": str(tiny_llama)}, 1e-3)}, {"other": ({"b": str(tiny_llama)}, 1e-3)}]
+    for learner in (fa.LearnerConfig(lr=0.0), fa.LearnerConfig(lr=1e-4, kl_coef=0.1, reference=40)):
+        plan = plan_of(learner)
+        started.clear()
+        asyncio.run(processes.fork(plan.config, tmp_path / "fork"))
+        asyncio.run(processes.start_learners(plan.loaded))
+        assert started == [{name: (learner.reference, learner.lr)} for name in ("team", "other")]
+        assert processes.plan.learners["other"].reference == learner.reference
 
 
 def test_samples_carry_their_agent_to_the_learner(tmp_path, tiny_llama):

@@ -98,7 +98,7 @@ class Lifecycle:
                     held=models_of(self._reward),
                 )
             elif restores:
-                await self.processes.start_learners()
+                await self.processes.start_learners(plan.loaded)
         processes = self.running
         if self._finish_reward is not None:  # before the reward gets the state of the run
             finish, self._finish_reward = self._finish_reward, None

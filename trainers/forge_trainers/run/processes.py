@@ -207,8 +207,13 @@ class Processes:
         names = ("peak_device_bytes", "device_used_bytes")
         return {f"engines/{name}": float(max(getattr(state, name) for state in states)) for name in names if states}
 
-    async def start_learners(self) -> None:
-        """Start a learner for every trainable policy that has none. If one fails to start, the others are stopped."""
+    async def start_learners(self, policies: Mapping[str, Policy] | None = None) -> None:
+        """Start a learner for every trainable policy that has none. If one fails to start, the others are stopped.
+
+        `policies` are those of the present call, with other settings of their learners. None: those of the start.
+        """
+        if policies is not None:
+            self._plan_learners(policies)
         if (ended := self.store.heartbeat.error) is not None:  # it died with the learner's host
             await self._mend_store(self.store, ended)
         folders = {name: Path(plan.model) for name, plan in self.plan.learners.items()}
@@ -256,16 +261,18 @@ class Processes:
     async def fork(self, config: ProcessConfig, folder: Path) -> None:
         """Serve another run of the same policies and engine settings: learners stop, engines keep their weights."""
         await self._stop_learners()
-        folders = {name: models.resolve(policy.model) for name, policy in self.policies.items()}
-        by_process = {
-            learner_name(names): self.plan.learners[names[0]] for names in learner_groups(self.policies, folders)
-        }
-        threads = threads_of(config, self.hosts, engines=len(self.engines), learners=len(by_process))
-        resolved = resolve(self.policies, folders, config, out_dir=folder, learners=by_process, threads=threads)
-        self.config, self.folder, self.plan = config, folder, replace(self.plan, learners=resolved.learners)
-        self.plan.write(folder)
+        self.config, self.folder = config, folder
         self.faults.reset(folder / _FAULTS)
         self._lost.clear()
+
+    def _plan_learners(self, policies: Mapping[str, Policy]) -> None:
+        """Compute the settings of the learners of `policies`, with the memory that the start has found for them."""
+        folders = {name: models.resolve(policy.model) for name, policy in policies.items()}
+        by_process = {learner_name(names): self.plan.learners[names[0]] for names in learner_groups(policies, folders)}
+        threads = threads_of(self.config, self.hosts, engines=len(self.engines), learners=len(by_process))
+        resolved = resolve(policies, folders, self.config, out_dir=self.folder, learners=by_process, threads=threads)
+        self.policies, self.plan = policies, replace(self.plan, learners=resolved.learners)
+        self.plan.write(self.folder)
 
     async def _stop_learners(self, *, at_once: bool = False) -> None:
         learners = tuple(self.learners.values())
