@@ -272,7 +272,7 @@ class League(LeaguePolicies):
 def season(folder, steps, *, pool=3, resume=False):
     """Run steps with fakes and random results. Checkpoints every 4 steps."""
     folder.mkdir(exist_ok=True)
-    config = fa.GRPOConfig(checkpoint_every=4)
+    config = fa.GRPOConfig(checkpoint_every=4, groups_per_step=6)
     declared = fa.League(HERO, snapshot_every=2, pool=pool, anchors=(RANDOM,), opponents_per_step=2)
     league, learner = League(declared, config, folder), Learner()
 
@@ -401,6 +401,29 @@ def test_evaluation_covers_anchors_agents_and_environments(tmp_path):
     asyncio.run(league.collect(tasks, play, SimpleNamespace(policy_engines={"hero": PolicyEngine("engine", None)})))
     names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}
+
+
+def test_late_groups_that_are_collected_again_have_the_players_of_their_step(tmp_path):
+    """Groups of self-play are the last of a step. Alone, they met opponents."""
+    declared = fa.League(HERO, anchors=(RANDOM,), opponents_per_step=3)
+    league, players = League(declared, fa.GRPOConfig(groups_per_step=8), tmp_path), {}
+
+    async def play(task, seats, served):
+        names = tuple(seats[agent].name for agent in AGENTS)
+        players.setdefault(task.number, []).append(names)
+        return group(episode(names, (1, -1)))
+
+    async def with_store(load):
+        return await load("store")
+
+    served = {"hero": PolicyEngine("engine", None), "hero-opponent": PolicyEngine("engine 2", None)}
+    processes = SimpleNamespace(policy_engines=served, with_store=with_store)
+    tasks = [Task(env_id="duel", seed=i, agents=AGENTS, number=i) for i in range(8)]
+    for step, late in ((1, [7]), (2, [5, 6]), (3, [0, 4, 7])):
+        players.clear()
+        asyncio.run(league.collect(tasks, play, processes, step=step))
+        asyncio.run(league.collect([tasks[number] for number in late], play, processes, step=step))
+        assert all(again == [first] for first, *again in map(players.get, late))
 
 
 def test_snapshots_are_packed_in_another_thread(tmp_path, tiny_llama, monkeypatch):

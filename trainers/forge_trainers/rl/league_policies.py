@@ -107,7 +107,10 @@ class LeaguePolicies(FixedPolicies):
         async with self._engine_lock:
             if step is not None:
                 key = (self._config.seed, step, resample)
-                matches = draw_matches(self.standings, league, agents, len(tasks), key=key)
+                # a resumed run collects late groups without the others of their step
+                count = max(0 if resample else self._config.groups_per_step, 1 + max(task.number for task in tasks))
+                drawn = draw_matches(self.standings, league, agents, count, key=key)
+                matches = [drawn[task.number] for task in tasks]
             else:
                 each, counts = evaluation_matches(league, agents, len(tasks)), Counter[str]()
                 matches = []
