@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import forge_agents as fa
@@ -461,6 +462,19 @@ def test_copy_of_an_export_is_not_written_through_links(tmp_path):
     assert [(file.name, file.read_text()) for file in other.iterdir()] == [("config.json", "mine")]
     assert (run / "final" / "config.json").read_text() == "hero" and not (run / "final").is_symlink()
     assert [path.name for path in run.iterdir()] == ["final"]
+
+
+def test_picture_of_rewards_has_the_exploitability(tmp_path, monkeypatch):
+    """In mirror self-play the mean reward is 0 in every step."""
+    drawn = []
+    monkeypatch.setattr(Axes, "plot", lambda self, steps, values, **style: drawn.append((style["label"], [*values])))
+    with RunFolder(tmp_path, {}) as run:
+        for step, value in enumerate((0.5, 0.25)):
+            run.log(step, {"reward/mean": 0.0, "eval/exploitability": value, "eval/exploitability/b": value / 2})
+        run.plot_rewards(["a"])
+        run.plot_rewards(["a", "b"])
+    one = [("training episodes", [0, 0]), ("exploitability", [0.5, 0.25])]
+    assert drawn == [*one, *one, ("exploitability of b", [0.25, 0.125])]
 
 
 @pytest.mark.parametrize("value", ["x", [1, 2], {"a": 1}, 10**400, None, float("nan")])

@@ -103,6 +103,20 @@ def test_held_out_rewards_and_skipped_steps_of_several_policies_are_shown(capsys
     assert "failed by rival 3  a skipped 1" in out and "b skipped" not in out
 
 
+@pytest.mark.parametrize(
+    ("policies", "row", "message"),
+    [
+        (["a"], {"eval/exploitability": 0.25}, "held-out 0.000  exploitability 0.250\n"),
+        (["a", "b"], {"eval/exploitability/a": 0.25, "eval/exploitability/b": 0.5},
+         "exploitability a 0.250  exploitability b 0.500\n"),
+    ],
+)  # fmt: skip
+def test_exploitability_is_shown_if_it_is_measured(policies, row, message, capsys):
+    with display.Display("train", 1, policies=policies) as live:
+        live.step(0, {"reward/mean": 0.0, "eval/reward": 0.0, **row})
+    assert message in capsys.readouterr().out
+
+
 def test_no_colour_leaves_the_bar(console_output):
     text = console_output(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
     assert "━" in text and "\x1b[3" not in text.replace("\x1b[3A", "")

@@ -348,9 +348,15 @@ class RunFolder:
         return read_rows(file) if file.exists() else []
 
     def plot_rewards(self, policies: Collection[str]) -> Path | None:
-        """Draw ``reward.png``: the mean over trained policies, and each of several. None before the first step."""
-        per_policy = {f"reward/{name}": f"{name}, training episodes" for name in policies if len(policies) > 1}
-        return self.plot(curves={**_REWARDS, **per_policy})
+        """Draw ``reward.png``: the mean over trained policies, and each of several. None before the first step.
+
+        The reward that a best response wins from them, if it is measured, has a curve, too.
+        """
+        several = policies if len(policies) > 1 else ()
+        per_policy = {f"reward/{name}": f"{name}, training episodes" for name in several}
+        exploited = {"eval/exploitability": "exploitability"}
+        exploited |= {f"eval/exploitability/{name}": f"exploitability of {name}" for name in several}
+        return self.plot(curves={**_REWARDS, **per_policy, **exploited})
 
     def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
         """Draw `curves` (labels by metric) with their confidence intervals into ``WHAT.png``.

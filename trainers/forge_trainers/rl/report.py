@@ -70,7 +70,8 @@ class Messages:
         if config.eval_every and not plan.ranks_checkpoints:
             self.say(
                 "all agents of a zero-sum game are trained, so the mean held-out reward (eval/reward) is constant and "
-                "does not rank checkpoints: the newest counts as the best. Compare exported models with fa.benchmark"
+                "does not rank checkpoints: the newest counts as the best. Compare exported models with fa.benchmark, "
+                "or set exploitability_samples if the environment lists its openings"
             )
         if config.eval_every and not plan.uses_env_reward:
             ranks = "" if config.exploitability_samples else ", which the choice of the best checkpoint uses as well"

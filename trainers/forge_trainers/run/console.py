@@ -18,6 +18,7 @@ _SHOWN = (
     ("env", "env_reward/mean", "{:.3f}"),
     ("held-out", "eval/reward", "{:.3f}"),
     ("held-out env", "eval/env_reward", "{:.3f}"),
+    ("exploitability", "eval/exploitability", "{:.3f}"),
     ("used", "groups/used", "{:.0f}"),
     ("zero-variance", "groups/zero_variance", "{:.0f}"),
     ("failed", "groups/failed", "{:.0f}"),
@@ -72,6 +73,9 @@ class Display:
         after = {  # the mean of all policies, then each policy
             "reward/mean": [(name, f"reward/{name}", "{:.3f}") for name in several],
             "eval/reward": [(f"held-out {name}", f"eval/reward/{name}", "{:.3f}") for name in several],
+            "eval/exploitability": [
+                (f"exploitability {name}", f"eval/exploitability/{name}", "{:.3f}") for name in several
+            ],
             "groups/used": [(f"{name} used", f"groups/used/{name}", "{:.0f}") for name in several],
         }
         self._shown = [column for shown in _SHOWN for column in (shown, *after.get(shown[1], ()))]
