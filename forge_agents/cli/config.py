@@ -120,7 +120,7 @@ class Parser(ArgumentParser):
         """Exit with status 2 and a message that says what to write instead."""
         if not self.exit_on_error and ex is not None:
             raise ex
-        message = (_about_value(message) or message).strip()
+        message = (_about_value(message) or _of_settings(message) or message).strip()
         unknown = re.search(r"unrecognized arguments: (--[\w.]+)(?!.* Did you mean)", message)
         hint = did_you_mean(unknown.group(1), self._flags()) if unknown else ""
         end = "" if message.endswith(("?", ".")) else "."
@@ -201,6 +201,13 @@ def _parser_of(kind: type, prog: str, description: str, examples: Sequence[str])
     return parser
 
 
+def _of_settings(message: str) -> str:
+    """Return the error of a settings class that jsonargparse lists among errors of other types, or an empty text."""
+    errors = message.partition("Errors:\n")[2].partition("\nGiven value type:")[0]
+    texts = [text.strip() for text in re.split(r"^ *- ", errors, flags=re.MULTILINE)]
+    return next((text for text in texts if text and not text.startswith("Expected a ")), "")
+
+
 _KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null",
     "dict": "a mapping", "list": "a list", "tuple": "a list",
@@ -217,6 +224,7 @@ def _about_value(message: str) -> str:
     if not names or value is None:
         return ""
     errors = innermost.partition("Errors:")[2] if is_union else innermost
+    errors = re.split("(?:Given|Got) value", errors)[0]  # errors of the types around it follow
     kinds = [_KINDS.get(name, name) for name in re.findall(r"Expected a <class '([\w.]+)'>", errors)]
     words = re.findall(r"Expected a typing.Literal\[(.*?)\]", errors)
     kinds = ["a mapping of settings"] * ("subclass of" in errors or "dot import path" in errors) + words + kinds

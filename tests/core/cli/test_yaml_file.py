@@ -261,3 +261,26 @@ def test_settings_without_a_meaning_are_refused(refused, text, message):
 @pytest.mark.parametrize("env", ["{}", "''", "{e: 0}", "{e: -1, f: 2}", "{e: .inf}"])
 def test_environments_have_names_and_positive_weights(refused, env):
     assert "positive, finite weights" in refused(RUN.replace("forge/Relay-v0", env))
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("trainer: {credit: {baseline: counterfactual, samples: 0}}", [], "samples=0 must be at least 1 and at most"),
+        ("trainer: {credit: {scale: none}}", ["--trainer.credit.turns", "to_go", "--trainer.credit.discount", "2"],
+         "discount=2.0 must be in [0, 1]"),
+        ("league: {opponents: regret}", ["--league.self_play", "1"], "opponents='regret' has no effect with self_play"),
+    ],
+)  # fmt: skip
+def test_error_of_optional_settings_is_shown_alone(refused, text, words, message):
+    error = refused(f"{RUN}{text}\n", *words)
+    assert error.startswith(f"forge-agents train: {message}") and "Expected a" not in error and "Namespace" not in error
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [("decisions", "all", "'every', 'longest' or a whole number"), ("balance_roles", "2", "true or false")],
+)
+def test_types_of_the_settings_around_a_value_are_not_those_expected(refused, setting, value, expected):
+    message = f"trainer.credit.{setting} is {value}. Expected {expected}.\n"
+    assert message in refused(f"{RUN}trainer: {{credit: {{baseline: counterfactual, {setting}: {value}}}}}\n")
