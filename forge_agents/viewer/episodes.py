@@ -69,6 +69,7 @@ def _turns(
     turns: Sequence[Mapping[str, Any]] = trajectory["turns"]
     sessions = dict(enumerate(trajectory.get("session_rewards") or ()))
     advantages = (row.get("advantages") or {}).get(agent) or []
+    alternatives = _alternatives(row, agent)
     previous_calls = 0.0
     with_calls: set[int] = set()
     for turn, position, advantage in itertools.zip_longest(turns, _positions(turns), advantages[: len(turns)]):
@@ -88,6 +89,7 @@ def _turns(
             "reward": number(turn.get("reward")),
             "session_reward": number(sessions.get(int(number(turn.get("session")) or 0))),
             "advantage": number(advantage),
+            "alternatives": alternatives.get(position["index"], []),
             "ids": finite(list(turn.get("response_ids", ()))),
             "pieces": pieces(str(turn.get("policy", "")), turn["response_ids"]) if turn.get("response_ids") else [],
             "logprobs": [number(value) for value in turn.get("logprobs", ())],
@@ -99,6 +101,17 @@ def _turns(
         }
         previous_calls = max(previous_calls, total_calls)
         with_calls |= {position["index"]} if calls else set()
+
+
+def _alternatives(row: Mapping[str, Any], agent: str) -> dict[float | None, list[float | None]]:
+    """Return the agent's rewards in the alternatives of counterfactual credit, by index of the turn. None: failed."""
+    rewards: dict[float | None, list[float | None]] = {}
+    listed = row.get("alternatives")
+    for one in listed if isinstance(listed, list) else ():
+        of_agents = one.get("rewards") if isinstance(one, Mapping) else None
+        if isinstance(of_agents, Mapping):
+            rewards.setdefault(number(one.get("turn")), []).append(number(of_agents.get(agent)))
+    return rewards
 
 
 def _positions(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -48,7 +48,8 @@ _FILES = (
 _VERIFIER_CURVES = ("weight", "accuracy", "tpr", "fpr")
 _LEAGUE = (
     "Ratings are OpenSkill's mean and standard deviation. Win rate is that of the trained policy against the opponent. "
-    "Chance is the probability that the opponent is drawn next."
+    "Margin is its reward minus the opponent's, mean of recent games. Chance is the probability that the opponent is "
+    "drawn next."
 )
 
 

@@ -4,6 +4,7 @@ import { choice, h, note, number, plural, seconds } from "./dom.js";
 
 export const COLOURS = { none: "plain", logprob: "log-probability", advantage: "advantage", version: "weights" };
 const LONG = 3000;  // characters of a text shown at once
+const MANY = 8;  // rewards of a turn's alternatives shown
 
 export function episodeNode(episode, colour, pick) {
   const lanes = new Map(episode.agents.map((agent, place) => [agent.agent, place + 1]));
@@ -101,6 +102,7 @@ function turnNode(turn, place, row, colour, most, before) {
   const tags = [
     turn.session_reward !== null ? ["reward", `session's reward ${number(turn.session_reward)}`] : turn.reward ? ["reward", `reward ${number(turn.reward)}`] : null,
     turn.advantage !== null ? ["", `advantage ${number(turn.advantage, 3)}`] : null,
+    turn.alternatives.length ? ["", `alternatives ${turn.alternatives.slice(0, MANY).map((reward) => (reward === null ? "failed" : number(reward, 3))).join(", ")}${turn.alternatives.length > MANY ? ", …" : ""}`] : null,
     turn.ids.length ? ["", plural(turn.ids.length, "token")] : null,
     turn.finish === "length" || turn.finish === "context" ? ["bad", `cut off: ${turn.finish}`] : null,
     turn.info.illegal ? ["bad", "illegal"] : null,

@@ -282,6 +282,17 @@ def test_two_runs_are_compared_by_settings_and_texts(serve, open_page, run_folde
     assert "giraffe" in page.locator(".turn .said .words").first.inner_text()
 
 
+def test_turn_shows_the_rewards_of_its_alternatives(serve, open_page, run_folder):
+    row = json.loads((run_folder / "episodes.jsonl").read_text().splitlines()[-1])
+    failed = {"turn": 0, "rewards": {}, "error": {"kind": "ValueError"}}
+    row["alternatives"] = [{"turn": 0, "rewards": {"a": 0.25}}, failed, *[{"turn": 2, "rewards": {"a": 1.0}}] * 9]
+    write_lines(run_folder / "episodes.jsonl", [row])
+    page = open_page(serve(run_folder).url + "#view=episodes&n=7")
+    page.locator(".turn").first.wait_for()
+    tags = [text for text in page.locator(".turn .tag").all_inner_texts() if text.startswith("alternatives")]
+    assert tags == ["alternatives 0.25, failed", f"alternatives {', '.join('1' * 8)}, …"]
+
+
 def test_tokens_are_colored_by_logprob_advantage_and_version(serve, open_page, run_folder):
     from tokenizers import Tokenizer, decoders, models
 

@@ -105,6 +105,20 @@ def test_nan_becomes_none():
     assert finite({"a": [math.nan, 1, {"b": -math.inf}], 3: "x"}) == {"a": [None, 1, {"b": None}], "3": "x"}
 
 
+def test_turns_have_the_rewards_of_their_alternatives():
+    row = episode()
+    row["alternatives"] = [
+        {"turn": 1, "rewards": {"a": 3.0, "b": 0.5}, "error": None},
+        {"turn": 1, "rewards": {}, "error": {"kind": "ValueError"}},
+        {"turn": 2, "rewards": {"a": 2.0, "b": 0.25}, "error": None},
+    ]
+    expected = [[], [0.5, None], [2.0], []]  # each turn those of its own agent
+    assert [turn["alternatives"] for turn in shown_episode(1, row, pieces)["turns"]] == expected
+    for strange in (None, "x", [3], [{"turn": [], "rewards": 5}], [{"turn": "1", "rewards": {"b": "x"}}]):
+        row["alternatives"] = strange
+        assert [turn["alternatives"] for turn in shown_episode(1, row, pieces)["turns"]] == [[], [], [], []]
+
+
 def test_older_rows_without_newer_fields_are_shown():
     row = episode()
     for name in ("advantages", "rewards", "duration_s", "end_reason", "error"):

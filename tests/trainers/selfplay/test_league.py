@@ -118,8 +118,13 @@ def test_league_draws_opponents_by_the_rewards_of_its_games(tmp_path):
     league = LeaguePolicies(fa.League(HERO, anchors=(RANDOM,), opponents="regret"), fa.GRPOConfig(), tmp_path)
     games = [group(*(episode(("hero", "random"), (r, -r)) for r in (1, 1, -5)))]
     asyncio.run(league.record(0, games, SimpleNamespace(learners={})))
-    rows = {row["name"]: row["chance"] for row in json.loads((tmp_path / "league.json").read_text())["opponents"]}
-    assert rows == {"random": pytest.approx(0.95), "hero-000000": pytest.approx(0.05)}
+    opponents = json.loads((tmp_path / "league.json").read_text())["opponents"]
+    assert {row["name"]: row["chance"] for row in opponents} == {
+        "random": pytest.approx(0.95),
+        "hero-000000": pytest.approx(0.05),
+    }
+    # differences of 2, 2 and -10, and the two draws of the prior
+    assert {row["name"]: row["margin"] for row in opponents} == {"random": pytest.approx(-6 / 5), "hero-000000": 0}
 
 
 def test_equal_rewards_of_sides_of_different_size_are_a_draw():

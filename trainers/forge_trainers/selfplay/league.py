@@ -245,6 +245,7 @@ def table(standings: Standings, league: League) -> dict[str, Any]:
             "rating_sigma": opponent.sigma,
             "games": opponent.games,
             "win_rate": opponent.win_rate,
+            "margin": opponent.margin,
             "chance": float(probabilities[opponent.name]),
         }
         for opponent in sorted(standings.opponents, key=lambda opponent: -opponent.mu)
