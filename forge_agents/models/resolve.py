@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -12,7 +14,6 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +38,8 @@ UNPACK_DEADLINE_S = 600.0
 """Unpacking takes about ten seconds. A process that holds the lock for this long is stuck."""
 _CUT = ("file not fully covered", "header too small", "invalid header length")
 """How safetensors refuses a file that ends too early."""
+_MAX_CHILDREN, _MAX_NAMED = 1000, 8
+"""Maximum number of entries of a folder that are searched for models, and of models that an error names."""
 CONVERSION = 1  # increase it when the output of `gguf` or `tiny` changes, to invalidate caches
 TINY = "tiny-random"
 """A model with 0.3 million random weights, generated on demand, for fast trials."""
@@ -285,7 +288,7 @@ def _check_tokenizer(folder: Path) -> None:
             check_tokens(file, settings if is_all else [settings[key] for key in settings if "token" in key])
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened_folder(folder: Path) -> Iterator[Path]:
     """Yield a path that leads to a model folder also if another user puts a link in its place meanwhile.
 
@@ -341,7 +344,7 @@ def copy_model_file(folder: Path, name: str, target: Path) -> None:
             shutil.copyfileobj(source, copy)
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_remote_code(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield arguments for transformers' ``from_pretrained`` that never run Python code of a model folder.
 
@@ -435,6 +438,18 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
         raise ModelNotFoundError(f"{path} is {what} ({cause}). Copy or download the model again") from None
 
 
+def _models_below(folder: Path) -> list[str]:
+    """Return folders of models in the export of a run, or in `folder` itself, at most `_MAX_NAMED`."""
+    places = [folder / "export", *(child for place in (folder / "export", folder) for child in _some_children(place))]
+    return [str(place) for place in places if (place / "config.json").is_file()][:_MAX_NAMED]
+
+
+def _some_children(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(itertools.islice(folder.iterdir(), _MAX_CHILDREN))
+    return []
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in one of a model's files.
 
@@ -444,7 +459,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = bounded_json(path.read_bytes(), MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS)
     except FileNotFoundError:
-        raise ModelNotFoundError(f"{path} is missing, so {path.parent} is not a complete model folder") from None
+        near = _models_below(path.parent) if path.name == "config.json" else []
+        hint = f". Models are in {', '.join(near)}: name one of these folders" if near else ""
+        raise ModelNotFoundError(f"{path} is missing, so {path.parent} is not a complete model folder{hint}") from None
     except (OSError, ValueError, RecursionError) as cause:
         raise ModelNotFoundError(f"{path} cannot be read ({cause}). Copy or download the model again") from cause
     if not isinstance(content, dict):
@@ -539,7 +556,7 @@ def _is_complete(folder: Path) -> bool:
     return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path`. The kernel releases it when its holder dies."""
     with _locked(path) as file:

@@ -814,3 +814,21 @@ def tiny_tokenizer(tiny_llama: Path):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_llama)
+
+
+def test_folder_of_a_run_names_its_models(tmp_path):
+    def refusal(folder):
+        with pytest.raises(ModelNotFoundError) as error:
+            models.read_json(folder / "config.json")
+        return str(error.value).removeprefix(f"{folder / 'config.json'} is missing, so {folder} is ")
+
+    one, team, empty = (tmp_path / name for name in ("one", "team", "empty"))
+    empty.mkdir()
+    for folder in (one / "export", team / "export" / "doer", team / "export" / "scout"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    (team / "checkpoints").mkdir()
+    roles = f"{team}/export/doer, {team}/export/scout: name one of these folders"
+    assert refusal(empty) == "not a complete model folder"
+    assert refusal(one) == f"not a complete model folder. Models are in {one}/export: name one of these folders"
+    assert refusal(team) == refusal(team / "export") == f"not a complete model folder. Models are in {roles}"
