@@ -236,14 +236,21 @@ def test_start_names_teachers_and_those_with_another_chat_template(tiny_llama, t
     other = shutil.copytree(tiny_llama, tmp_path / "other")
     (other / "chat_template.jinja").write_text("{{ messages }}")
     config = fa.GRPOConfig(learner=distill({"a": str(tiny_llama), "b": str(other)}))
-    plan = RunPlan(TaskSampler(Two), FixedPolicies(replace(TEAM, model=str(tiny_llama))), config, env_reward)
-    messages, lines = Messages(), []
-    messages.say = lines.append
-    messages.announce(plan, {}, 10)
+    team = replace(TEAM, model=str(tiny_llama))
+
+    def announced(policies):
+        plan, messages, lines = RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward), Messages(), []
+        messages.say = lines.append
+        messages.announce(plan, {}, 10)
+        return lines
+
+    lines = announced(team)
     assert f"policy team learns from the teacher {tiny_llama} as a" in lines
     assert f"policy team learns from the teacher {other} as b, whose chat template differs. The teacher reads" in str(
         lines
     )
+    lines = [line for line in announced({"a": team, "b": replace(team, name="other")}) if "learns from" in line]
+    assert [line.split()[1::6][0] for line in lines] == ["team", "other"], "each as the agent that it plays"
 
 
 def test_changed_teacher_is_refused_when_a_run_is_resumed(tmp_path, tiny_llama, tiny_qwen3):

@@ -90,7 +90,10 @@ def _teacher_lines(plan: RunPlan) -> list[str]:
     """Lines about the teachers of each policy, with those whose prompts would look different."""
     lines = []
     for name, settings in plan.learner_settings.items():
+        agents = ("", *plan.agents_by_policy.get(name, ()))
         for agent, teacher in settings.teachers.items():
+            if agent not in agents:
+                continue
             folder, role = models.local_folder(teacher), f" as {agent}" if agent else ""
             lines.append(f"policy {name} learns from the teacher {teacher}{role}")
             if folder is not None and families.chat_template(folder) != families.chat_template(Path(settings.model)):
