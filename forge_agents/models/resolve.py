@@ -441,7 +441,8 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
 def _models_below(folder: Path) -> list[str]:
     """Return folders of models in the export of a run, or in `folder` itself, at most `_MAX_NAMED`."""
     places = [folder / "export", *(child for place in (folder / "export", folder) for child in _some_children(place))]
-    return [str(place) for place in places if (place / "config.json").is_file()][:_MAX_NAMED]
+    models = dict.fromkeys(str(place) for place in places if (place / "config.json").is_file())
+    return list(models)[:_MAX_NAMED]
 
 
 def _some_children(folder: Path) -> list[Path]:
