@@ -118,10 +118,10 @@ def settings_class(kind: C) -> C:
         check_names(kind.__name__, kwargs, names, kind=kind)
         hints, arguments = _hints(kind), {**dict(zip(positional, args, strict=False)), **kwargs}
         values = {name: _converted(kind, name, value, hints[name]) for name, value in arguments.items()}
-        first = [values[name] for name in positional[: len(args)]]
-        plain(self, *first, *args[len(positional) :], **{name: values[name] for name in kwargs})
         for name, value in arguments.items():
             _check_choice(name, value, hints[name])
+        first = [values[name] for name in positional[: len(args)]]
+        plain(self, *first, *args[len(positional) :], **{name: values[name] for name in kwargs})
 
     kind.__init__ = initialize  # type: ignore[misc]
     return kind
@@ -305,6 +305,8 @@ def _as_any_of(name: str, value: Any, hint: Any) -> Any:
             is_word = member in (type(None), str) or get_origin(member) is Literal
             error = error if error is not None and is_word else problem
     assert error is not None
+    if {int, str} < set(alternatives(hint)) and not isinstance(value, Mapping):  # a mapping's error is about its items
+        raise type(error)(f"{name}={reprlib.repr(value)} must be a whole number, a text or a mapping")
     raise error
 
 

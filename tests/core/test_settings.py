@@ -234,3 +234,8 @@ def test_settings_of_a_call_may_be_mappings():
 def test_text_in_place_of_a_policy_is_refused():
     with fa.GRPOTrainer({"asker": "m", "answerer": "m"}) as trainer, pytest.raises(TypeError, match="write fa.Policy"):
         trainer.fit("forge/Relay-v0", steps=1)
+
+
+def test_unknown_choice_is_named_before_conflicts_with_other_settings():
+    """By default, ``scale`` needs a baseline that compares episodes, which no unknown baseline does."""
+    raises(ValueError, "baseline='coma'. Choose one of 'mean', .*'counterfactual'", fa.Credit, baseline="coma")

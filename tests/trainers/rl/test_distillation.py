@@ -72,7 +72,9 @@ def test_deterministic_policy_is_still_pulled_by_divergence_and_entropy_bonus(tm
         ),
         ({"loss": "distill", "kl_coef": 1.0, "reference": 5}, "Set reference to a model, or to one for each agent"),
         ({"loss": "distill", "reference": "m"}, "and kl_coef=1"),
-        ({"reference": 0, "kl_coef": 1.0}, 'must be "start", a number of steps of at least 1, a model, or a mapping'),
+        ({"reference": 0, "kl_coef": 1.0}, 'must be "start", a number of steps of at least 1, the name or folder of a'),
+        ({"reference": TEAM, "kl_coef": 1.0}, "reference=Policy("),
+        ({"reference": {"a": TEAM}, "kl_coef": 1.0}, "a mapping from agents to such names"),
         ({"reference": "", "kl_coef": 1.0}, "must be"),
         ({"reference": {}, "kl_coef": 1.0}, "must be"),
         ({"reference": {"a": 3}, "kl_coef": 1.0}, "must be"),
@@ -95,6 +97,13 @@ def test_references_that_cannot_be_are_refused(settings, message):
 def test_settings_without_effect_are_refused(config, learner, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         config(learner=learner)
+
+
+@pytest.mark.parametrize("reference", [2.5, True, ["m"]])
+def test_reference_of_another_type_is_refused(reference):
+    message = re.escape(f"reference={reference!r} must be a whole number, a text or a mapping")
+    with pytest.raises((TypeError, ValueError), match=message):
+        fa.LearnerConfig(reference=reference, kl_coef=1.0)
 
 
 def test_estimator_is_exact_for_teachers_only():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
@@ -61,8 +62,8 @@ class LearnerConfig:
     (default) chooses 8,192, 4,096 or 2,048 by memory (`forge_trainers.learner.memory.by_memory`)."""
     loss: str = "dapo"
     """Policy loss: "dapo" (default; arXiv 2503.14476, a variant of GRPO), "grpo" (as published), "dr_grpo", "gspo",
-    "cispo", "rloo", "reinforce_pp" or a registered name. "package.module:name" imports the module first.
-    `forge_trainers.losses.registry` has the equations."""
+    "cispo", "rloo", "reinforce_pp", "distill" (only the divergence from a teacher) or a registered name.
+    "package.module:name" imports the module first. `forge_trainers.losses.registry` has the equations."""
     clip: tuple[float, float] | None = None
     """Clip range of the probability ratio as (low, high): the ratio is clipped to [1 - low, 1 + high]. low lies in
     [0, 1], high is at least 0. None (default) uses the published values of the loss."""
@@ -140,11 +141,14 @@ class LearnerConfig:
         self._check_reference()
 
     def _check_reference(self) -> None:
+        expected = (
+            '"start", a number of steps of at least 1, the name or folder of a model, or a mapping from agents to such '
+            "names"
+        )
+        _require(isinstance(self.reference, int | str | Mapping), self, "reference", expected)
         names: list[Any] = [*self.teachers.values()]
         valid = self.reference >= 1 if isinstance(self.reference, int) else bool(self.reference)
-        valid = valid and all(isinstance(name, str) and name for name in names)
-        expected = '"start", a number of steps of at least 1, a model, or a mapping from agents to models'
-        _require(valid, self, "reference", expected)
+        _require(valid and all(isinstance(name, str) and name for name in names), self, "reference", expected)
         if find_loss(self.loss).name == DISTILL and not (self.kl_coef and names):
             raise ValueError(
                 f"loss={self.loss!r} consists of the divergence from a teacher, and reference={self.reference!r} with "
@@ -226,4 +230,4 @@ ONE_FOR_ALL = {"threads": "learners share the host's cores, so set learner.threa
 
 def _require(holds: bool, config: LearnerConfig, name: str, expected: str) -> None:
     if not holds:
-        raise ValueError(f"{name}={getattr(config, name)!r} of the learner must be {expected}")
+        raise ValueError(f"{name}={reprlib.repr(getattr(config, name))} of the learner must be {expected}")
