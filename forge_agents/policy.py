@@ -25,7 +25,7 @@ Thinking: TypeAlias = Literal["auto", "on", "off", "low", "medium", "high"]
 KeepReasoning: TypeAlias = Literal["all", "turn", "none"]
 """Part of its own earlier reasoning that a model reads again."""
 
-Context: TypeAlias = Literal["end", "window", "summarize"]
+Context: TypeAlias = Literal["end", "window", "summarize", "newest"]
 """Handling of a conversation that outgrows the model's context."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -229,7 +229,9 @@ class Policy:
     """Handling of a conversation that no longer fits the model's context. "end" (default) ends the episode. "window"
     continues with the instructions, the first observation and the last turns that fit. The omitted turns are replaced
     by a marker, or by the text of the environment's `compact`. "summarize" first asks the policy for notes. The notes
-    replace the omitted turns and are trained with the turn that follows."""
+    replace the omitted turns and are trained with the turn that follows. "newest" does not wait for the limit: each
+    prompt has only the instructions, the newest observation, and the agent's tool calls since this observation with
+    their results. Each such prompt is a separate training sample. Not for programs, which choose their own messages."""
 
     def __post_init__(self) -> None:
         for name, kind in (("thinking", Thinking), ("keep_reasoning", KeepReasoning), ("context", Context)):

@@ -306,7 +306,9 @@ def _as_any_of(name: str, value: Any, hint: Any) -> Any:
             error = error if error is not None and is_word else problem
     assert error is not None
     if {int, str} < set(alternatives(hint)) and not isinstance(value, Mapping):  # a mapping's error is about its items
-        raise type(error)(f"{name}={reprlib.repr(value)} must be a whole number, a text or a mapping")
+        if isinstance(error, TypeError):
+            raise TypeError(f"{name}={reprlib.repr(value)} must be a whole number, a text or a mapping")
+        raise ValueError(f"{name}={reprlib.repr(value)} must be a whole number, a text or a mapping")
     raise error
 
 

@@ -107,6 +107,8 @@ class _Agent:
     """Whether it decided at least once without a list of legal actions."""
     refusal: Any = None
     """What the environment called illegal in the last decision, if the agent's info had no such entry before."""
+    num_calls: int = 0
+    """Number of tool calls before the last decision."""
     may_be_silent: bool = False
     """Whether the environment judges an empty answer if the context is full. Otherwise the episode ends."""
 
@@ -116,6 +118,11 @@ class _Agent:
         A player whose context is full gives an empty answer if the environment judges it (`may_be_silent`). Otherwise
         it could end each game that it is about to lose.
         """
+        if self._only_newest and info.get(CONVERSATION):
+            raise ValueError(
+                f"policy {self.policy.name!r} has context='newest' and plays in a program, which chooses the messages "
+                "that its model reads. Remove context="
+            )
         try:
             decision = await self.player(
                 observation, info if self.refusal is None else {"illegal": self.refusal, **info}
@@ -130,8 +137,23 @@ class _Agent:
         except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
             raise FailureError("policy", cause, self.name) from cause
 
+    @property
+    def _only_newest(self) -> bool:
+        return getattr(self.policy, "context", None) == "newest"
+
+    def _conversation(self, observation: str, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The conversation of the next decision as a program would name it, or None for the main one."""
+        if not self._only_newest:
+            return info.get(CONVERSATION)
+        only_results = bool(self.drafts) and _num_calls(info) > self.num_calls
+        start = (("system", self.instructions),) if self.instructions and not only_results else ()
+        messages = [{"role": role, "content": text} for role, text in (*start, ("user", observation))]
+        after = len(self.drafts) - 1 if only_results else None
+        return {"after": after, "messages": messages, "only_results": only_results}
+
     def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
-        conversation = info.get(CONVERSATION)
+        conversation = self._conversation(observation, info)
+        self.num_calls = _num_calls(info)
         self.without_legal_actions |= not info.get("legal_actions")
         try:
             branch, after = self.branches.place(conversation)
@@ -174,6 +196,7 @@ class _Agent:
         self.drafts, self.branches, self.initial_reward = copied.drafts, copied.branches, other.initial_reward
         self.info, self.session_rewards = other.info, other.session_rewards
         self.without_legal_actions, self.refusal = other.without_legal_actions, other.refusal
+        self.num_calls = other.num_calls
         resume_player(self.player, state)
 
     def trajectory(self, env_id: str, seed: int) -> Trajectory:
@@ -599,6 +622,12 @@ def _instructions_and_tools(env: PlayableEnv, agent: str) -> tuple[str, Sequence
 def _compact(env: PlayableEnv, agent: str, turns: Sequence[tuple[str, str]]) -> str:
     compact = hook(env, "compact")
     return "" if compact is None else writable(str(compact(agent, turns) or ""))
+
+
+def _num_calls(info: Mapping[str, Any]) -> int:
+    """Number of tool calls of the episode so far, as a `ToolEnv` counts them."""
+    total = info.get("tool_calls")
+    return total if isinstance(total, int) else 0
 
 
 def _new_messages(observation: str, conversation: Mapping[str, Any]) -> NewMessages:

@@ -197,6 +197,7 @@ class ModelPlayer:
         self._constrain, self._rng_key, self._num_requests = policy.constrain_actions, rng_key, 0
         self._compact, self._tools = compact, tools
         self._instructions = (("system", instructions),) if instructions else ()
+        self._only_newest = policy.context == "newest"
         self._empty = Conversation(
             engine.renderer,
             limit=engine.max_model_len,
@@ -287,8 +288,9 @@ class ModelPlayer:
         total = info.get("tool_calls")  # of the episode so far, as counted by a `ToolEnv`; or any other value
         num_calls = total if isinstance(total, int) else 0
         only_results, self._num_calls = num_calls > self._num_calls, num_calls
-        instructions = self._instructions if self._last_main is None else ()
-        return self._last_main, (*instructions, ("user", observation)), only_results
+        after = None if self._only_newest and not only_results else self._last_main
+        instructions = self._instructions if after is None else ()
+        return after, (*instructions, ("user", observation)), only_results
 
     async def _fit(
         self, conversation: Conversation, prompt_ids: tuple[int, ...], messages: Messages, rng_key: str | None

@@ -119,6 +119,15 @@ def test_game_interprets_free_answers(kuhn, renderer):
     assert len(later) == 1200 and all("I check!" in prompt for prompt in later), "after the model's own words"
 
 
+@pytest.mark.parametrize("samples", [0, 20])
+def test_earlier_turns_are_not_in_the_prompt_of_a_policy_that_reads_only_the_newest(kuhn, renderer, strategy, samples):
+    engine = Engine(renderer, equilibrium)
+    strategy(kuhn, engine, replace(POLICY, context="newest"), samples=samples)
+    later = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
+    assert len(later) == 3 * max(1, samples)
+    assert all("You play Kuhn poker" in prompt and "check or bet?" not in prompt for prompt in later)
+
+
 def test_illegal_answers_are_counted_separately(kuhn, renderer, strategy):
     def half(prompt, text):
         return 0.5 if text == "umm" else equilibrium(prompt, text) / 2

@@ -377,6 +377,46 @@ def test_environment_may_summarize_dropped_turns(tokenizer):
     assert broken.error is None, "what is no text is written as one"
 
 
+def test_model_reads_only_the_newest_observation_and_its_tool_calls_since(tokenizer):
+    shapes = [(9, called, None) for called in (False, False, True, True, False)]
+    texts = [(f"say {n}.", True) for n in range(5)]
+    _, _, episode = long_game(tokenizer, shapes, texts, limit=900, context="newest")
+    reads = {0: [0], 1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [4]}
+    for number, turn in enumerate(episode.turns):
+        text = tokenizer.decode(turn.prompt_ids)
+        assert text.startswith("<|im_start|>system\nBe brief.") and text.count("Be brief.") == 1
+        assert [n for n in range(5) if f"<{n}>" in text] == reads[number]
+        assert [n for n in range(5) if f"say {n}." in text] == reads[number][:-1]
+    assert [turn.branch for turn in episode.turns] == [0, 1, 1, 1, 2]
+    assert [turn.forked_from for turn in episode.turns] == [None] * 5
+    assert fa.Episode.from_json(episode.to_json()) == episode
+    trajectory = episode.trajectories["a"]
+    samples = samples_from(trajectory, [1.0] * 5, 0, number=0)
+    assert [len(set(sample.turns[sample.loss_mask].tolist())) for sample in samples] == [1, 3, 1]
+
+    said = iter(text for text, _ in texts)
+    script = asyncio.run(play(Long(shapes), {"a": fa.Scripted(lambda _: next(said), name="policy")}, seed=0))
+    how = {"policy": "policy", "room": 10_000, "only_newest": True}
+    pairs = ([trajectory], [script.trajectories["a"]])
+    own, rendered = (read_demonstrations(data, Renderer(tokenizer), SFTConfig(), **how).items for data in pairs)
+    assert len(own) == 3
+    assert [(i.ids.tolist(), i.mask.tolist()) for i in own] == [(i.ids.tolist(), i.mask.tolist()) for i in rendered]
+
+
+def test_policy_that_reads_only_the_newest_observation_has_the_whole_context_for_it(tokenizer):
+    shapes, texts = [(40, False, None)] * 12, [(f"say {n}.", True) for n in range(12)]
+    _, _, episode = long_game(tokenizer, shapes, texts, limit=200, context="newest")
+    assert episode.end_reason == "terminated" and len(episode.turns) == 12
+    shapes[5] = (200, False, None)
+    _, _, episode = long_game(tokenizer, shapes, texts, limit=200, context="newest")
+    assert episode.end_reason == "context" and len(episode.turns) == 5
+
+
+def test_program_chooses_its_own_messages(tokenizer):
+    with pytest.raises(ValueError, match="context='newest' and plays in a program, which chooses the messages"):
+        long_game(tokenizer, [(0, False, None), (0, False, 0)], [("a", True)] * 2, limit=900, context="newest")
+
+
 def test_omission_is_shown_without_new_messages():
     assert _join((("system", "s"), ("user", "u")), "left out", ()) == (("system", "s"), ("user", "u\n\nleft out"))
 
@@ -507,7 +547,11 @@ def test_reasoning_switch_reaches_the_template(tokenizer):
 
 @pytest.mark.parametrize(
     ("setting", "choices"),
-    [("context", "end, window, summarize"), ("thinking", "auto, on, off"), ("keep_reasoning", "all, turn, none")],
+    [
+        ("context", "end, window, summarize, newest"),
+        ("thinking", "auto, on, off"),
+        ("keep_reasoning", "all, turn, none"),
+    ],
 )
 def test_unknown_choices_are_refused(setting, choices):
     with pytest.raises(ValueError, match=f"{setting}='maybe' is unknown. Choose one of {choices}"):

@@ -134,6 +134,7 @@ def read_demonstrations(
     room: int,
     reward: Reward | None = None,
     keep_reasoning: KeepReasoning = "all",
+    only_newest: bool = False,
 ) -> Gathered[Demonstration]:
     """Read, filter and tokenize `data`.
 
@@ -151,12 +152,14 @@ def read_demonstrations(
         reward: Reward that episodes are filtered by. None: the environment's own reward, or in a run folder the reward
             that the run was trained on.
         keep_reasoning: Reasoning that the trained model reads again, if text is rendered.
+        only_newest: Whether the trained model reads only instructions and newest observation of an episode whose text
+            is rendered. Rows keep all their messages.
 
     Raises:
         ValueError: No data are left, or a row is malformed, has no answer, or is too long. The message names it.
         TypeError: `data` or a row has an unknown type.
     """
-    reader = _Reader(renderer, config, policy, room, keep_reasoning)
+    reader = _Reader(renderer, config, policy, room, keep_reasoning, only_newest=only_newest)
     selection = {"min_reward": config.min_reward, "best_per_group": config.best_per_group}
     rows, played = reader.read(data, reward, selection)
     conversations = [(source, reader.rows.conversation(source, row)) for source, row in rows]
@@ -176,6 +179,7 @@ def read_pairs(
     room: int,
     reward: Reward | None = None,
     keep_reasoning: KeepReasoning = "all",
+    only_newest: bool = False,
 ) -> Gathered[Pair]:
     """Read pairs from `data`.
 
@@ -185,7 +189,7 @@ def read_pairs(
 
     Arguments and errors are those of `read_demonstrations`. `reward` compares episodes.
     """
-    reader = _Reader(renderer, config, policy, room, keep_reasoning)
+    reader = _Reader(renderer, config, policy, room, keep_reasoning, only_newest=only_newest)
     rows, played = reader.read(data, reward, {"min_difference": config.min_difference or None})
     sides = [(source, reader.rows.sides(source, row)) for source, row in rows]
     pairs = [
@@ -223,10 +227,17 @@ class _Reader:
     """Reads one data set, and counts what is left out."""
 
     def __init__(
-        self, renderer: Renderer, config: OfflineConfig, policy: str, room: int, keep_reasoning: KeepReasoning
+        self,
+        renderer: Renderer,
+        config: OfflineConfig,
+        policy: str,
+        room: int,
+        keep_reasoning: KeepReasoning,
+        *,
+        only_newest: bool,
     ) -> None:
         self._renderer, self._config, self._policy, self._room = renderer, config, policy, room
-        self._keep_reasoning = keep_reasoning
+        self._keep_reasoning, self._only_newest = keep_reasoning, only_newest
         self.rows, self.counts = RowReader(), Counter[str]()
 
     def read(
@@ -327,7 +338,8 @@ class _Reader:
         if all(len(turn.response_ids) and _reads_alike(turn, self._renderer) for turn in trajectory.turns):
             return _marked(item.source, trajectory)
         try:
-            streams = _rerendered(item.source, trajectory, self._renderer, self._keep_reasoning, room=self._room)
+            keep, newest = self._keep_reasoning, self._only_newest
+            streams = _rerendered(item.source, trajectory, self._renderer, keep, room=self._room, only_newest=newest)
         except ControlTokenError as cause:
             if not self.counts["control tokens in a text"]:
                 _log.warning("%s. It is left out, like every other episode with one", cause)
@@ -576,6 +588,7 @@ def _rerendered(
     *,
     room: int,
     learned: Sequence[bool] | None = None,
+    only_newest: bool = False,
 ) -> tuple[Demonstration, ...]:
     """Return the streams of a trajectory in tokens of the trained model, as it would have read and written them.
 
@@ -584,6 +597,7 @@ def _rerendered(
 
     Args:
         learned: Whether each turn is learned. None: all are.
+        only_newest: Whether each observation begins a conversation, apart from results of the agent's own tool calls.
     """
 
     def written(turn: Turn) -> tuple[int, ...]:
@@ -595,7 +609,7 @@ def _rerendered(
     """By turn that a later one continues: the conversation, its last prompt, and the number of tokens that it lacks."""
     streams = _Streams(source, room)
     try:
-        origins = _origins(trajectory.turns)
+        origins = _origins(trajectory.turns, only_newest=only_newest)
         last_use = {after: number for number, (after, _) in enumerate(origins) if after is not None}
         branch_ends = {turn.branch: number for number, turn in enumerate(trajectory.turns)}
         for number, (turn, (after, only_results)) in enumerate(zip(trajectory.turns, origins, strict=True)):
@@ -637,7 +651,7 @@ def _new_messages(turn: Turn, instructions: str) -> Messages:
     return (*system, ("user", turn.observation))
 
 
-def _origins(turns: Sequence[Turn]) -> list[tuple[int | None, bool]]:
+def _origins(turns: Sequence[Turn], *, only_newest: bool = False) -> list[tuple[int | None, bool]]:
     """Return for each turn the number of the turn that it continues, and whether only results of tools came since."""
     origins: list[tuple[int | None, bool]] = []
     main, calls = None, 0
@@ -648,7 +662,9 @@ def _origins(turns: Sequence[Turn]) -> list[tuple[int | None, bool]]:
         if turn.new_messages is None:
             counted = turns[number - 1].info.get("tool_calls") if number else 0
             made = counted if isinstance(counted, int) else 0
-            after, only_results, main, calls = main, made > calls, number, made
+            only_results = made > calls
+            after = None if only_newest and not only_results else main
+            main, calls = number, made
         else:
             after, only_results = last.get(turn.branch), turn.new_messages.only_results
             if turn.forked_from is not None:

@@ -125,6 +125,7 @@ def _warm_start_settings(name: str, policy: Policy, plan: WarmStart, agents: Seq
     model = hashes_of_models({name: policy}).get(name, policy.model)
     lora = None if policy.lora is None else asdict(policy.lora)
     chosen = {"model": model, "lora": lora, "thinking": policy.thinking, "keep_reasoning": policy.keep_reasoning}
+    chosen |= {"context": "newest"} if policy.context == "newest" else {}  # the other values do not affect the data
     facts = {"warm_start": {name: settings}, "policies": {name: chosen}}
     return json.loads(json.dumps(dict(leaves(facts)), default=str))  # type: ignore[no-any-return]
 

@@ -197,6 +197,7 @@ class OfflineTrainer(ABC, Generic[T]):
             room=max_tokens,
             reward=reward,
             keep_reasoning=self.policy.keep_reasoning,
+            only_newest=self.policy.context == "newest",
         )
         return gathered
 
