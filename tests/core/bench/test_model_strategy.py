@@ -237,9 +237,9 @@ def test_exact_probabilities_exclude_penalties(kuhn, renderer, strategy, setting
 
 def test_training_metrics_name_several_policies(renderer):
     served = PolicyEngine(Engine(renderer, equilibrium), renderer)
-    one = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": served}, samples=20))
+    one = asyncio.run(exploited([GameTree(KUHN)], {"hero": POLICY}, {"hero": served}, samples=20))
     assert set(one) == {"eval/exploitability", "eval/illegal"} and 0 <= one["eval/exploitability"] < 0.3
-    two = asyncio.run(exploited([KUHN], {"a": POLICY, "b": POLICY}, {"a": served, "b": served}, samples=1))
+    two = asyncio.run(exploited([GameTree(KUHN)], {"a": POLICY, "b": POLICY}, {"a": served, "b": served}, samples=1))
     assert set(two) == {f"eval/{what}/{name}" for what in ("exploitability", "illegal") for name in "ab"}
 
 
@@ -326,6 +326,8 @@ def test_missing_answers_do_not_end_training(renderer, caplog):
     late, full = Slow(renderer, equilibrium), Engine(renderer, equilibrium)
     late.nth, full.max_model_len = 1, 8
     for engine in (late, full):
-        result = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": PolicyEngine(engine, renderer)}, samples=3))
+        result = asyncio.run(
+            exploited([GameTree(KUHN)], {"hero": POLICY}, {"hero": PolicyEngine(engine, renderer)}, samples=3)
+        )
         assert all(math.isnan(value) for value in result.values())
     assert caplog.text.count("hero gave none of 36 free answers") == 2

@@ -13,7 +13,9 @@ from plain_env import Plain
 
 import forge_agents as fa
 import forge_verifiers as fv
-from forge_agents.errors import RunFolderError
+from forge_agents.bench import exploitability, uniform
+from forge_agents.errors import ArgumentError, RunFolderError
+from forge_envs.games.poker import KuhnPoker
 from forge_trainers.rl.league_policies import policies_of
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.policy_mapping import FixedPolicies
@@ -309,6 +311,44 @@ def test_self_play_in_a_zero_sum_game_ranks_checkpoints_only_by_exploitability(t
         return plan.ranks_checkpoints, plan.checkpoint_score({"eval/reward": 0.0, "eval/failed": 0.0})
 
     assert scores(0) == (False, None) and scores(8)[0]
+
+
+class Bluff(KuhnPoker):
+    """Kuhn poker in which every chip counts as `worth`."""
+
+    def __init__(self, *, worth=1):
+        super().__init__()
+        self.worth = worth
+
+    def _over(self, winner, chips, illegal=None):
+        return super()._over(winner, chips * self.worth, illegal)
+
+
+@pytest.mark.parametrize("as_class", [False, True])
+def test_exploitability_is_that_of_the_game_with_the_arguments_of_the_run(as_class):
+    fa.register("plan-test/Bluff-v0", max_turns=3)(Bluff)
+    config = fa.GRPOConfig(eval_every=1, exploitability_samples=8)
+    sampler = TaskSampler(Bluff if as_class else "plan-test/Bluff-v0", {"worth": 3})
+    plan = RunPlan(sampler, FixedPolicies(fa.Policy("m")), config, env_reward)
+    plan.make_games()
+    assert [exploitability(game, uniform) for game in plan.games] == [pytest.approx(3 * 11 / 24)]
+
+
+@pytest.mark.parametrize(
+    ("env", "sampling", "message"),
+    [
+        ("forge/TicTacToe-v0", {}, "forge/TicTacToe-v0 cannot list its openings"),
+        (Duel, {}, "Duel cannot list its openings"),
+        ("forge/KuhnPoker-v0", {"max_reasoning_tokens": 8}, "needs a second request per answer"),
+    ],
+)
+def test_run_whose_exploitability_cannot_be_measured_is_refused_before_it_starts(tmp_path, env, sampling, message):
+    """Otherwise it would end at its first evaluation, with an error."""
+    config = fa.GRPOConfig(eval_every=5, exploitability_samples=8, preflight=False)
+    policy = fa.Policy("m", sampling=fa.Sampling(**sampling))
+    trainer = fa.GRPOTrainer(policy, config=config, out_dir=tmp_path)
+    with trainer, pytest.raises(ArgumentError, match=f"exploitability cannot be measured: .*{message}"):
+        trainer.fit(env, steps=10)
 
 
 def test_checkpoints_of_earlier_versions_keep_their_measure():

@@ -78,7 +78,7 @@ class Evaluator:
 
             processes = self._lifecycle.running
             trained = {name: self._plan.models[name] for name in processes.learners}
-            work = exploited(self._plan.sampler.env_ids, trained, processes.policy_engines, samples=samples)
+            work = exploited(self._plan.games, trained, processes.policy_engines, samples=samples)
             metrics |= await self._collector.while_engines_answer(work, "exploitability")
         return metrics
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from forge_agents.bench.fingerprints import digest, with_content
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
-from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.errors import ArgumentError, ForgeError, ModelNotFoundError, did_you_mean
 from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Policy
 from forge_agents.rollout.alternatives import ForkRule
@@ -33,6 +34,9 @@ from forge_trainers.rl.rewards import is_env_reward, leaf_rewards, max_reward_of
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.plan import learner_groups, record_rates, resolved_settings
+
+if TYPE_CHECKING:
+    from forge_agents.bench.exploitability import GameTree
 
 _log = logging.getLogger(__name__)
 _MAX_LEFT_OUT = 0.05
@@ -74,8 +78,32 @@ class RunPlan:
         self.credit, self.size_of = config.credit_rule, config.size_of
         self.regularized = [name for name in self.trained if self.size_of and self._is_regularized(name)]
         """Policies whose zero-variance trajectories count in a divergence or an entropy bonus."""
+        self.games: list[GameTree] = []
+        """Games in which the exploitability of policies is measured, see `make_games`."""
         self.forks = None if partial else self._fork_rule()
         """Decisions from which training episodes are played again. None: none."""
+
+    def make_games(self) -> None:
+        """Make the trees of `games`, if the run measures exploitability.
+
+        Raises:
+            ArgumentError: An environment has no tree, or answers of a policy cannot be measured.
+        """
+        if not (samples := self.config.exploitability_samples):
+            return
+        from forge_agents.bench.exploitability import GameTree, check_sampling
+
+        sampler = self.sampler
+        try:
+            for name in self.trained:
+                check_sampling(self.models[name], samples=samples)
+            for env_id in sampler.env_ids:
+                make = functools.partial(registry.make, env_id) if sampler.factory is None else sampler.factory
+                self.games.append(GameTree(env_id, make=functools.partial(make, **sampler.env_args)))
+        except ForgeError as cause:
+            raise ArgumentError(
+                f"exploitability cannot be measured: {cause}. Otherwise leave out exploitability_samples={samples}"
+            ) from cause
 
     def _is_regularized(self, name: str) -> bool:
         learner = self.config.learner_of(self.models[name])

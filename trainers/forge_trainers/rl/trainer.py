@@ -219,6 +219,7 @@ class GRPOTrainer:
         self._check_resumable(plan)
         if (result := self._finished(plan, steps)) is not None:
             return result
+        plan.make_games()
         await self._lifecycle.preflight(plan, learn=True)
         is_function = callable(self._given_policies) and not isinstance(self._given_policies, AnyPolicy)
         function = describe(self._given_policies) if is_function else None
