@@ -237,10 +237,41 @@ def test_exact_probabilities_exclude_penalties(kuhn, renderer, strategy, setting
 
 def test_training_metrics_name_several_policies(renderer):
     served = PolicyEngine(Engine(renderer, equilibrium), renderer)
-    one = asyncio.run(exploited([GameTree(KUHN)], {"hero": POLICY}, {"hero": served}, samples=20))
+    games, both = [GameTree(KUHN)], ("player_0", "player_1")
+    one = asyncio.run(exploited(games, {"hero": POLICY}, {"hero": served}, samples=20, agents={"hero": both}))
     assert set(one) == {"eval/exploitability", "eval/illegal"} and 0 <= one["eval/exploitability"] < 0.3
-    two = asyncio.run(exploited([GameTree(KUHN)], {"a": POLICY, "b": POLICY}, {"a": served, "b": served}, samples=1))
-    assert set(two) == {f"eval/{what}/{name}" for what in ("exploitability", "illegal") for name in "ab"}
+    two = exploited(
+        games,
+        {"a": POLICY, "b": POLICY},
+        {"a": served, "b": served},
+        samples=1,
+        agents=dict.fromkeys("ab", both),
+    )
+    assert set(asyncio.run(two)) == {f"eval/{what}/{name}" for what in ("exploitability", "illegal") for name in "ab"}
+
+
+def test_training_measures_a_policy_as_the_agents_that_it_plays(kuhn, renderer):
+    """Its answers as other agents never play and would say nothing about it."""
+
+    def one_agent(agent):
+        def chance(prompt, text):
+            is_first = "Moves: none" in prompt  # the conversation of player_0 begins with it
+            return equilibrium(prompt, text) if is_first == (agent == "player_0") else mute(prompt, text)
+
+        return PolicyEngine(Engine(renderer, chance), renderer)
+
+    def measured(agents, served):
+        metrics = exploited([kuhn], dict.fromkeys(agents, POLICY), served, samples=600, agents=agents)
+        return list(asyncio.run(metrics).values())
+
+    served = {name: one_agent(agent) for name, agent in (("a", "player_0"), ("b", "player_1"))}
+    value = -1 / 18  # of the game for player_0
+    first, no_illegal, second, none = measured({"a": ["player_0"], "b": ["player_1"]}, served)
+    assert (no_illegal, none) == (0, 0)
+    assert first == pytest.approx(-value, abs=0.04) and second == pytest.approx(value, abs=0.04)
+    both, illegal = measured({"a": ["player_0", "player_1"]}, served)
+    assert both > 0.4 and illegal == 0.5
+    assert measured({"a": ["dealer"]}, served) == []
 
 
 def test_training_measures_exploitability_with_evaluations():
@@ -327,7 +358,13 @@ def test_missing_answers_do_not_end_training(renderer, caplog):
     late.nth, full.max_model_len = 1, 8
     for engine in (late, full):
         result = asyncio.run(
-            exploited([GameTree(KUHN)], {"hero": POLICY}, {"hero": PolicyEngine(engine, renderer)}, samples=3)
+            exploited(
+                [GameTree(KUHN)],
+                {"hero": POLICY},
+                {"hero": PolicyEngine(engine, renderer)},
+                samples=3,
+                agents={"hero": ("player_0", "player_1")},
+            )
         )
         assert all(math.isnan(value) for value in result.values())
     assert caplog.text.count("hero gave none of 36 free answers") == 2

@@ -51,8 +51,8 @@ class GRPOConfig(ProcessConfig):
     group: then each seed is used `group_size` times."""
     exploitability_samples: int = 0
     """Number of free answers sampled at every information set per evaluation, to estimate how much a best response wins
-    from each trained policy. For two-player games that list their openings, such as forge/KuhnPoker-v0. 0 (default)
-    disables the estimate."""
+    from each trained policy as the agents that it plays. For two-player games that list their openings, such as
+    forge/KuhnPoker-v0. 0 (default) disables the estimate."""
     checkpoint_every: int = 10
     """Number of steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = 2

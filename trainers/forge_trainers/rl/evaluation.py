@@ -78,7 +78,8 @@ class Evaluator:
 
             processes = self._lifecycle.running
             trained = {name: self._plan.models[name] for name in processes.learners}
-            work = exploited(self._plan.games, trained, processes.policy_engines, samples=samples)
+            agents = self._plan.agents_by_policy
+            work = exploited(self._plan.games, trained, processes.policy_engines, samples=samples, agents=agents)
             metrics |= await self._collector.while_engines_answer(work, "exploitability")
         return metrics
 
