@@ -321,6 +321,7 @@ class RunConfig:
         policies = policies_of(self.players, self.trainer, user_path(self.out_dir))
         reward = self.load_reward()
         plan = RunPlan(sampler, policies, self.trainer, env_reward if reward is None else reward_of(reward))
+        plan.make_games()
         return dry_run(
             self.models | {name: policy for name, policy in plan.loaded.items() if name in self.models},
             self.trainer,

@@ -374,6 +374,10 @@ def test_checkpoints_of_earlier_versions_keep_their_measure():
         ({"policy_mapping": {"player_0": "team"}}, "agent 'player_1' has no policy. Policies were given for player_0"),
         ({"env_args": {"sise": 2}}, "got an unexpected keyword argument 'sise'"),
         ({"reward": f"{__name__}:in_ten"}, "has no attribute 'in_ten'"),
+        (
+            {"trainer": fa.GRPOConfig(eval_every=1, exploitability_samples=1)},
+            "settings/Duel-v0 cannot list its openings",
+        ),
     ],
 )
 def test_dry_run_refuses_settings_that_the_run_would_refuse(settings, message):
