@@ -6,6 +6,7 @@ read from this file, and an interrupted run continues from its last checkpoint.
 
 import argparse
 import json
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -56,7 +57,7 @@ def after_sft(policy, folder, config, examples, **limits):
     if not export.exists():
         with fa.SFTTrainer(policy, config, out_dir=folder) as trainer:
             trainer.fit(examples(), **limits)
-    return fa.Policy(str(export.absolute()), name=policy.name, sampling=policy.sampling)
+    return replace(policy, model=str(export.absolute()))
 
 
 def saved(folder):

@@ -1,22 +1,23 @@
 """Self-play of three kinds: which policy holds against a perfect player of tic-tac-toe?
 
-A transformer with a million weights imitates minimax against random moves until it loses two thirds of its games
-against minimax. Then it plays 1,000 steps of 128 games. In the arm `mirror` it plays only against itself. In the arm
-`regularized` it does the same, with a divergence from a reference that moves every 200 steps. In the arm `league` it
-plays a third of the games against itself and the others against its snapshots, chosen by prioritized fictitious
-self-play. All arms are evaluated against minimax, which they do not meet in training: 0 is the best possible score, and
--1 loses always. The control has learning rate 0. At the end the policies of the first seed meet each other, the policy
-before training, random moves and minimax.
+A transformer with a million weights reads the newest board. It imitates minimax against random moves until it loses two
+thirds of its games against minimax. Then it plays 700 steps of 128 games. In the arm `mirror` it plays only against
+itself. In the arm `regularized` it does the same, with a divergence from a reference that moves every 100 steps. In the
+arm `league` it plays a third of the games against itself and the others against its snapshots, chosen by prioritized
+fictitious self-play. All arms are evaluated against minimax, which they do not meet in training: 0 is the best possible
+score, and -1 loses always. The control has learning rate 0. At the end the policies of the first seed meet each other,
+the policy before training, a snapshot of the first arm, random moves and minimax.
 
-    python examples/league.py [--arms league mirror regularized] [--seeds 0 1 2] [--steps 1000] [--out runs/league]
+    python examples/league.py [--arms regularized mirror league] [--seeds 0 1 2] [--steps 700] [--out runs/league]
 
-A step takes two to three seconds on two CPU cores. The script writes ``league.png``. Finished runs are not repeated,
+A step takes two seconds on two CPU cores. The script writes ``league.png``. Finished runs are not repeated,
 and interrupted ones continue.
 """
 
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,8 +39,9 @@ SIGNS = (  # only the nine signs of a board reach the model, without the rules b
     "{% endfor %}"
 )
 SAMPLING = fa.Sampling(max_tokens=4)
-SELF_PLAY = {"league": 0.35, "mirror": 1.0, "regularized": 1.0}
-DIVERGENCE = {"regularized": {"kl": "k2", "kl_coef": 0.3, "reference": 200}}
+SELF_PLAY = {"regularized": 1.0, "mirror": 1.0, "league": 0.35}
+DIVERGENCE = {"regularized": {"kl": "exact", "kl_coef": 0.5, "reference": 100}}
+SNAPSHOTS = 8
 LABELS = {
     "league": "league",
     "mirror": "mirror",
@@ -82,8 +84,8 @@ def taught(args):
     if not (folder / "export").exists():
         untaught(start)
     learner = fa.LearnerConfig(lr=1e-3, warmup_steps=5, lr_decay="linear", compute_dtype="float32", threads=1)
-    player = fa.Policy(str(start), name="player", sampling=SAMPLING)
-    config = fa.SFTConfig(batch_size=64, learner=learner)
+    player = fa.Policy(str(start), name="player", sampling=SAMPLING, context="newest")
+    config = fa.SFTConfig(batch_size=256, learner=learner)
     return _study.after_sft(player, folder, config, lambda: games(args.games), epochs=args.epochs)
 
 
@@ -95,7 +97,7 @@ def train(arm, player, seed, args, *, control=False):
     learner = fa.LearnerConfig(
         lr=0.0 if control else args.lr,
         warmup_steps=2,
-        lr_decay="linear",
+        lr_decay="sqrt",
         compute_dtype="float32",
         threads=1,  # two would wait for each other at products as small as these
         **DIVERGENCE.get(arm, {}),
@@ -113,8 +115,8 @@ def train(arm, player, seed, args, *, control=False):
         checkpoint_every=args.eval_every,
         max_empty_steps=args.steps,  # a policy that has collapsed is a result
     )
-    options = {"snapshot_every": 5, "opponents": "pfsp", "pool": 8, "held_out": (fa.Oracle(),)}
-    league = fa.League(player, self_play=SELF_PLAY[arm], **options)
+    options = {"snapshot_every": max(1, args.steps // SNAPSHOTS), "pool": SNAPSHOTS, "held_out": (fa.Oracle(),)}
+    league = fa.League(player, self_play=SELF_PLAY[arm], opponents="pfsp", **options)
     with fa.GRPOTrainer(league, config=config, out_dir=folder) as trainer:
         before, _ = _study.reward_before(trainer, GAME, folder, episodes=args.episodes)
         rows = trainer.fit(GAME, steps=args.control_steps if control else args.steps).metrics
@@ -130,9 +132,12 @@ def train(arm, player, seed, args, *, control=False):
 def meetings(player, args):
     """Return the shares of games that each player won, drew and lost against each other one, in percent."""
     players = {"random": fa.Random(), "minimax": fa.Oracle(), "before": player}
-    for arm in args.arms:
-        export = args.out / f"{arm}-{args.seeds[0]}" / "export"
-        players[arm] = fa.Policy(str(export.absolute()), name=arm, sampling=SAMPLING)
+    runs = {arm: args.out / f"{arm}-{args.seeds[0]}" for arm in args.arms}
+    first = next(iter(runs.values()))
+    models = {f"step-{int(path.name[-6:])}": path for path in sorted(first.glob("league/player-*"))[:1]}
+    models |= {arm: run / "export" for arm, run in runs.items()}
+    for name, model in models.items():
+        players[name] = replace(player, model=str(model.absolute()), name=name)
     engine = fa.EngineConfig(max_model_len=128, threads=1)
     report = fa.benchmark(players, GAME, episodes=args.episodes, engine=engine, out_dir=args.out / "bench")
     ends = {pair: [0, 0, 0] for pair in itertools.permutations(players, 2)}
@@ -148,8 +153,8 @@ def meetings(player, args):
 
 
 def main(words=None):
-    defaults = {"seeds": [0, 1, 2], "steps": 1000, "control_steps": 40, "lr": 3e-4, "games": 12000, "epochs": 4}
-    parser = _study.parser(__doc__, **defaults, eval_every=40, episodes=128, out=Path("runs/league"))
+    defaults = {"seeds": [0, 1, 2], "steps": 700, "control_steps": 35, "lr": 5e-4, "games": 12000, "epochs": 4}
+    parser = _study.parser(__doc__, **defaults, eval_every=35, episodes=256, out=Path("runs/league"))
     parser.add_argument("--arms", nargs="+", choices=SELF_PLAY, default=list(SELF_PLAY))
     args = parser.parse_args(words)
     player = taught(args)
