@@ -15,6 +15,7 @@ from forge_agents.bench.exploitability import (
     ILLEGAL,
     GameTree,
     InformationSet,
+    actions_of,
     average_strategy,
     exploitability,
     exploited,
@@ -198,6 +199,58 @@ class Again(Pennies):
 
 class Beginning(Pennies):
     sides = ("heads", "heads up")
+
+
+class Unseen(fa.TurnEnv):
+    """Rock, paper, scissors. No observation tells the choices."""
+
+    possible_agents = ("player_0", "player_1")
+    sides = ("rock", "paper", "scissors")
+
+    def setup(self, rng):
+        self.chosen = []
+
+    def instructions(self, agent):
+        return "Choose."
+
+    def observe_text(self, agent):
+        return "Your choice:"
+
+    def legal_actions(self, agent):
+        return self.sides
+
+    def openings(self):
+        game = type(self)()
+        game.reset(seed=0)
+        return [(1.0, game)]
+
+    def act(self, agent, action):
+        self.chosen.append(self.sides.index(action.strip(".").lower()))
+        if len(self.chosen) == 1:
+            return fa.Outcome()
+        lead = (0.0, 1.0, -1.0)[(self.chosen[0] - self.chosen[1]) % 3]
+        return fa.Outcome(rewards={"player_0": lead, "player_1": -lead}, done=True)
+
+
+def test_choice_that_no_observation_tells_is_known_by_later_turns():
+    fa.register("model-strategy-test/Unseen-v0", max_turns=2)(Unseen)
+    game = GameTree("model-strategy-test/Unseen-v0")
+    answers = [("", "Paper."), ("", "scissors"), ("", "ROCK")]
+    for info_set in game.info_sets:
+        assert actions_of(game, info_set, answers) == ["paper", "scissors", "rock"]
+    # player_1 chooses in three games. In the first of them paper and scissors could have had the same outcome
+    assert [len(games) for games in game.info_sets.values()] == [1, 3]
+
+
+def test_actions_without_different_outcomes_are_one():
+    class Same(Unseen):
+        def act(self, agent, action):
+            self.chosen.append(0)
+            return super().act(agent, "rock") if len(self.chosen) == 1 else fa.Outcome(done=True)
+
+    fa.register("model-strategy-test/Same-v0", max_turns=2)(Same)
+    game = GameTree("model-strategy-test/Same-v0")
+    assert {tuple(actions_of(game, info_set, [("", "paper")])) for info_set in game.info_sets} == {("rock",)}
 
 
 @pytest.fixture(scope="module")
