@@ -94,14 +94,14 @@ def run(seed, args):
         keep_checkpoints=1,
     )
     learner = replace(grpo.learner, loss="distill", reference=teachers, kl_coef=1.0)
-    distill = replace(grpo, learner=learner)
+    distill = replace(grpo, learner=learner, group_size=1, groups_per_step=grpo.group_size * grpo.groups_per_step)
     columns = ("reward/mean", *(f"learner/kl/{agent}" for agent in AGENTS))
     common = {"episodes": args.episodes, "columns": columns, "seed": seed}
     team = {agent: replace(start, name=agent) for agent in AGENTS}
     results = [_study.train(team, env, grpo, team_folder, arm="team", steps=args.steps, **common)]
     arms = {
-        "distilled": (distill, args.steps),
-        "grpo": (grpo, 2 * args.steps),
+        "distilled": (distill, 2 * args.steps),
+        "grpo": (grpo, 3 * args.steps),
         "control": (replace(distill, learner=replace(learner, lr=0.0)), args.control_steps),
     }
     with contextlib.ExitStack() as trainers:

@@ -167,12 +167,12 @@ def test_team_is_distilled_into_one_policy(load_example, trainers, tmp_path, cap
     for _ in range(2):  # finished runs are not repeated
         module.main(["--tiny", "--seeds", "1", "--steps", "4", "--lr", "0.1", "--out", str(tmp_path)])
     team, *students = trainers
-    assert set(team.learners) == set(module.AGENTS) and [run.done for run in trainers] == [4, 4, 8, 2]
+    assert set(team.learners) == set(module.AGENTS) and [run.done for run in trainers] == [4, 8, 12, 2]
     distilled, grpo, control = (run.config for run in students)
     assert distilled.learner.teachers == {agent: str(tmp_path / "team-1/export" / agent) for agent in module.AGENTS}
     assert distilled.learner.loss == control.learner.loss == "distill" and grpo.learner.loss == "dapo"
     assert (distilled.group_size * distilled.groups_per_step, control.learner.lr) == (64, 0.0)
-    assert read_json(tmp_path / "distilled-1/result.json")["after"] == [pytest.approx(0.4), 0.0]
+    assert read_json(tmp_path / "distilled-1/result.json")["after"] == [pytest.approx(0.8), 0.0]
     assert "a team in one model" in capsys.readouterr().out
 
 
