@@ -251,6 +251,59 @@ def test_random_state_that_reads_outside_of_its_memory_is_refused(changes):
     assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"numpy": np.zeros(624, np.uint32)}, {"numpy": np.eye(1, 624, dtype=np.uint32)[0] * (2**31 - 1)},
+        {"python": np.zeros(625, np.uint64)}, {"python": np.array([2**32] * 624 + [0], np.uint64)},
+        {"python_normal": np.array(math.inf)},
+    ],
+)  # fmt: skip
+def test_random_state_of_zeros_is_refused_because_it_never_changes(changes):
+    randomness = ProcessRandomness()
+    before = randomness.state_dict()
+    with pytest.raises(ValueError, match="would draw the same number forever"):
+        randomness.load_state_dict(before | changes)
+    after = randomness.state_dict()
+    assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
+    np.random.seed(0)  # noqa: NPY002  # the first word of such a state is 2**31
+    random.seed(0)
+    randomness.load_state_dict(ProcessRandomness().state_dict())
+
+
+def test_checkpoint_that_a_killed_run_has_half_deleted_goes_with_the_next(tmp_path, monkeypatch):
+    class KilledError(BaseException):
+        pass
+
+    def kill(folder, **_):
+        if (folder / "experiment.json").exists():
+            (folder / "experiment.json").unlink()
+            raise KilledError
+
+    save(tmp_path, 1, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("forge_trainers.run.checkpoints.shutil.rmtree", kill)
+        with pytest.raises(KilledError):
+            save(tmp_path, 2, keep=1)
+    assert restore(tmp_path) == (2, 2)
+    save(tmp_path, 3, keep=1)
+    assert names(tmp_path) == ["step-000003"]
+
+
+def test_checkpoint_that_a_running_training_deletes_is_no_damage(tmp_path, caplog):
+    save(tmp_path, 1, 2, keep=1, scores={1: 0.9, 2: 0.1})
+
+    class Evaluator(Learner):
+        async def load(self, folder, **_):
+            if folder.parent.name == "step-000002":
+                await Checkpoints(tmp_path, keep=1, keep_best=True).save(3, {"hero": Learner(3)}, score=0.2)
+            await super().load(folder)
+
+    learner = Evaluator()
+    assert asyncio.run(Checkpoints(tmp_path, keep=1).restore({"hero": learner})) == 3
+    assert learner.value == 3 and names(tmp_path) == ["step-000001", "step-000003"] and not caplog.records
+
+
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["moved", "deleted"])
 def test_draft_of_another_run_that_took_the_folder_is_not_completed_or_deleted(is_deleted, tmp_path):
     folder, learner = tmp_path / "run", Learner(1)

@@ -140,7 +140,11 @@ class ProcessRandomness:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`. Raises ValueError for a state of NumPy that would read outside of its memory."""
+        """Continue from `state_dict`.
+
+        Raises ValueError for a state of NumPy that would read outside of its memory, and for a state of zeros, from
+        which both generators draw only zeros, so that ``numpy.random.normal`` never returns.
+        """
         self._settled = None
         normal = float(state["python_normal"])
         words = tuple(int(word) for word in state["python"])
@@ -149,8 +153,15 @@ class ProcessRandomness:
         numbers_fit = 0 <= place <= _STATE_WORDS and has_normal in (0, 1) and math.isfinite(cached)
         if not numbers_fit or keys.shape != (_STATE_WORDS,) or keys.dtype != np.uint32:  # NumPy checks less
             raise ValueError(f"NumPy's random state is damaged: {keys.dtype} {keys.shape}, {place}, {has_normal}")
+        if _is_zero(keys.tolist()) or _is_zero(words[:-1]) or math.isinf(normal):
+            raise ValueError("a random state is damaged: its generator would draw the same number forever")
         random.setstate((3, words, None if math.isnan(normal) else normal))
         np.random.set_state(("MT19937", keys, place, has_normal, cached))  # noqa: NPY002
+
+
+def _is_zero(words: Sequence[int]) -> bool:
+    """Return whether a Mersenne Twister stays in this state, whose first word counts with its highest bit only."""
+    return not (words[0] & 1 << 31 or any(word & 0xFFFFFFFF for word in words[1:])) if words else True
 
 
 class RewardState:
@@ -421,6 +432,8 @@ class Checkpoints:
             except (StallError, ActorDiedError):
                 raise
             except _DAMAGE as cause:
+                if not (folder / CHECKPOINT_MARK).exists():  # a run in another process has deleted it for a newer one
+                    return await self.restore(learners)
                 _log.warning("checkpoint %s does not load (%s). Trying the one before", folder, cause)
                 damaged[folder] = cause
                 continue
@@ -481,7 +494,7 @@ class Checkpoints:
             best = self.best() if self._keep_best else None
             for old in self.complete()[self._keep :]:
                 if old != best:
-                    shutil.rmtree(old, ignore_errors=True)
+                    _delete(old)
         except StallError:
             raise
         except OSError as cause:
@@ -548,6 +561,13 @@ def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
         os.fsync(file.fileno())
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a checkpoint. After a kill meanwhile, the next checkpoint deletes the rest, as it deletes drafts."""
+    with contextlib.suppress(OSError):
+        folder = folder.rename(folder.with_name(f".draft-{folder.name}"))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checked(folder: Path) -> _Mark:
