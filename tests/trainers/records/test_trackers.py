@@ -297,6 +297,22 @@ def test_names_are_cleaned_stably_and_stay_apart():
     assert len(set(first.values())) == len(first) and names.of(["a:1", "a@1"]) == {n: first[n] for n in ("a:1", "a@1")}
 
 
+def test_curves_of_a_session_after_the_clock_was_set_back_are_shown(tmp_path, monkeypatch):
+    sessions = ((1, 2, 3), 1_800_000_000.5), ((3, 4), 1_799_900_000.5), ((4, 5), 1_799_900_000.5)
+    for session, (steps, clock_s) in enumerate(sessions):
+        clock = types.SimpleNamespace(time=lambda now=clock_s: now)
+        monkeypatch.setattr("forge_trainers.records.trackers.time", clock)
+        with RunFolder(tmp_path, {}, tracker="tensorboard") as run:
+            for step in steps:
+                run.log(step, {"x": step + session / 4})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = EventAccumulator(str(tmp_path / "tensorboard"))
+    result.Reload()
+    expected = [(1, 1.0), (2, 2.0), (3, 3.25), (4, 4.5), (5, 5.5)]
+    assert [(event.step, event.value) for event in result.Scalars("x")] == expected
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
 def test_resumed_run_keeps_the_names_of_its_curves(tracker, mlflow, tmp_path):
     rows = [{"success/a:1": 0.5, "x/y": math.nan}, {"success/a:1": 0.5, "success/a@1": 0.1, "x": 1.0}]

@@ -234,7 +234,10 @@ class _TensorBoard(Tracker):
 
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"
+            # TensorBoard reads files in the order of their names, and the clock may have been set back
+            matches = (re.match(r"events\.out\.tfevents\.(\d{1,12})\.", entry.name) for entry in self._folder.iterdir())
+            newest_s = max((int(match[1]) for match in matches if match), default=0)
+            name = f"events.out.tfevents.{max(time.time(), newest_s + 1):.6f}.{os.getpid()}"
             self._file = (self._folder / name).open("wb", buffering=0)
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
             begun = SessionLog(status=SessionLog.START)  # hides what an earlier session logged from here on
