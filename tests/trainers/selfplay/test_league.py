@@ -350,6 +350,16 @@ def test_only_snapshots_are_deleted_from_the_league_folder(tmp_path):
     assert not (mine / ".unfinished-hero-000002").exists() and not (mine / "hero-000002").exists()
 
 
+@pytest.mark.parametrize(
+    "state", [{"names": np.array(3)}, {"names": np.array(["a"] * 3, "S1")}, {"other": np.zeros(1)}]
+)
+def test_foreign_file_among_the_checkpoints_does_not_end_a_league(tmp_path, state):
+    (tmp_path / "checkpoints/backup").mkdir(parents=True)
+    np.savez(tmp_path / "checkpoints/backup/league.npz", **state)
+    season(tmp_path, 8)
+    assert (tmp_path / "league/hero-000004").is_dir()
+
+
 def test_step_loads_each_snapshot_once(tmp_path):
     league, rows, games = season(tmp_path, 12)
     assert sorted(number for number, _ in games) == sorted(list(range(6)) * 12)

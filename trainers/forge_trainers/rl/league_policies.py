@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from forge_agents import states
 from forge_agents.policy import AnyPolicy, PolicyMapping, policies_by_name
 from forge_agents.runtime.machine import visible_gpus
 from forge_agents.runtime.threads import all_or_first_error
@@ -226,8 +227,8 @@ class LeaguePolicies(FixedPolicies):
         used = {opponent.name for opponent in self.standings.opponents}
         try:
             for file in (self._folder / "checkpoints").glob("*/league.npz"):  # drafts, too
-                used |= set((read_arrays(file) or {})["names"].tolist())
-        except (OSError, ValueError, KeyError, BadZipFile):  # a file is being moved or is damaged: next time
+                used |= set(states.texts(read_arrays(file) or {}, "names", -1))
+        except (OSError, ValueError, RuntimeError, BadZipFile):  # a file is being moved or is damaged: next time
             return
         snapshot = re.compile(rf"(\.unfinished-|\.replaced-)?{re.escape(self._league.policy.name)}-\d{{6,}}")
         for path in self._snapshots.iterdir():
