@@ -98,7 +98,12 @@ class Faults:
         self._write(fault.recovered_at, "recovered", fault)
 
     def _write(self, at: float, event: str, fault: Fault) -> None:
-        if self._file is not None:
+        if self._file is None:
+            return
+        row = json.dumps({"time": at, "event": event, "who": fault.who, "cause": fault.cause})
+        try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a") as file:
-                file.write(json.dumps({"time": at, "event": event, "who": fault.who, "cause": fault.cause}) + "\n")
+                file.write(f"{row}\n")
+        except OSError as error:  # on a full disk a process is replaced all the same
+            _log.warning("%s cannot be written (%s): %s", self._file, error, row)

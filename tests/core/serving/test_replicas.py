@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -190,6 +191,17 @@ async def test_too_many_deaths_fail_all_waiting_requests(tmp_path):
         await hero.load_weights(1)
     rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert [(row["event"], row["who"]) for row in rows][:2] == [("noticed", "hero-0"), ("noticed", "hero-1")]
+
+
+async def test_death_is_mended_when_the_disk_is_full(caplog):
+    hero = await replicas(1, faults=Faults(file=Path("/dev/full")))
+    requested = asyncio.ensure_future(hero.generate([1], Sampling()))
+    await moments()
+    Played.started[0].die("killed")
+    await moments(40)
+    Played.started[1].finish(9)
+    assert (await requested).token_ids == (9,)
+    assert "/dev/full cannot be written" in caplog.text and '"who": "hero"' in caplog.text
 
 
 async def test_weights_roll_through_replicas_while_others_generate():

@@ -56,6 +56,13 @@ def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path):
         assert result["tasks"] and result["threads"]
 
 
+def test_a_stall_on_a_full_disk_is_the_error_of_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    why = r"^team hangs\. The state of the run could not be written to .*stall-0\.json"
+    with pytest.raises(StallError, match=why), stalls_recorded(tmp_path / "file/run"):
+        raise StallError("team hangs", "team")
+
+
 def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_path):
     async def main(error):
         with stalls_recorded(tmp_path):

@@ -65,10 +65,14 @@ def stalls_recorded(folder: Path) -> Iterator[None]:
     except (StallError, ActorDiedError, RespawnLimitError) as error:
         pending = getattr(error, "snapshot", None) or _stalls.snapshot()
         record = {"error": f"{type(error).__name__}: {error}", **pending}
-        folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"stall-{len(tuple(folder.glob('stall-*.json')))}.json"
-        file.write_text(json.dumps(record, indent=1, default=str) + "\n")
-        error.args = (f"{error}. The state of the run at that moment is in {file}",)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(record, indent=1, default=str) + "\n")
+        except OSError as cause:  # a full disk must not hide the error
+            error.args = (f"{error}. The state of the run could not be written to {file} ({cause})",)
+        else:
+            error.args = (f"{error}. The state of the run at that moment is in {file}",)
         raise
 
 
