@@ -28,7 +28,7 @@ EPISODES = "episodes.jsonl"
 
 MAX_LINE_BYTES = 1 << 28
 """Maximum size of an episode that is read. A sparse file may have lines of any size."""
-_MAX_COMMAS = 20_000_000
+MAX_LINE_COMMAS = 20_000_000
 """Maximum number of commas in a line: a hundred turns of 100,000 tokens each have half as many."""
 
 
@@ -176,7 +176,7 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
         try:
             if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
                 problem = f"it has more than {MAX_LINE_BYTES >> 20} MiB"
-            elif too_many := too_many_values(raw, max_commas=_MAX_COMMAS):
+            elif too_many := too_many_values(raw, max_commas=MAX_LINE_COMMAS):
                 problem = f"it has {too_many}"
             else:
                 row = json.loads(raw) if raw.strip() else None

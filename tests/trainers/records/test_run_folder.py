@@ -91,6 +91,18 @@ def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):
     run.close()
 
 
+def test_long_episodes_are_kept_by_a_resumed_run(tmp_path):
+    """A hundred turns with prompts of 22,000 tokens each."""
+    line = json.dumps({"step": 1, "prompt_ids": [7] * 2_200_000}) + "\n"
+    with RunFolder(tmp_path, {}) as run:
+        (tmp_path / "episodes.jsonl").write_text(line + '{"step": 2}\n')
+        run.rewind(1)
+        assert (tmp_path / "episodes.jsonl").read_text() == line
+        (tmp_path / "metrics.jsonl").write_text(line + '{"step": 2}\n')
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl:1 is not JSON"):  # a stranger's: 60 bytes per value
+            run.metrics()
+
+
 def test_a_sparse_line_is_read_in_parts(tmp_path, monkeypatch):
     """A sparse file may have a line of terabytes."""
     monkeypatch.setattr("forge_trainers.records.run_folder.MAX_LINE_BYTES", 10_000)
@@ -228,6 +240,7 @@ def test_full_disk_is_named_with_the_file_and_changes_nothing(tmp_path):
     with RunFolder(tmp_path / "run", {"lr": 2}) as run:
         with full_disk(), pytest.raises(RunFolderError, match=rf"metrics\.jsonl {advice}"):
             run.rewind(1)
+        assert not list((tmp_path / "run").glob(".*.draft")), "it would take space of the full disk"
         with full_disk(), pytest.raises(RunFolderError, match=rf"config\.previous\.yaml {advice}"):
             run.keep_settings()
         with full_disk(), pytest.raises(RunFolderError, match=rf"ending\.json {advice}"):
@@ -311,6 +324,25 @@ def test_arrays_that_stand_for_more_than_their_file_are_refused(tmp_path):
     os.truncate(file, 1 << 40)
     with pytest.raises(ValueError, match="almost none are on the disk"):
         read_arrays(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("names.npy", "{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999999999,)}"),
+        ("names.npy", "{'descr': '<f8', 'fortran_order': False, 'shape': (True,)}"),
+        ("names.npy", "{'descr': (), 'fortran_order': False, 'shape': (1,)}"),
+        ("names.npy", "(" * 5000),
+        ("note", ""),
+    ],
+)
+def test_damaged_headers_of_arrays_and_other_parts_are_refused(tmp_path, name, header):
+    with ZipFile(tmp_path / "league.npz", "w") as parts:
+        start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+        parts.writestr(name, (start if header else b"text") + header.encode() + bytes(8))
+        parts.writestr("padding.npy", bytes(500))
+    with pytest.raises(ValueError, match="league.npz"):
+        read_arrays(tmp_path / "league.npz")
 
 
 def test_a_run_folder_may_be_a_link_and_hold_links_that_no_run_follows(tmp_path):

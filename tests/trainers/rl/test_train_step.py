@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -129,6 +130,17 @@ def test_unwritable_batch_does_not_hide_the_error(tmp_path):
     (tmp_path / "failed-batches").write_text("")
     with pytest.raises(DivergedError, match="could not be written"):
         run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path, Counter({"hero": 1}))
+
+
+def test_batch_for_which_the_disk_has_no_space_only_costs_its_file(tmp_path, caplog):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        metrics = run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert metrics["learner/skipped"] == 1.0 and "could not be written" in caplog.text
+    assert not list((tmp_path / "failed-batches").iterdir())
 
 
 def test_two_consecutive_non_finite_losses_end_the_run(tmp_path, caplog):

@@ -8,6 +8,8 @@ import json
 import logging
 import math
 import os
+import tokenize
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,7 +22,7 @@ import yaml
 from forge_agents import safe_yaml
 from forge_agents.bench.fingerprints import provenance
 from forge_agents.display import visible
-from forge_agents.episodes.stored import EPISODES, MAX_LINE_BYTES
+from forge_agents.episodes.stored import EPISODES, MAX_LINE_BYTES, MAX_LINE_COMMAS
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import (
     check_contained,
@@ -32,7 +34,7 @@ from forge_agents.files import (
     user_path,
     warn_of_other_writers,
 )
-from forge_agents.http_body import bounded_json
+from forge_agents.http_body import MAX_COMMAS, bounded_json
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.policy import Policy
@@ -265,8 +267,13 @@ class RunFolder:
             file = self.path / name
             if file.exists():
                 draft = file.with_name(f".{name}.draft")
-                with _reported(file), draft.open("w") as kept:  # by line, because episodes may be larger than memory
-                    kept.writelines(f"{line.rstrip()}\n" for line, row in _rows(file) if row["step"] <= steps)
+                rows = _rows(file, max_commas=MAX_LINE_COMMAS if name == EPISODES else MAX_COMMAS)
+                try:
+                    with _reported(file), draft.open("w") as kept:  # by line: episodes may be larger than memory
+                        kept.writelines(f"{line.rstrip()}\n" for line, row in rows if row["step"] <= steps)
+                except RunFolderError:
+                    draft.unlink(missing_ok=True)  # on a full disk
+                    raise
                 draft.replace(file)  # outside of the block, which closes and so completes the draft
         (self.path / "ending.json").unlink(missing_ok=True)
 
@@ -465,12 +472,12 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return [row for _, row in _rows(file)]
 
 
-def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(file: Path, *, max_commas: int = MAX_COMMAS) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line and its object."""
     with file.open(encoding="utf-8", errors="replace") as lines:  # a power cut may leave any bytes at the end
         for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), ""), 1):
             try:
-                row = bounded_json(line)
+                row = bounded_json(line, max_commas=max_commas)
             except (ValueError, RecursionError):  # ValueError also for numbers of more than 4,300 digits
                 if lines.readline(1):
                     raise RunFolderError(f"{file}:{number} is not JSON. The file was edited or damaged") from None
@@ -568,7 +575,11 @@ def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
             arrays = dict(saved)
     except MemoryError as cause:
         raise ValueError(f"{file.name} names an array that does not fit into memory") from cause
+    except (ArithmeticError, LookupError, TypeError, tokenize.TokenError, zlib.error) as cause:  # a damaged header
+        raise ValueError(f"{file.name} is damaged: {cause!r}") from cause
     for name, array in arrays.items():  # values without bytes would take memory as a list
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{file.name} holds {name[:80]!r}, which is no array")  # noqa: TRY004  # content of a file
         if array.dtype.names or math.prod(max(length, 1) for length in array.shape) > size:
             raise ValueError(f"{file.name} has {size} bytes and {name} the shape {array.shape} of {array.dtype}")
     return arrays
@@ -577,14 +588,19 @@ def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
 def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping[str, Any]) -> Path:
     """Write `batch` to `file`, and JSON-safe `facts` to a file of the same name with the ending ``.json``.
 
-    The folder is created, and existing files are replaced.
+    The folder is created, and existing files are replaced. Raises OSError if the files cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     target = Path(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     flat = batch.flatten_keys(".")
-    save_file({str(name): flat[name].contiguous() for name in flat.keys()}, target)  # noqa: SIM118  # no mapping
+    try:
+        save_file({str(name): flat[name].contiguous() for name in flat.keys()}, target)  # noqa: SIM118  # no mapping
+    except SafetensorError as cause:  # the disk is full
+        target.unlink(missing_ok=True)
+        raise OSError(str(cause)) from cause
     target.with_suffix(".json").write_text(json.dumps(dict(facts), indent=2) + "\n")
     return target
 
