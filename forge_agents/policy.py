@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from forge_agents.errors import did_you_mean
@@ -234,10 +234,6 @@ class Policy:
     their results. Each such prompt is a separate training sample. Not for programs, which choose their own messages."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("thinking", Thinking), ("keep_reasoning", KeepReasoning), ("context", Context)):
-            choices = get_args(kind)
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown. Choose one of {', '.join(choices)}")
         if not self.model:
             raise ValueError("model='' names no model. Pass a built-in name, a Hugging Face id or a folder")
         object.__setattr__(self, "_named", bool(self.name))

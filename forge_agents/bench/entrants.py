@@ -17,6 +17,8 @@ from forge_agents.imports import check_origin, import_user_module
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted, unique_name
 
 _log = logging.getLogger(__name__)
+_OF_PROMPTS = ("thinking", "keep_reasoning", "context")
+"""Settings of a policy that its prompts depend on. A model plays best with those of its training."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ def read_player(text: str, sampling: Sampling | None = None) -> Player:
     - ``package.module:function``: a scripted player;
     - ``http://host:port/v1#model``: a model behind an endpoint;
     - anything else is a model: a built-in name, a Hugging Face id or a folder. The folder of a run, or its folder of
-      exported models, stands for the exported model, or for a team with a model for each of the run's agents.
+      exported models, stands for the exported model, or for a team with a model for each of the run's agents. An
+      exported model has the `thinking`, `keep_reasoning` and `context` of its training.
 
     Raises:
         UntrustedModuleError: A settings file names a function that is not the user's.
@@ -196,9 +199,9 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
     if outdated := outdated_export(run):
         _log.warning("player %r: %s", text, outdated)
     if (folder / "config.json").exists():
-        return Policy(text, sampling=sampling)
+        return exported(text, sampling)
     if (export / "config.json").exists():
-        return Policy(str(export), sampling=sampling)
+        return exported(str(export), sampling)
     models = {config.parent.name: str(config.parent) for config in sorted(export.glob("*/config.json"))}
     if not models and (run == folder or (folder / "checkpoints").is_dir()):
         raise ValueError(
@@ -208,7 +211,7 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
         )
     if not models:
         return Policy(text, sampling=sampling)
-    policies = {agent: Policy(models[name], sampling=sampling) for agent, name in _agents_of(run) if name in models}
+    policies = {agent: exported(models[name], sampling) for agent, name in _agents_of(run) if name in models}
     if not policies:
         raise ValueError(
             f"player {text!r} has {len(models)} models, and {run / 'config.yaml'} does not say which agents they act "
@@ -217,13 +220,40 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
     return Team(policies, from_run=True)
 
 
+def exported(model: str, sampling: Sampling) -> Policy:
+    """Return a policy with `model`. If a run has exported the model, its prompts are those of the training."""
+    folder = user_path(model).absolute()
+    if folder.name.startswith("export"):
+        trained = [each for each in _policies_of(folder.parent).values() if each.get("trainable")]
+        stored = trained[0] if len(trained) == 1 else {}
+    else:
+        in_export = folder.parent.name.startswith("export")
+        stored = _policies_of(folder.parent.parent).get(folder.name, {}) if in_export else {}
+    chosen = {name: stored[name] for name in _OF_PROMPTS if isinstance(stored.get(name), str)}
+    return Policy(model, sampling=sampling, **chosen)
+
+
+def _policies_of(run: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the settings of a run's policies by name."""
+    settings = _settings_of(run)
+    policies = settings.get("policies") or {"": settings.get("policy")}  # supervised training has one policy
+    return (
+        {name: each for name, each in policies.items() if isinstance(each, dict)} if isinstance(policies, dict) else {}
+    )
+
+
 def _agents_of(run: Path) -> Iterator[tuple[str, str]]:
     """Yield the agents of a run with the names of their policies, or nothing if its settings cannot be read."""
-    try:
-        settings: Any = safe_yaml.read(run / "config.yaml")
-    except (OSError, ValueError):
-        return
-    mapping = settings.get("policy_mapping") if isinstance(settings, dict) else None
+    mapping = _settings_of(run).get("policy_mapping")
     for agent, name in mapping.items() if isinstance(mapping, dict) else ():
         if isinstance(agent, str) and isinstance(name, str):
             yield agent, name
+
+
+def _settings_of(run: Path) -> dict[str, Any]:
+    """Return the settings of a run. Empty if they cannot be read."""
+    try:
+        settings: Any = safe_yaml.read(run / "config.yaml")
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}

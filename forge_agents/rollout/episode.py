@@ -120,8 +120,8 @@ class _Agent:
         """
         if self._only_newest and info.get(CONVERSATION):
             raise ValueError(
-                f"policy {self.policy.name!r} has context='newest' and plays in a program, which chooses the messages "
-                "that its model reads. Remove context="
+                f"policy {self.policy.name!r} has context='newest', but a program or a side conversation of the "
+                "environment chooses the messages that its model reads. Remove context="
             )
         try:
             decision = await self.player(

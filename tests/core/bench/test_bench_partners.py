@@ -16,6 +16,7 @@ from forge_agents.bench.report import ReportError
 from forge_agents.bench.statistics import difference, ratio
 from forge_agents.cli import main as cli
 from forge_agents.cli.evaluation import join_lists
+from forge_agents.cli.play import PlayConfig
 
 SIDES = "bench/Sides-v0"
 
@@ -212,6 +213,27 @@ def test_run_folder_is_its_exported_players(tmp_path):
     assert all(policy.sampling.max_tokens == 9 for policy in result.policies.values())
     assert read_player(str(team / "export"), fa.Sampling(max_tokens=9)) == result
     assert read_player(str(team / "export/asker")) == fa.Policy(asker)
+
+
+def test_exported_model_reads_the_prompts_of_its_training(tmp_path):
+    one, team, sft = tmp_path / "one", tmp_path / "team", tmp_path / "sft"
+    for folder in (one / "export", one / "base", one / "export-step-000004", team / "export/b", sft / "export"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    newest = {"thinking": "off", "keep_reasoning": "turn", "context": "newest"}
+    rows = {"a": {**newest, "trainable": True, "constrain_actions": True}, "frozen": {"context": "window"}}
+    (one / "config.yaml").write_text(json.dumps({"policies": rows}))
+    (sft / "config.yaml").write_text(json.dumps({"policy": rows["a"]}))
+    rows["b"] = {"context": "summarize", "trainable": True}
+    (team / "config.yaml").write_text(json.dumps({"policies": rows, "policy_mapping": {"player_0": "b"}}))
+    for run in (one, sft):
+        export = str(run / "export")
+        assert read_player(str(run)) == read_player(export) == fa.Policy(export, **newest)
+        assert PlayConfig(env="e", model=export).other == fa.Policy(export, name="model", trainable=False, **newest)
+    assert read_player(str(one / "export-step-000004")).context == "newest"
+    assert read_player(str(one / "base")).context == "end"
+    expected = fa.Policy(str(team / "export/b"), context="summarize")
+    assert read_player(str(team)).policies == {"player_0": expected} and read_player(str(team / "export/b")) == expected
 
 
 @pytest.mark.parametrize("folder", ["export", "checkpoints/step-000002"])

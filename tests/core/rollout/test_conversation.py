@@ -412,8 +412,25 @@ def test_policy_that_reads_only_the_newest_observation_has_the_whole_context_for
     assert episode.end_reason == "context" and len(episode.turns) == 5
 
 
-def test_program_chooses_its_own_messages(tokenizer):
-    with pytest.raises(ValueError, match="context='newest' and plays in a program, which chooses the messages"):
+@pytest.mark.parametrize("context", ["window", "summarize"])
+def test_policy_that_reads_only_the_newest_observation_learns_no_notes_of_another_one(tokenizer, context):
+    shapes = [(40, n in (7, 8, 9, 10), None) for n in range(12)]
+    texts = [(f"say {n}.", True) for n in range(12)]
+    _, _, teacher = long_game(tokenizer, shapes, texts, limit=800, notes="all well", context=context)
+    assert any(turn.compaction and n in (7, 8, 9, 10) for n, turn in enumerate(teacher.turns))
+    said = iter(text for text, _ in texts)
+    script = asyncio.run(play(Long(shapes), {"a": fa.Scripted(lambda _: next(said), name="policy")}, seed=0))
+    as_text = [replace(turn, prompt_ids=(), response_ids=(), logprobs=(), versions=()) for turn in teacher.turns]
+    trajectory = replace(teacher.trajectories["a"], turns=tuple(as_text))
+    how = {"policy": "policy", "room": 10_000, "only_newest": True}
+    pairs = ([trajectory], [script.trajectories["a"]])
+    read, expected = (read_demonstrations(data, Renderer(tokenizer), SFTConfig(), **how).items for data in pairs)
+    assert [(i.ids.tolist(), i.mask.tolist()) for i in read] == [(i.ids.tolist(), i.mask.tolist()) for i in expected]
+
+
+def test_newest_observation_is_refused_where_the_environment_chooses_the_messages(tokenizer):
+    message = "has context='newest', but a program or a side conversation of the environment chooses the messages"
+    with pytest.raises(ValueError, match=message):
         long_game(tokenizer, [(0, False, None), (0, False, 0)], [("a", True)] * 2, limit=900, context="newest")
 
 
@@ -554,7 +571,8 @@ def test_reasoning_switch_reaches_the_template(tokenizer):
     ],
 )
 def test_unknown_choices_are_refused(setting, choices):
-    with pytest.raises(ValueError, match=f"{setting}='maybe' is unknown. Choose one of {choices}"):
+    listed = ", ".join(map(repr, choices.split(", ")))
+    with pytest.raises(ValueError, match=f"{setting}='maybe'. Choose one of {listed}"):
         fa.Policy("m", **{setting: "maybe"})
 
 

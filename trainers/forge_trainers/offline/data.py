@@ -598,6 +598,7 @@ def _rerendered(
     Args:
         learned: Whether each turn is learned. None: all are.
         only_newest: Whether each observation begins a conversation, apart from results of the agent's own tool calls.
+            Notes and omitted turns of another policy are then left out.
     """
 
     def written(turn: Turn) -> tuple[int, ...]:
@@ -618,9 +619,10 @@ def _rerendered(
             talk = copy.copy(earlier)
             is_learned = learned is None or learned[number]
             prompt_ids = talk.prompt(new_messages, only_results=only_results)
-            if turn.notes is not None:
+            is_full = turn.new_messages is not None or not only_newest  # otherwise its prompts never fill the context
+            if turn.notes is not None and is_full:
                 streams.add(turn.branch, talk.ask_for_notes(), num_cut, written(turn.notes), is_learned)
-            if turn.compaction is not None and after is not None:
+            if turn.compaction is not None and after is not None and is_full:
                 prompt_ids = talk.drop_turns(turn.compaction.turns, turn.compaction.text, new_messages)
             if prompt_ids[: len(last_prompt)] != last_prompt:  # rendered again, so nothing is cut
                 num_cut = 0
