@@ -204,8 +204,8 @@ def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers,
     names = [f"{arm}-{seed}" for arm in ("regularized", "mirror", "league") for seed in (0, 1)]
     assert [run.folder.name for run in trainers] == [*names, "control"]
     assert [run.policies.self_play for run in trainers] == [1.0, 1.0, 1.0, 1.0, 0.35, 0.35, 1.0]
-    assert [run.config.learner.reference for run in trainers] == [100, 100, *["start"] * 4, 100]
-    assert {run.config.learner.kl_coef for run in trainers[:2]} == {0.5}
+    assert [run.config.learner.reference for run in trainers] == [60, 60, *["start"] * 4, 60]
+    assert {run.config.learner.kl_coef for run in trainers[:2]} == {0.4}
     assert {run.policies.policy.context for run in trainers} == {"newest"}, "also after imitation"
     assert {run.policies.held_out for run in trainers} == {(fa.Oracle(),)}
     assert [(run.config.learner.lr > 0, run.done) for run in trainers] == [(True, 4)] * 6 + [(False, 2)]
