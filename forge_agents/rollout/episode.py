@@ -107,6 +107,8 @@ class _Agent:
     """Whether it decided at least once without a list of legal actions."""
     refusal: Any = None
     """What the environment called illegal in the last decision, if the agent's info had no such entry before."""
+    only_newest: bool = False
+    """Whether its policy reads only the newest observation (``context="newest"``)."""
     num_calls: int = 0
     """Number of tool calls before the last decision."""
     may_be_silent: bool = False
@@ -118,7 +120,7 @@ class _Agent:
         A player whose context is full gives an empty answer if the environment judges it (`may_be_silent`). Otherwise
         it could end each game that it is about to lose.
         """
-        if self._only_newest and info.get(CONVERSATION):
+        if self.only_newest and info.get(CONVERSATION):
             raise ValueError(
                 f"policy {self.policy.name!r} has context='newest', but a program or a side conversation of the "
                 "environment chooses the messages that its model reads. Remove context="
@@ -137,23 +139,17 @@ class _Agent:
         except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
             raise FailureError("policy", cause, self.name) from cause
 
-    @property
-    def _only_newest(self) -> bool:
-        return getattr(self.policy, "context", None) == "newest"
-
-    def _conversation(self, observation: str, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The conversation of the next decision as a program would name it, or None for the main one."""
-        if not self._only_newest:
-            return info.get(CONVERSATION)
-        only_results = bool(self.drafts) and _num_calls(info) > self.num_calls
+    def _newest(self, observation: str, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The conversation that the observation begins or, with results of tool calls, continues."""
+        before, self.num_calls = self.num_calls, _num_calls(info)
+        only_results = bool(self.drafts) and self.num_calls > before
         start = (("system", self.instructions),) if self.instructions and not only_results else ()
         messages = [{"role": role, "content": text} for role, text in (*start, ("user", observation))]
         after = len(self.drafts) - 1 if only_results else None
         return {"after": after, "messages": messages, "only_results": only_results}
 
     def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
-        conversation = self._conversation(observation, info)
-        self.num_calls = _num_calls(info)
+        conversation = self._newest(observation, info) if self.only_newest else info.get(CONVERSATION)
         self.without_legal_actions |= not info.get("legal_actions")
         try:
             branch, after = self.branches.place(conversation)
@@ -248,8 +244,9 @@ class _Agents(dict[str, _Agent]):
             spec=spec,
             **self._options,
         )
-        silent = may_be_silent(env)
-        self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch, may_be_silent=silent)
+        agent = _Agent(name, policies[name], player, instructions, tools, self._watch, may_be_silent=may_be_silent(env))
+        agent.only_newest = getattr(policies[name], "context", None) == "newest"
+        self[name] = agent
         return self[name]
 
     async def record(self, results: Mapping[str, _StepResult]) -> None:

@@ -163,7 +163,7 @@ def take_over(trainer, owner, *, local=True):
         with pytest.MonkeyPatch.context() as patched:
             if local:
                 use_local_learners(patched)
-            await processes.start_learners()
+            await processes.start_learners(processes.policies)
 
     share(trainer, owner)
     owner._loop.run(start_learners())

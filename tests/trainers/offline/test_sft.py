@@ -233,7 +233,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"seed": 2**32}, "seed=4294967296 must be at least 0 and below"),
         ({"best_per_group": 0}, "best_per_group=0 leaves nothing"),
-        ({"too_long": "cut"}, "too_long='cut' is neither"),
+        ({"too_long": "cut"}, "too_long='cut'. Choose one of 'error', 'drop'"),
         ({"stage_timeout_s": 0.0}, "every wait has a timeout"),
     ],
 )

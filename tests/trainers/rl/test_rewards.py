@@ -641,7 +641,7 @@ def test_zero_variance_trajectories_of_regularized_policies_are_kept():
 def test_dapo_resamples_by_default():
     assert GRPOConfig().resamples == 3 and GRPOConfig(max_resamples=0).resamples == 0
     assert {GRPOConfig(learner=LearnerConfig(loss=name)).resamples for name in ("grpo", "gspo", "rloo")} == {0}
-    with pytest.raises(ValueError, match="loss_normalization='all' must be one of"):
+    with pytest.raises(ValueError, match="loss_normalization='all'. Choose one of 'sampled', 'used'"):
         GRPOConfig(loss_normalization="all")
 
 

@@ -70,8 +70,6 @@ class OfflineConfig:
         check_seed(self.seed)
         check_at_least(self, 2, "max_sample_tokens")
         check_timeouts(self, "stage_timeout_s", "heartbeat_timeout_s")
-        if self.too_long not in ("error", "drop"):
-            raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
         if not 0 <= self.eval_share <= 0.9:
             raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
         tracker_class(self.tracker)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 from forge_agents.policy import Policy
 from forge_agents.settings import MAX_COUNT, settings_class
@@ -96,10 +95,6 @@ class GRPOConfig(ProcessConfig):
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
         check_at_least(self, 0, "eval_every", "keep_episodes")
-        if self.loss_normalization not in (None, *get_args(LossNormalization)):
-            raise ValueError(
-                f"loss_normalization={self.loss_normalization!r} must be one of {get_args(LossNormalization)}, or None"
-            )
         if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):
             raise ValueError(
                 f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: must be at "
