@@ -135,6 +135,7 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
 
 
 def test_resumed_run_continues_its_curriculum(trainer_of, tmp_path, monkeypatch):
+    fa.list_envs()  # the plugins are loaded before the registry is copied
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))
     fa.register("test/Letters-v0", entry_point=Letters, levels=[{"start_chars": 3}, {"start_chars": 5}])
     plan = fa.Curriculum("test/Letters-v0", low=0.0, high=1.0)
@@ -289,6 +290,7 @@ def test_short_custom_games_pass_their_check_and_train(trainer_of, tiny_llama, t
     """The README's example of an environment."""
     pytest.importorskip("pygame")  # PettingZoo's board games import it
     fa.list_envs()
+    fa.list_envs()  # the plugins are loaded before the registry is copied
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))
     for code, most in ((HINT, 30), (BOARD, 15)):
         assert len([line for line in code.splitlines() if line.strip()]) <= most
