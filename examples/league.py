@@ -10,7 +10,7 @@ the policy before training, a snapshot of the first arm, random moves and minima
 
     python examples/league.py [--arms regularized mirror league] [--seeds 0 1 2] [--steps 300] [--out runs/league]
 
-A step takes five seconds on two CPU cores. The script writes ``league.png``. Finished runs are not repeated,
+A step takes five to seven seconds on two CPU cores. The script writes ``league.png``. Finished runs are not repeated,
 and interrupted ones continue.
 """
 

@@ -53,8 +53,8 @@ class Conversation:
         keep_reasoning: KeepReasoning = "all",
     ) -> None:
         self._renderer, self._limit, self.context, self._keep_reasoning = renderer, limit, context, keep_reasoning
-        self._drops_turns = context in ("window", "summarize")
-        self._min_answer = min(max_tokens, limit // _ANSWER_DIVISOR) if self._drops_turns else 1
+        self.drops_turns = context in ("window", "summarize")
+        self._min_answer = min(max_tokens, limit // _ANSWER_DIVISOR) if self.drops_turns else 1
         self.max_notes = self._notes_reserve = 0
         if context == "summarize":  # kept free to ask for notes and to write them when the rest is full
             self.max_notes = limit // _NOTES_DIVISOR
@@ -98,7 +98,7 @@ class Conversation:
     @property
     def may_drop_turns(self) -> bool:
         """Whether there are turns that may be dropped."""
-        return self._drops_turns and bool(self._turns)
+        return self.drops_turns and bool(self._turns)
 
     def num_turns_to_drop(self, messages: Messages) -> int | None:
         """Number of first turns that must be dropped, or None if dropping all of them is not enough."""

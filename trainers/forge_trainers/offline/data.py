@@ -619,10 +619,10 @@ def _rerendered(
             talk = copy.copy(earlier)
             is_learned = learned is None or learned[number]
             prompt_ids = talk.prompt(new_messages, only_results=only_results)
-            is_full = turn.new_messages is not None or not only_newest  # otherwise its prompts never fill the context
-            if turn.notes is not None and is_full:
+            may_fill = turn.new_messages is not None or not only_newest  # otherwise its prompts never fill the context
+            if turn.notes is not None and may_fill:
                 streams.add(turn.branch, talk.ask_for_notes(), num_cut, written(turn.notes), is_learned)
-            if turn.compaction is not None and after is not None and is_full:
+            if turn.compaction is not None and after is not None and may_fill:
                 prompt_ids = talk.drop_turns(turn.compaction.turns, turn.compaction.text, new_messages)
             if prompt_ids[: len(last_prompt)] != last_prompt:  # rendered again, so nothing is cut
                 num_cut = 0

@@ -211,7 +211,7 @@ class Preflight:
                 f"which leaves {max(0, context - longest) or 'none'} of max_tokens={answer} for the first answer"
             )
         conversation = Conversation(renderer, limit=context, max_tokens=answer, context=policy.context)
-        if policy.context in ("window", "summarize") and longest + conversation.least_free > context:
+        if conversation.drops_turns and longest + conversation.least_free > context:
             self.say(
                 f"preflight: when the context of {name} ({context} tokens) is full, context={policy.context!r} cannot "
                 f"continue and episodes end out of context: the longest first prompt, which is kept, has {prompt}, and "
