@@ -8,17 +8,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from forge_agents import safe_yaml
 from forge_agents.errors import UntrustedModuleError, did_you_mean, near_names
 from forge_agents.files import outdated_export, user_path
 from forge_agents.imports import check_origin, import_user_module
+from forge_agents.models.exports import settings_of, trained_prompts
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted, unique_name
 
 _log = logging.getLogger(__name__)
-_OF_PROMPTS = ("thinking", "keep_reasoning", "context")
-"""Settings of a policy that its prompts depend on. A model plays best with those of its training."""
 
 
 @dataclass(frozen=True)
@@ -222,38 +220,12 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
 
 def exported(model: str, sampling: Sampling) -> Policy:
     """Return a policy with `model`. If a run has exported the model, its prompts are those of the training."""
-    folder = user_path(model).absolute()
-    if folder.name.startswith("export"):
-        trained = [each for each in _policies_of(folder.parent).values() if each.get("trainable")]
-        stored = trained[0] if len(trained) == 1 else {}
-    else:
-        in_export = folder.parent.name.startswith("export")
-        stored = _policies_of(folder.parent.parent).get(folder.name, {}) if in_export else {}
-    chosen = {name: stored[name] for name in _OF_PROMPTS if isinstance(stored.get(name), str)}
-    return Policy(model, sampling=sampling, **chosen)
-
-
-def _policies_of(run: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the settings of a run's policies by name."""
-    settings = _settings_of(run)
-    policies = settings.get("policies") or {"": settings.get("policy")}  # supervised training has one policy
-    return (
-        {name: each for name, each in policies.items() if isinstance(each, dict)} if isinstance(policies, dict) else {}
-    )
+    return Policy(model, sampling=sampling, **trained_prompts(model))
 
 
 def _agents_of(run: Path) -> Iterator[tuple[str, str]]:
     """Yield the agents of a run with the names of their policies, or nothing if its settings cannot be read."""
-    mapping = _settings_of(run).get("policy_mapping")
+    mapping = settings_of(run).get("policy_mapping")
     for agent, name in mapping.items() if isinstance(mapping, dict) else ():
         if isinstance(agent, str) and isinstance(name, str):
             yield agent, name
-
-
-def _settings_of(run: Path) -> dict[str, Any]:
-    """Return the settings of a run. Empty if they cannot be read."""
-    try:
-        settings: Any = safe_yaml.read(run / "config.yaml")
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) else {}

@@ -11,6 +11,7 @@ from forge_agents import safe_yaml
 from forge_agents.display import visible
 from forge_agents.errors import ModelNotFoundError, RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, user_path
+from forge_agents.models.exports import trained_prompts
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.models.resolve import check_contained_files, local_folder, resolve
 from forge_agents.policy import LoRA, Policy, Sampling, unique_name
@@ -98,7 +99,7 @@ def _only(served: ServedPolicies, policy: str, checkpoint: str) -> ServedPolicie
 
 
 def _read_models(checkpoint: str, export: Path) -> ServedPolicies:
-    """Return policies without settings of a training: one model, or each model in a folder."""
+    """Return policies without sampling of a training: one model, or each model in a folder."""
     models = {child.name: child for child in sorted(export.iterdir())} if export.is_dir() else {}
     if not export.is_dir() or (export / "config.json").is_file():
         name = unique_name(_short_name(checkpoint, user_path(checkpoint)), set())
@@ -113,7 +114,10 @@ def _read_models(checkpoint: str, export: Path) -> ServedPolicies:
             "a checkpoint, and trainer.save(folder) works at any time"
         )
     sampling = Sampling(max_tokens=_ANY_LENGTH)
-    policies = {name: Policy(str(model), name=name, sampling=sampling) for name, model in folders.items()}
+    policies = {
+        name: Policy(str(model), name=name, sampling=sampling, **trained_prompts(str(model)))
+        for name, model in folders.items()
+    }
     return ServedPolicies(policies=policies, names={name: name for name in policies})
 
 

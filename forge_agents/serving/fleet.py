@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
+from forge_agents.models.exports import warn_about_prompts
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Policy, SnapshotPolicy
 from forge_agents.rollout.players import PolicyEngine
@@ -195,6 +196,7 @@ class Fleet:
             timeout_s: Timeout of each start, in seconds.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
+        warn_about_prompts(policies.values())
         renderers = {name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()}
         engine_of, adapters = assign_engines(policies, paths)
         if store is None:

@@ -51,6 +51,19 @@ def test_frozen_policies_share_an_engine_per_model(started, tmp_path):
     assert result.policy_engines["b"].renderer.path == tmp_path / "m"
 
 
+def test_policy_with_other_prompts_than_its_model_was_trained_with_is_named(started, tmp_path, caplog):
+    export = tmp_path / "export"
+    export.mkdir()
+    trained = {"thinking": "off", "keep_reasoning": "turn", "context": "newest", "trainable": True}
+    (tmp_path / "config.yaml").write_text(json.dumps({"policies": {"player": trained}}))
+    started(policies(export, "a", thinking="off", keep_reasoning="turn", context="newest") | policies("elsewhere", "b"))
+    assert not caplog.messages
+    started(policies(export, "a", thinking="off"))
+    (message,) = caplog.messages
+    assert "policy 'a' has keep_reasoning='all', context='end'" in message
+    assert f"{export} was trained with keep_reasoning='turn', context='newest'" in message
+
+
 def test_trainable_policies_have_engines_and_adapters_share_one(started, tmp_path):
     whole = policies(tmp_path / "m", "a", "b")
     adapted = policies(tmp_path / "m", "x", "y", lora=fa.LoRA(rank=2))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, RespawnLimitError, StallError
 from forge_agents.models import resolve as models
+from forge_agents.models.exports import warn_about_prompts
 from forge_agents.policy import Policy
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
@@ -104,6 +105,7 @@ class Processes:
             held: Models that this process loads with the first score. Their memory is counted here.
         """
         hosts, paths = hosts or Hosts(), {name: models.resolve(policy.model) for name, policy in policies.items()}
+        warn_about_prompts(policies.values())
         teachers = [models.resolve(name) for name in teachers_of(policies.values(), config)]
         renderers = {
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
