@@ -56,12 +56,9 @@ def test_a_name_is_taken_once_and_a_cell_may_run_twice(least) -> None:
         combiners.register(Rule)
 
 
-def test_combiner_without_uncertainty_raises() -> None:
+def test_only_combiners_with_an_uncertainty_return_one() -> None:
     s = np.random.default_rng(0).random((40, 3))
     for name in combiners.names():
         model = combiners.get(name).fit(s, labels=np.arange(40) % 2)
-        if model.has_uncertainty:
-            assert model.uncertainty(s).shape == (40,)
-        else:
-            with pytest.raises(TypeError, match="has no uncertainty"):
-                model.uncertainty(s)
+        deviation = model.predict(s)[1]
+        assert (deviation.shape == (40,)) if model.has_uncertainty else deviation is None

@@ -251,7 +251,7 @@ class Combiner(ABC):
 
     name: ClassVar[str]
     has_uncertainty: ClassVar[bool] = False
-    """True if `uncertainty` is available."""
+    """True if `predict` returns standard deviations. Subclasses define `_uncertainty` or `_predict_both`."""
     takes_priors: ClassVar[bool] = False
     """True if the constructor takes ``priors``."""
     fills_abstentions: ClassVar[bool] = False
@@ -314,28 +314,14 @@ class Combiner(ABC):
         rows = self._checked(scores, groups, queried)
         return self._predict(*rows) if len(rows[0]) else np.zeros(0)
 
-    def uncertainty(
-        self, scores: ArrayLike, groups: ArrayLike | None = None, queried: ArrayLike | None = None
-    ) -> Floats:
-        """Standard deviation [n] of `predict_proba`, for combiners with `has_uncertainty`. Arguments as in `fit`.
-
-        The deviation does not cover the error that verifiers agree on something other than correctness, which no data
-        can show.
-
-        Raises:
-            TypeError: The combiner has no uncertainty.
-            NotFittedError: Before `fit`.
-            ValueError: As `predict_proba`.
-        """
-        if not self.has_uncertainty:
-            raise TypeError(f"the {self.name!r} combiner has no uncertainty. Use one with has_uncertainty=True")
-        rows = self._checked(scores, groups, queried)
-        return self._uncertainty(*rows) if len(rows[0]) else np.zeros(0)
-
     def predict(
         self, scores: ArrayLike, groups: ArrayLike | None = None, queried: ArrayLike | None = None
     ) -> tuple[Floats, Floats | None]:
-        """`predict_proba` and `uncertainty` in the time of one, with None for combiners without `has_uncertainty`."""
+        """`predict_proba` and its standard deviation [n], or None for combiners without `has_uncertainty`.
+
+        The deviation does not cover the error that verifiers agree on something other than correctness, which no data
+        can show. Arguments as in `fit`. Raises as `predict_proba`.
+        """
         rows = self._checked(scores, groups, queried)
         if not len(rows[0]):
             return np.zeros(0), np.zeros(0) if self.has_uncertainty else None

@@ -188,9 +188,6 @@ class Default(Combiner):
     def _predict(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:
         return self._predict_both(scores, groups, queried)[0]
 
-    def _uncertainty(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:
-        return self._predict_both(scores, groups, queried)[1]
-
     def _predict_both(self, scores: Floats, groups: Ints | None, queried: Bools) -> tuple[Floats, Floats]:
         """P(correct) and its standard deviation, both [n].
 

@@ -52,7 +52,7 @@ class LowerConfidenceBound:
     """P(correct) minus a number of its standard deviations, at least 0. The bound discounts estimates from few rows."""
 
     deviations: float = 1.0
-    """Number of standard deviations, above 0. `Combiner.uncertainty` says what they cover."""
+    """Number of standard deviations, above 0. `Combiner.predict` says what they cover."""
 
     def __post_init__(self) -> None:
         if not 0 < self.deviations < np.inf:
