@@ -12,14 +12,7 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import MAX_COUNT, settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import tracker_class
-from forge_trainers.run.config import (
-    MAX_STEPS,
-    check_at_least,
-    check_learner_procs,
-    check_seed,
-    check_timeouts,
-    refuse_ineffective,
-)
+from forge_trainers.run.config import MAX_STEPS, check_at_least, check_processes, refuse_ineffective
 
 if TYPE_CHECKING:
     from forge_agents.types import Episode
@@ -65,11 +58,9 @@ class OfflineConfig:
         refuse_ineffective(self.learner, policy_loss=False)
         check_at_least(self, 1, "batch_size", most=MAX_COUNT)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints")
-        check_learner_procs(self.learner_procs)
+        check_processes(self)
         check_at_least(self, 0, "eval_every")
-        check_seed(self.seed)
         check_at_least(self, 2, "max_sample_tokens")
-        check_timeouts(self, "stage_timeout_s", "heartbeat_timeout_s")
         if not 0 <= self.eval_share <= 0.9:
             raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
         tracker_class(self.tracker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields, replace
 from threading import TIMEOUT_MAX
+from typing import Any
 
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import MAX_PROCESSES
@@ -30,22 +31,14 @@ def check_at_least(settings: object, least: int, *names: str, most: int = MAX_IN
             raise ValueError(f"{name}={value} must be at most {most}")
 
 
-def check_seed(seed: int) -> None:
-    """Raise ValueError unless a seed has at most 32 bits. NumPy in the engines accepts no other."""
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed} must be at least 0 and below 2**32")
-
-
-def check_learner_procs(count: int) -> None:
-    """Raise ValueError unless a learner can have this number of processes."""
-    if not 1 <= count <= MAX_PROCESSES:
-        raise ValueError(f"learner_procs={count} must be at least 1 and at most {MAX_PROCESSES}")
-
-
-def check_timeouts(settings: object, *names: str) -> None:
-    """Raise ValueError if one of the fields `names` is not above 0, or longer than threads can wait."""
-    for name in names:
-        if not 0 < (value := getattr(settings, name)) <= TIMEOUT_MAX:
+def check_processes(settings: Any) -> None:
+    """Raise ValueError if `learner_procs`, `seed`, or a timeout of `settings` cannot be used by processes."""
+    if not 1 <= settings.learner_procs <= MAX_PROCESSES:
+        raise ValueError(f"learner_procs={settings.learner_procs} must be at least 1 and at most {MAX_PROCESSES}")
+    if not 0 <= settings.seed < 2**32:  # NumPy in the engines accepts no other
+        raise ValueError(f"seed={settings.seed} must be at least 0 and below 2**32")
+    for name in ("stage_timeout_s", "heartbeat_timeout_s"):
+        if not 0 < (value := getattr(settings, name)) <= TIMEOUT_MAX:  # threads cannot wait longer
             raise ValueError(f"{name}={value} must be positive and finite: every wait has a timeout")
 
 
@@ -78,9 +71,8 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         refuse_ineffective(self.learning)
-        check_learner_procs(self.learner_procs)
+        check_processes(self)
         check_at_least(self, 0, "max_staleness")
-        check_seed(self.seed)
         if self.max_staleness and (self.colocate or getattr(self.engine, "sleeps", False)):
             raise ValueError(
                 f"colocate=True lets engines and learner compute in turns, and max_staleness={self.max_staleness} at "
@@ -91,7 +83,6 @@ class ProcessConfig:
                 f"engine.on_update={self.engine.on_update!r} has no effect with max_staleness=0, where completions "
                 "end before each weight change. Set max_staleness above 0, or leave on_update out"
             )
-        check_timeouts(self, "stage_timeout_s", "heartbeat_timeout_s")
 
     @property
     def learning(self) -> LearnerConfig:
