@@ -152,13 +152,12 @@ def lay_out(
     if share_prefixes:
         blocks = with_openings(batch, blocks)
     lengths = [block.num_tokens for block in blocks]
-    planned, _ = plan_rows(
+    planned = plan_rows(
         lengths,
         openings=[block.openings for block in blocks],
         max_tokens=max_tokens,
         ranks=ranks,
         attention_cost=1 / (12 * hidden_size),  # scores over linear layers, in multiplications
-        multiple_of=multiple_of,
     )
     microbatches, positions, waited = list[Microbatch](), 0, 0
     for pieces_of_rank in planned:
@@ -328,8 +327,7 @@ def plan_rows(
     openings: Sequence[Sequence[tuple[int, int]]] | None = None,
     ranks: int = 1,
     attention_cost: float = 0.0,
-    multiple_of: int = 1,
-) -> tuple[list[list[list[int]]], float]:
+) -> list[list[list[int]]]:
     """Spread pieces, of which `lengths` are the numbers of tokens, over rows of at most `max_tokens` positions.
 
     Greedy: the longest piece goes first, into the cheapest row with enough room. A single rank prefers a row that has
@@ -338,8 +336,7 @@ def plan_rows(
     does not change the costs of the rows.
 
     Returns:
-        Indices of pieces by microbatch and rank, and the fraction of positions lost to waiting and to padding to
-        `multiple_of`, in [0, 1), because the longest row of a microbatch determines its time.
+        Indices of pieces by microbatch and rank.
 
     Raises:
         ValueError: There are no pieces, or one does not fit in a row.
@@ -365,13 +362,7 @@ def plan_rows(
         # add half of the missing rows: more rows change the whole filling, and one at a time would take minutes
         num_rows += math.ceil(max(1, _taken(left, lengths, of) // (2 * max_tokens)) / ranks) * ranks
     filled.sort(key=lambda row: (-cost(row), row))
-    rows = [filled[i : i + ranks] for i in range(0, num_rows, ranks)]
-
-    def padded(row: Sequence[int]) -> int:
-        return math.ceil(max(1, _taken(row, lengths, of)) / multiple_of) * multiple_of
-
-    computed = ranks * sum(max(padded(row) for row in microbatch) for microbatch in rows)
-    return rows, 1.0 - sum(_taken(row, lengths, of) for row in filled) / computed
+    return [filled[i : i + ranks] for i in range(0, num_rows, ranks)]
 
 
 def _fill(  # noqa: PLR0917  (of one caller)
