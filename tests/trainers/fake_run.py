@@ -5,6 +5,7 @@ import random
 
 import fake_processes
 from fake_models import Tokens
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.rollout.players import PolicyEngine
@@ -14,19 +15,14 @@ from forge_trainers.rl.trainer import GRPOTrainer
 TEAM = fa.Policy("m", name="team", sampling=fa.Sampling(max_tokens=4))
 
 
-class Draws(fa.TurnEnv):
+class Draws(Plain):
     """Two decisions. The reward is the sum of the digits and a random number."""
-
-    possible_agents = ("a",)
 
     def setup(self, rng):
         self.drawn, self.said = int(rng.integers(10)), 0
 
     def instructions(self, agent):
         return "Say a digit."
-
-    def observe_text(self, agent):
-        return "?"
 
     def act(self, agent, action):
         self.said += 1

@@ -11,7 +11,7 @@ import fake_run
 import numpy as np
 import pytest
 from branching import every_outcome
-from plain_env import PlainAEC
+from plain_env import Plain, PlainAEC
 
 import forge_agents as fa
 import forge_verifiers as fv
@@ -31,7 +31,7 @@ PAY = {  # rewards of leader and helper, by the bits of all decisions
 }
 
 
-class InTurn(fa.TurnEnv):
+class InTurn(Plain):
     """Leader, helper and leader choose a bit each, and see all bits so far."""
 
     possible_agents = ["leader", "helper"]
@@ -39,9 +39,6 @@ class InTurn(fa.TurnEnv):
 
     def setup(self, rng):
         self.bits = ()
-
-    def instructions(self, agent):
-        return ""
 
     def observe_text(self, agent):
         return "".join(map(str, self.bits))

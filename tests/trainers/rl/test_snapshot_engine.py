@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+from plain_env import Plain
 from refusals import raises
 from safetensors.torch import save_file
 
@@ -185,18 +186,7 @@ def test_adapters_reach_a_store_that_replaces_another(tiny_llama, tmp_path):
     assert run.reported(run.serve(3, 5)) == {"hero-000003": 3, "hero-000005": 5} and len(run.engine.loads) == 2
 
 
-class Echo(fa.TurnEnv):
-    possible_agents = ("a",)
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return ""
-
-    def observe_text(self, agent):
-        return "go"
-
+class Echo(Plain):
     def act(self, agent, action):
         return fa.Outcome(rewards={agent: 1.0}, done=True)
 

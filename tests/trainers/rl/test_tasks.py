@@ -5,6 +5,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.envs.seeds import HELD_OUT_FROM
@@ -89,8 +90,7 @@ def test_single_environment_of_a_run_can_be_evaluated(tmp_path):
 
 @pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
 def test_groups_of_a_broken_environment_are_dropped_and_counted(where):
-    class Coin(fa.TurnEnv):
-        possible_agents = ["a"]
+    class Coin(Plain):
         made = 0
 
         def __init__(self):
@@ -105,12 +105,6 @@ def test_groups_of_a_broken_environment_are_dropped_and_counted(where):
 
         def setup(self, rng):
             self.breaks("reset")
-
-        def instructions(self, agent):
-            return ""
-
-        def observe_text(self, agent):
-            return ""
 
         def act(self, agent, action):
             self.breaks("step")
