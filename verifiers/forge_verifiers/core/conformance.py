@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -60,20 +61,17 @@ def check_verifier(
             raise _BreachError(f"fails on trajectory {row}: {reason}", _FIX_ERROR)
         return np.asarray(verifier.score(rows))
 
+    first = cache(partial(score, trajectories))  # a call may be expensive
+    reverse = "make scores independent of the order of trajectories"
     checks: dict[str, Callable[[], str | None]] = {
         "declared": lambda: _check_attributes(verifier),
-        "shape and range": lambda: _check_scores(verifier, score(trajectories), len(trajectories)),
+        "shape and range": lambda: _check_scores(verifier, first(), len(trajectories)),
         "no trajectories": lambda: _check_scores(verifier, score([]), 0),
         "repeatable": lambda: _check_equal(
-            score(trajectories), score(trajectories), "then", "return equal scores for equal trajectories"
+            first(), score(trajectories), "then", "return equal scores for equal trajectories"
         ),
-        "order": lambda: _check_equal(
-            score(trajectories),
-            score(trajectories[::-1])[::-1],
-            "in reverse order",
-            "make scores independent of the order of trajectories",
-        ),
-        "gold": lambda: _check_gold(verifier, score(trajectories), trajectories, len(golds)),
+        "order": lambda: _check_equal(first(), score(trajectories[::-1])[::-1], "in reverse order", reverse),
+        "gold": lambda: _check_gold(verifier, first(), trajectories, len(golds)),
     }
     name = str(getattr(verifier, "name", type(verifier).__name__))
     report = ConformanceReport(name=name, findings=tuple(_run(check, call) for check, call in checks.items()))
