@@ -95,12 +95,12 @@ class GRPOConfig(ProcessConfig):
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
         check_at_least(self, 0, "eval_every", "keep_episodes")
-        if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):
-            raise ValueError(
-                f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: must be at "
-                "least 0, and above 0 only with evaluations, where it is measured"
-            )
         check_at_least(self, 0, "exploitability_samples", most=MAX_COUNT)
+        if self.exploitability_samples and not self.eval_every:
+            raise ValueError(
+                f"exploitability_samples={self.exploitability_samples} with eval_every=0: may be above 0 only with "
+                "evaluations, where it is measured"
+            )
         if not self.max_logprob_gap > 0:
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0. inf disables the check")
 
