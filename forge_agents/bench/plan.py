@@ -9,12 +9,10 @@ from functools import partial
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
-from pettingzoo import ParallelEnv
-
 from forge_agents.bench.entrants import Player, named_players, short_names
 from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
-from forge_agents.envs.env import sides_of
+from forge_agents.envs.env import acts_together, sides_of
 from forge_agents.envs.seeds import BENCHMARKS_FROM, draw_seeds
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.policy import Endpoint, Sampling
@@ -255,7 +253,7 @@ def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ..
     return (
         tuple(env.possible_agents),
         sides_of(env),
-        isinstance(env, ParallelEnv),
+        acts_together(env),
         isinstance(env.unwrapped, Program),
         float(most) if isinstance(most, Real) else None,
     )

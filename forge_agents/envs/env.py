@@ -336,6 +336,8 @@ class TextGame(Forkable):
         if not isinstance(outcome, Outcome):
             raise TypeError(f"{self}: {method} returned {type(outcome).__name__}. Return an Outcome")
         returned: Mapping[str, Any] = outcome.rewards  # user code may ignore the declared types
+        if not isinstance(returned, Mapping):
+            raise TypeError(f"{self}: Outcome.rewards is {returned!r} after {method}. Set a dict of rewards by agent")
         rewards: dict[str, float] = {}
         for agent, reward in returned.items():
             is_number = isinstance(reward, (int, float, np.number, np.bool_))
@@ -364,7 +366,7 @@ class TextGame(Forkable):
         """Return the agents that `Outcome.done` or `Outcome.truncated` selects."""
         if isinstance(ended, (bool, np.bool_)):
             return list(self.agents) if ended else []
-        if isinstance(ended, str) or not isinstance(ended, Collection):
+        if isinstance(ended, (str, Mapping)) or not isinstance(ended, Collection):
             raise TypeError(f"{self}: Outcome.{field_name} is {ended!r}. Set True, False or a collection of agents")
         self._check_agents(ended, f"Outcome.{field_name} has")
         return [agent for agent in self.agents if agent in ended]
@@ -594,6 +596,12 @@ def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:
     if not isinstance(sides, (list, tuple)) or not all(isinstance(side, (list, tuple)) for side in sides):
         return ()
     return tuple(map(tuple, sides)) if all(isinstance(agent, str) for side in sides for agent in side) else ()
+
+
+def acts_together(env: Any) -> bool:
+    """Return whether all agents decide before any decision is played, also in a game that was made turn-based."""
+    game = env.unwrapped  # in a worker, the attribute says it
+    return isinstance(game, ParallelEnv) or getattr(game, "acts_together", None) is True
 
 
 def can_fork(env: Any) -> bool:

@@ -20,6 +20,7 @@ from forge_agents.envs.env import (
     Forkable,
     Observation,
     TextSpace,
+    acts_together,
     as_json,
     hook,
     observation,
@@ -141,8 +142,12 @@ class RoleShuffle(EnvWrapper):
 
     @property
     def infos(self) -> dict[str, dict[str, Any]]:
-        """Infos by agent, with the role."""
-        return {agent: {**info, "role": self._role[agent]} for agent, info in self._outside(self.env.infos).items()}
+        """Infos by agent, with the role. ``"forfeits"`` names agents, not roles."""
+        infos = {agent: {**info, "role": self._role[agent]} for agent, info in self._outside(self.env.infos).items()}
+        for info in infos.values():
+            if isinstance(forfeits := info.get("forfeits"), (list, tuple)):
+                info["forfeits"] = [agent for agent, role in self._role.items() if role in forfeits]
+        return infos
 
     def observe(self, agent: str) -> Any:
         """Return the observation of the agent's role."""
@@ -264,6 +269,9 @@ class InvalidAction(_Mirror, EnvWrapper):
     Args:
         tries: Maximum number of repeated tries per decision. At least 1.
         penalty: Reward of an illegal action. Finite.
+
+    Raises:
+        ArgumentError: The agents act together and there is no ``refusal``, so no single action can be undone.
     """
 
     def __init__(self, env: AnyEnv, policy: Policy = "end", *, tries: int = 2, penalty: float = -1.0) -> None:
@@ -272,6 +280,11 @@ class InvalidAction(_Mirror, EnvWrapper):
             raise ValueError(
                 f"invalid_action={policy!r} of {env} must be one of {', '.join(get_args(Policy))}, tries={tries} must "
                 f"be at least 1, and penalty={penalty} must be finite"
+            )
+        if acts_together(env) and hook(env, "refusal") is None:
+            raise ArgumentError(
+                f"invalid_action={policy!r} of {env}: its agents act together, so no single action can be undone. "
+                "Leave it out: the environment says what an illegal text does"
             )
         self.policy, self.tries, self.penalty = policy, tries, float(penalty)
 
@@ -294,8 +307,10 @@ class InvalidAction(_Mirror, EnvWrapper):
         if not illegal:
             # A copy is only needed if the legality of the action is unknown before the move.
             before = self.env if action in legal or refusal is not None else copy.deepcopy(self.env)
+            was_illegal = self.env.infos[agent].get("illegal")  # of an earlier action, if a game leaves it in the info
             self.env.step(action)
-            illegal = None if before is self.env else self.env.infos.get(agent, {}).get("illegal")
+            is_known = before is self.env or was_illegal
+            illegal = None if is_known else self.env.infos.get(agent, {}).get("illegal")
             if not illegal:
                 self._retries, self._complaint = 0, ""
                 self._mirror()

@@ -45,7 +45,7 @@ class TextArena(TurnEnv):
     `instructions` are the prompts that the game writes at the start. An observation has all messages of the game and of
     other players since the agent's last decision. A line that begins with a name in brackets is a new message, and
     further lines of a player's text are indented. Actions pass through the game's default action wrappers.
-    ``infos[agent]["legal_actions"]`` lists the legal actions of about 50 games.
+    ``infos[agent]["legal_actions"]`` lists the legal actions of about 35 games.
 
     Rewards are TextArena's, at the end of the game. Bandit is corrected: TextArena pays the regret of the chosen
     button (its issue 173), and here the reward is 1 minus the regret. At the end every agent's info contains

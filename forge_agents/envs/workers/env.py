@@ -78,6 +78,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.observes_reasoning: bool = self._about["observes_reasoning"]
         self.judges_silence: bool = self._about["judges_silence"]
         self.can_fork: bool = self._about["can_fork"]
+        self.acts_together: bool = self._about["acts_together"]
         self.possible_agents = list(self._about["possible_agents"])
         self.sides: Sequence[Sequence[str]] = self._about["sides"]
         self.agents: list[str] = []

@@ -11,7 +11,7 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from forge_agents.envs.env import HOOKS, can_fork, hook, sides_of
+from forge_agents.envs.env import HOOKS, acts_together, can_fork, hook, sides_of
 from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.envs.wrappers import build
@@ -81,6 +81,7 @@ class Environments:
             **{name: hook(env, name) is True for name in ("observes_reasoning", "judges_silence")},
             "sides": sides_of(env),
             "can_fork": can_fork(env),
+            "acts_together": acts_together(env),
             "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
             "action_spaces": {agent: env.action_space(agent) for agent in agents},
             "methods": {

@@ -10,6 +10,9 @@ from plain_env import Plain
 import forge_agents as fa
 from forge_agents.bench.records import Record, forfeits_of
 from forge_agents.bench.verdicts import failing_players
+from forge_agents.envs.env import acts_together
+from forge_agents.envs.foreign import turn_based
+from forge_agents.envs.wrappers import RewardScale
 
 SLIPS = "bad"
 
@@ -97,6 +100,7 @@ def test_simultaneous_play_ends_with_a_round(seats, rounds):
     slip = {"a": fa.Scripted(lambda seen: SLIPS), "b": fa.Scripted(lambda seen: "good")}
     episode = fa.play(Round(), slip, seed=1)
     assert forfeits_of(episode, together=True) == ({"a"} if rounds == 1 else set())
+    assert acts_together(RewardScale(turn_based(Round()), 2.0)) and not acts_together(Race())
     output = {agent: replace(one, info={"forfeits": [agent]}) for agent, one in episode.trajectories.items()}
     assert forfeits_of(replace(episode, trajectories=output), together=True) == {"a", "b"}
 

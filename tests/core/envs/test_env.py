@@ -167,6 +167,9 @@ def test_a_constructor_without_super_works():
         (fa.Outcome(next="nobody"), ValueError, "Dice.*'nobody'"),
         (fa.Outcome(info={"nobody": {}}), ValueError, "Dice.*'nobody'"),
         (None, TypeError, "Return an Outcome"),
+        (fa.Outcome(rewards=1.0), TypeError, "Dice: Outcome.rewards is 1.0 after act.*Set a dict of rewards by agent"),
+        (fa.Outcome(done={"x": True, "y": False}), TypeError, "Outcome.done is .*'y': False.*collection of agents"),
+        (fa.Outcome(truncated={"x": False}), TypeError, "Outcome.truncated is .*collection of agents"),
     ],
 )
 def test_wrong_outcomes_name_environment_and_agent(monkeypatch, outcome, error, says):

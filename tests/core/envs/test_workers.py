@@ -22,7 +22,7 @@ from refusals import raises
 
 import forge_agents as fa
 from forge_agents.envs import registry
-from forge_agents.envs.env import can_fork
+from forge_agents.envs.env import acts_together, can_fork
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ForgeError, StallError
 from forge_agents.rollout.alternatives import ForkRule
@@ -177,6 +177,8 @@ def test_a_simultaneous_game_takes_turns_there():
     episode = fa.play("forge/Commons-v0", fa.Oracle(), seed=0, env_args={"isolation": "process"})
     assert episode.error is None and episode.rewards == fa.play("forge/Commons-v0", fa.Oracle(), seed=0).rewards
     assert episode.trajectories["player_1"].instructions.startswith("You are ben")
+    assert acts_together(fa.make("forge/Commons-v0", isolation="process"))
+    assert not acts_together(fa.make("forge/KuhnPoker-v0", isolation="process"))
 
 
 def test_episodes_are_played_again_in_the_same_process(folder):

@@ -7,9 +7,10 @@ from pettingzoo import ParallelEnv
 from plain_env import Opened, act
 
 import forge_agents as fa
+from forge_agents.bench.records import forfeits_of
 from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.wrappers import InvalidAction, ObservationWindow, RewardScale, RoleShuffle, TimeLimit
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ArgumentError, ForgeError
 
 KUHN = "forge/KuhnPoker-v0"
 
@@ -139,6 +140,47 @@ def test_a_wrapped_array_game_asks_again():
     assert env.last()[0].startswith("O 3 6")
 
 
+class Rounds(fa.ParallelTurnEnv):
+    """Both speak at once. "bad" is illegal."""
+
+    possible_agents = ["a", "b"]
+    max_turns = 4
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return "?"
+
+    def act_all(self, actions):
+        return fa.Outcome(info={agent: {"illegal": "bad"} for agent, text in actions.items() if text == "bad"})
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("more", [{}, {"role_shuffle": True}])
+def test_illegal_action_among_simultaneous_ones_cannot_be_undone(more):
+    """It would be found after the round, and blamed on the agent's next action."""
+    fa.register("t/Rounds-v0", entry_point=Rounds)
+    with pytest.raises(ArgumentError, match="invalid_action='ask' of t/Rounds-v0: its agents act together"):
+        fa.make("t/Rounds-v0", invalid_action="ask", **more)
+
+
+def test_game_that_leaves_an_illegal_action_in_the_info_blames_no_later_one():
+    class Leaving(Talk):
+        """Looks at both moves after the second one, as a game of simultaneous moves does."""
+
+        def step(self, action):
+            super().step(action)
+            self.infos["a"] |= {"illegal": "bad is bad"} if self.said[:2] == ["fie", "fine"] else {}
+
+    env = started(InvalidAction(Leaving()))
+    act(env, "fie", "fine", "fine", "fine")
+    assert not any(env.terminations.values()) and env.env.said == ["fie", "fine", "fine", "fine"]
+
+
 # ---- windows and scales
 
 
@@ -175,6 +217,16 @@ def test_roles_change_with_the_seed_and_everything_follows():
         assert env.rewards == {first: 1.0, other: 2.0} and env.agent_selection == other
         assert env.last()[1] == 2.0
     assert roles == {("a", "b"), ("b", "a")}
+
+
+def test_forfeits_name_the_agent_and_not_its_role():
+    named = set()
+    for seed in range(6):
+        players = {"player_1": fa.Scripted(lambda seen: "no move"), "player_2": fa.Random()}
+        episode = fa.play("forge/TicTacToe-v0", players, seed=seed, env_args={"role_shuffle": True})
+        assert forfeits_of(episode) == {"player_1"} and episode.rewards == {"player_1": -1.0, "player_2": 0.0}
+        named.add(episode.trajectories["player_1"].info["role"])
+    assert named == {"player_1", "player_2"}
 
 
 def test_shuffling_leaves_the_game_as_it_is():
