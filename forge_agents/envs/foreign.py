@@ -71,7 +71,7 @@ class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # Petting
 
     PettingZoo's conversion raises KeyError, or loses a last reward, if a game omits agents from a result or keeps
     ended agents in `agents`. Here an omitted agent gets reward 0, its previous observation and an empty info, and it
-    terminates if `agents` no longer has it. Ended agents leave `agents`.
+    terminates if `agents` no longer has it. Ended agents leave `agents`, and only their later rewards are passed on.
     """
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
@@ -80,7 +80,7 @@ class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # Petting
         seen, infos = by_agent("reset", result)
         self.agents: list[str] = list(self.env.agents)
         self._last_seen, self._last_actions = dict(seen), dict[str, Any]()
-        return self._observations(self.agents), {agent: infos.get(agent, {}) for agent in self.agents}
+        return self._observations(self.agents), {agent: infos.get(agent) or {} for agent in self.agents}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
         """Play a round. If the game still expects actions of ended agents, their last ones are repeated."""
@@ -95,12 +95,13 @@ class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # Petting
         joined = [agent for agent in self.env.agents if agent not in self._last_actions]
         self.agents = [agent for agent in acting if not done[agent] and not cut[agent]] + joined
         reported = acting + joined
+        late = {agent: reward for agent, reward in rewards.items() if reward and agent not in reported}
         return (
             self._observations(reported),
-            {agent: rewards.get(agent, 0.0) for agent in reported},
+            {agent: rewards.get(agent, 0.0) for agent in reported} | late,
             {agent: done.get(agent, False) for agent in reported},
             {agent: cut.get(agent, False) for agent in reported},
-            {agent: infos.get(agent, {}) for agent in reported},
+            {agent: infos.get(agent) or {} for agent in reported},
         )
 
     def _observations(self, agents: list[str]) -> dict[str, Any]:

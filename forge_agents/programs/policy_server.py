@@ -28,8 +28,6 @@ class _Conversation:
     player: ModelPlayer
     answers: OrderedDict[int, tuple[Key, int]] = field(default_factory=OrderedDict)
     """Key and tokens (prompt included) of each remembered answer by decision, the most recently used last."""
-    num_decisions: int = 0
-    """Number of decisions of the player, including those that failed afterwards."""
     tokens: int = 0
 
 
@@ -124,9 +122,12 @@ class PolicyServer(Session):
         info = call.conversation()
         info.pop("asked", None)  # `sampling` contains it
         rng_key = str(request.sampling["seed"]) if "seed" in request.sampling else None
-        decision = await conversation.player.decide("", {CONVERSATION: info}, override=sampling, rng_key=rng_key)
-        # nothing was awaited since the player counted its decision
-        index, conversation.num_decisions = conversation.num_decisions, conversation.num_decisions + 1
+        index = conversation.player.num_decisions
+        try:
+            decision = await conversation.player.decide("", {CONVERSATION: info}, override=sampling, rng_key=rng_key)
+        except BaseException:
+            conversation.player.forget(index)
+            raise
         decision = decision.published(info["tools"])
         response = make_response(request, number, decision.action, decision.about())
         tokens = len(decision.prompt_ids) + len(decision.response_ids)

@@ -13,7 +13,7 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -40,6 +40,7 @@ from forge_agents.rollout.players import (
     Decision,
     Player,
     PolicyEngine,
+    legal_actions,
     make_player,
     player_state,
     resume_player,
@@ -95,7 +96,7 @@ class _Agent:
     policy: AnyPolicy
     player: Player
     instructions: str
-    tools: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
     watch: Callable[[Turn], object] | None
     drafts: list[dict[str, Any]] = field(default_factory=list)
     """Fields of the turns so far. The reward of the last one is not yet complete."""
@@ -104,13 +105,9 @@ class _Agent:
     session_rewards: tuple[float, ...] | None = None
     branches: Branches = field(default_factory=Branches)
     without_legal_actions: bool = False
-    """Whether it decided at least once without a list of legal actions."""
+    """Whether it decided at random at least once without a list of legal actions."""
     refusal: Any = None
     """What the environment called illegal in the last decision, if the agent's info had no such entry before."""
-    only_newest: bool = False
-    """Whether its policy reads only the newest observation (``context="newest"``)."""
-    num_calls: int = 0
-    """Number of tool calls before the last decision."""
     may_be_silent: bool = False
     """Whether the environment judges an empty answer if the context is full. Otherwise the episode ends."""
 
@@ -120,7 +117,7 @@ class _Agent:
         A player whose context is full gives an empty answer if the environment judges it (`may_be_silent`). Otherwise
         it could end each game that it is about to lose.
         """
-        if self.only_newest and info.get(CONVERSATION):
+        if info.get(CONVERSATION) and getattr(self.policy, "context", None) == "newest":
             raise ValueError(
                 f"policy {self.policy.name!r} has context='newest', but a program or a side conversation of the "
                 "environment chooses the messages that its model reads. Remove context="
@@ -139,18 +136,9 @@ class _Agent:
         except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
             raise FailureError("policy", cause, self.name) from cause
 
-    def _newest(self, observation: str, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The conversation that the observation begins or, with results of tool calls, continues."""
-        before, self.num_calls = self.num_calls, _num_calls(info)
-        only_results = bool(self.drafts) and self.num_calls > before
-        start = (("system", self.instructions),) if self.instructions and not only_results else ()
-        messages = [{"role": role, "content": text} for role, text in (*start, ("user", observation))]
-        after = len(self.drafts) - 1 if only_results else None
-        return {"after": after, "messages": messages, "only_results": only_results}
-
     def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
-        conversation = self._newest(observation, info) if self.only_newest else info.get(CONVERSATION)
-        self.without_legal_actions |= not info.get("legal_actions")
+        conversation = decision.conversation or info.get(CONVERSATION)
+        self.without_legal_actions |= isinstance(self.policy, Random) and not legal_actions(info)
         try:
             branch, after = self.branches.place(conversation)
             messages = None if conversation is None else _new_messages(observation, conversation)
@@ -192,7 +180,6 @@ class _Agent:
         self.drafts, self.branches, self.initial_reward = copied.drafts, copied.branches, other.initial_reward
         self.info, self.session_rewards = other.info, other.session_rewards
         self.without_legal_actions, self.refusal = other.without_legal_actions, other.refusal
-        self.num_calls = other.num_calls
         resume_player(self.player, state)
 
     def trajectory(self, env_id: str, seed: int) -> Trajectory:
@@ -245,13 +232,15 @@ class _Agents(dict[str, _Agent]):
             **self._options,
         )
         agent = _Agent(name, policies[name], player, instructions, tools, self._watch, may_be_silent=may_be_silent(env))
-        agent.only_newest = getattr(policies[name], "context", None) == "newest"
         self[name] = agent
         return self[name]
 
-    async def record(self, results: Mapping[str, _StepResult]) -> None:
+    async def record(self, results: Mapping[str, _StepResult], other_rewards: Mapping[str, float]) -> None:
+        """Record the results of a step, and rewards of agents that have left before or join now."""
         for name, result in results.items():
             (await self.get_or_create(name)).record(result)
+        for name, reward in other_rewards.items():
+            (await self.get_or_create(name)).add_reward(reward)
 
     def copies(self) -> dict[str, tuple[_Agent, Any]]:
         """Return the state of all agents, for `resume`."""
@@ -384,8 +373,8 @@ async def _play_turns(
             agent.record(result)
             truncated |= result.truncated
             if result.terminated or result.truncated:
-                results, _ = await run_env_code("step", env, _step, env, None, reported)
-                await agents.record(results)
+                results, other_rewards, _ = await run_env_code("step", env, _step, env, None, reported)
+                await agents.record(results, other_rewards)
                 continue
             if index >= max_turns:
                 end = "turn_limit"
@@ -401,8 +390,9 @@ async def _play_turns(
                 await _fork(forks, env, decision, agents=before, **state)
             agent.add_decision(index, observation, info, decision)
             index += 1
-            results, agent.refusal = await run_env_code("step", env, _step, env, decision, reported, about_answer)
-            await agents.record(results)
+            step = (env, decision, reported, about_answer)
+            results, other_rewards, agent.refusal = await run_env_code("step", env, _step, *step)
+            await agents.record(results, other_rewards)
             await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
     except FailureError:
         with contextlib.suppress(FailureError):  # the first failure is the episode's
@@ -436,12 +426,12 @@ def _observe(
 
 def _step(
     env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float], about_answer: Any = None
-) -> tuple[dict[str, _StepResult], Any]:
+) -> tuple[dict[str, _StepResult], dict[str, float], Any]:
     """Step the environment. Without a decision the agent only leaves.
 
     A cumulative reward is reset when its agent acts, or in PettingZoo's conversion of parallel environments after the
-    round. Returns the results of agents that have left and will have no turn to receive them: agents that left in this
-    step, and agents that left before and were paid nevertheless. Also returns a new ``"illegal"`` of the acting agent.
+    round. Returns the results of agents that left in this step without a turn to receive them, rewards of agents that
+    left earlier, and a new ``"illegal"`` of the acting agent.
     """
     before, acting = list(env.agents), env.agent_selection
     was_illegal = env.infos.get(acting, {}).get("illegal")
@@ -449,12 +439,20 @@ def _step(
         about_answer(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
     env.step(None if decision is None else _delivered_text(env, decision))
+    stays = decision is None and acting in env.agents and env.agent_selection == acting
+    if stays and (env.terminations[acting] or env.truncations[acting]):
+        raise ValueError(
+            f"{acting!r} has ended and step(None) did not remove it from agents. Begin step() with: if "
+            "self.terminations[agent] or self.truncations[agent]: return self._was_dead_step(action)"
+        )
     if decision is not None and (reason := find_lost_reward(env, acting, accounts)):
         raise FailureError("reward", ValueError(reason))
     for agent in list(reported):
         if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:
             del reported[agent]
-    owed = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
+    paid = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
+    other_rewards = {agent: _finite(reward, agent) for agent, reward in paid.items() if agent not in env.agents}
+    owed = {}
     for agent in before:
         if agent not in env.agents and not (decision is None and agent == acting) and agent not in reported:
             owed[agent] = env._cumulative_rewards.get(agent, 0.0)
@@ -463,9 +461,8 @@ def _step(
             agent, reward, env.terminations.get(agent, True), env.truncations.get(agent), env.infos.get(agent, {})
         )
         for agent, reward in owed.items()
-        if agent not in env.agents
     }
-    return results, None if was_illegal else env.infos.get(acting, {}).get("illegal") or None
+    return results, other_rewards, None if was_illegal else env.infos.get(acting, {}).get("illegal") or None
 
 
 async def _record_rest(env: AECEnv[str, Any, Any], agents: _Agents, reported: Mapping[str, float]) -> None:
@@ -483,7 +480,7 @@ async def _record_rest(env: AECEnv[str, Any, Any], agents: _Agents, reported: Ma
             for agent in env.agents
         }
 
-    await agents.record(await run_env_code("reward", env, results))
+    await agents.record(await run_env_code("reward", env, results), {})
 
 
 # ---- parallel environments
@@ -530,14 +527,9 @@ async def _play_rounds(
             observation, info = views[name]
             agent.add_decision(index, observation, info, decisions[name])
             index += 1
-        results, other_rewards, views = await run_env_code("step", env, _round, env, decisions)
-        for name, agent in deciding.items():
-            agent.record(results[name])
-            truncated |= results[name].truncated
-        for name, reward in other_rewards.items():
-            (await agents.get_or_create(name)).add_reward(reward)
-        ended |= {name for name, result in results.items() if result.terminated or result.truncated}
-        views = {name: view for name, view in views.items() if name not in ended}
+        results, other_rewards, views = await run_env_code("step", env, _round, env, decisions, ended)
+        await agents.record(results, other_rewards)
+        truncated |= any(result.truncated for result in results.values())
         await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
     return "truncated" if truncated else "terminated"
 
@@ -561,29 +553,42 @@ async def _fork_round(
             await _fork(forks, env, decision, turn=turn, agents=copies, decisions=others, **state)
 
 
-def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> _Views:
-    texts = {agent: _text(observations[agent], f"the observation of {agent!r}") for agent in env.agents}
-    return {agent: (text, infos.get(agent, {})) for agent, text in texts.items()}
+def _views(
+    env: ParallelEnv[str, Any, Any],
+    observations: Mapping[str, Any],
+    infos: Mapping[str, Any],
+    *,
+    ended: Collection[str] = (),
+) -> _Views:
+    live = [agent for agent in env.agents if agent not in ended]
+    if missing := [agent for agent in live if agent not in observations]:
+        raise ValueError(f"{missing[0]!r} takes part but has no observation. Return one for each agent")
+    texts = {agent: _text(observations[agent], f"the observation of {agent!r}") for agent in live}
+    return {agent: (text, infos.get(agent) or {}) for agent, text in texts.items()}
 
 
 def _round(
-    env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
+    env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision], ended: set[str]
 ) -> tuple[dict[str, _StepResult], dict[str, float], _Views]:
-    """Results of the agents that acted, rewards of others (left earlier, or joining now), and the next views."""
+    """Results of the agents that acted, rewards of others (left earlier, or joining now), and the next views.
+
+    Adds the agents that end to `ended`. An environment may keep them in its `agents`.
+    """
     actions = {agent: _delivered_text(env, decision) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = by_agent("step", env.step(actions))
     results = {
         agent: _StepResult.of(
             agent,
             rewards.get(agent, 0.0),
-            terminated.get(agent, agent not in env.agents and not truncated.get(agent)),
+            terminated.get(agent) or (agent not in env.agents and not truncated.get(agent)),
             truncated.get(agent),
-            infos.get(agent, {}),
+            infos.get(agent) or {},
         )
         for agent in actions
     }
+    ended |= {agent for agent, result in results.items() if result.terminated or result.truncated}
     other_rewards = {agent: _finite(reward, agent) for agent, reward in rewards.items() if agent not in actions}
-    return results, other_rewards, _views(env, observations, infos)
+    return results, other_rewards, _views(env, observations, infos, ended=ended)
 
 
 # ---- helpers
@@ -610,21 +615,15 @@ def _delivered_text(env: PlayableEnv, decision: Decision) -> str:
     return visible_action(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 
-def _instructions_and_tools(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
+def _instructions_and_tools(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]] | None]:
     instructions, schemas = hook(env, "instructions"), hook(env, "tool_schemas")
     text = "" if instructions is None else _text(instructions(agent), f"the result of instructions({agent!r})")
-    return text, () if schemas is None else tuple(schemas(agent))
+    return text, None if schemas is None else tuple(schemas(agent))
 
 
 def _compact(env: PlayableEnv, agent: str, turns: Sequence[tuple[str, str]]) -> str:
     compact = hook(env, "compact")
     return "" if compact is None else writable(str(compact(agent, turns) or ""))
-
-
-def _num_calls(info: Mapping[str, Any]) -> int:
-    """Number of tool calls of the episode so far, as a `ToolEnv` counts them."""
-    total = info.get("tool_calls")
-    return total if isinstance(total, int) else 0
 
 
 def _new_messages(observation: str, conversation: Mapping[str, Any]) -> NewMessages:
@@ -636,7 +635,7 @@ def _new_messages(observation: str, conversation: Mapping[str, Any]) -> NewMessa
 def _warn_of_illegal_text(agents: Iterable[_Agent], env_id: str) -> None:
     """Warn if the random text of random players without a list of legal actions was illegal."""
     for agent in agents:
-        if not (isinstance(agent.policy, Random) and agent.without_legal_actions):
+        if not agent.without_legal_actions:
             continue
         forfeits = agent.info.get("forfeits")
         forfeited = isinstance(forfeits, (list, tuple)) and agent.name in forfeits

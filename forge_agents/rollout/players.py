@@ -69,6 +69,9 @@ class Decision:
     generate_s: float = 0.0
     compaction: Compaction | None = None
     notes: Decision | None = None
+    conversation: Mapping[str, Any] | None = None
+    """Conversation of the decision, as in `forge_agents.envs.env.CONVERSATION`. None: the main one, or the one that the
+    environment names."""
 
     def about(self) -> dict[str, Any]:
         """JSON-safe facts for the environment's hook ``about_answer``."""
@@ -86,7 +89,7 @@ class Decision:
             "tool_calls": [asdict(call) for call in self.tool_calls],
         }
 
-    def published(self, tools: Sequence[Mapping[str, Any]]) -> Decision:
+    def published(self, tools: Sequence[Mapping[str, Any]] | None) -> Decision:
         """The decision as an environment receives it: with calls of `tools` (schemas) in the common form."""
         calls, reasoning = self.tool_calls, writable(self.reasoning)  # an endpoint may send half a surrogate pair
         raw = writable(self.raw_reasoning)
@@ -176,7 +179,7 @@ class ModelPlayer:
         engine: The policy's engine and renderer.
         policy: The policy, with its settings.
         instructions: System prompt. Empty for none.
-        tools: Schemas of the tools that the agent may call.
+        tools: Schemas of the tools that the agent may call. None if the environment names none for any agent.
         rng_key: Key from which the seed of every request is derived, together with the number of the decision. Samples
             then do not depend on what else the engine computes, so a resumed run samples the same tokens. None uses
             the engine's own random stream.
@@ -189,7 +192,7 @@ class ModelPlayer:
         policy: Policy,
         instructions: str,
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         rng_key: str | None = None,
         compact: Compact | None = None,
     ) -> None:
@@ -206,10 +209,11 @@ class ModelPlayer:
             keep_reasoning=policy.keep_reasoning,
         )
         self._conversations: list[Conversation] = []
-        """State of the conversation after each decision."""
+        """State of the conversation after each decision. Unchanged by one for which the context has no room."""
         self._last_main: int | None = None
         """Last decision of the main conversation. No environment has to name the decision."""
-        self._num_calls = 0
+        self._num_calls, self._called = 0, False
+        """Tool calls of the episode before the last decision of the main conversation, and whether it has any."""
 
     async def decide(
         self,
@@ -232,7 +236,9 @@ class ModelPlayer:
         """
         request = info.get(CONVERSATION)
         after, messages, only_results = self._new_messages(observation, info, request)
-        conversation = copy.copy(self._empty if after is None else self._conversations[after])
+        number, earlier = len(self._conversations), self._empty if after is None else self._conversations[after]
+        self._conversations.append(earlier)
+        conversation = copy.copy(earlier)
         num_chars, limit = sum(len(text) for _, text in messages), self._engine.max_model_len
         if len(messages) > limit:  # each has tokens around it
             raise ContextFullError(f"{len(messages)} messages fill the context of {limit} tokens. Send fewer")
@@ -249,9 +255,10 @@ class ModelPlayer:
         prompt_ids, compaction, notes = await self._fit(conversation, prompt_ids, messages, rng_key)
         if (room := conversation.room(prompt_ids)) < 1:
             raise self._no_room(prompt_ids)
-        legal, sampling, tools = (), self._sampling, self._tools
+        legal: tuple[str, ...] = ()
+        sampling, tools = self._sampling, self._tools
         if request is None:
-            legal = tuple(info.get("legal_actions") or ()) if self._constrain else ()
+            legal = legal_actions(info) if self._constrain else ()
         else:
             sampling = requested_sampling(override or self._sampling, request, self._engine)
             tools = request.get("tools", self._tools)
@@ -260,19 +267,30 @@ class ModelPlayer:
         if decision.tool_calls:
             answer = self._renderer.parse(decision.response_ids, *sampling.stop)[1]
         conversation.add_turn(messages, decision.reasoning, answer, prompt_ids, decision.response_ids)
+        self._conversations[number] = conversation
+        chosen = None
         if request is None:
-            self._last_main = len(self._conversations)
-        self._conversations.append(conversation)
-        return replace(decision, compaction=compaction, notes=notes)
+            self._last_main = number
+            calls = decision.tool_calls or (parse_tool_calls(decision.action, tools=tools) if tools else ())
+            self._called = bool(calls)
+            if self._only_newest:
+                new = [{"role": role, "content": text} for role, text in messages]
+                chosen = {"after": after, "messages": new, "only_results": only_results}
+        return replace(decision, compaction=compaction, notes=notes, conversation=chosen)
 
     def state(self) -> tuple[Any, ...]:
         """Return the state of the conversations, for `resume`."""
-        return list(self._conversations), self._last_main, self._num_calls
+        return list(self._conversations), self._last_main, self._num_calls, self._called
 
     def resume(self, state: tuple[Any, ...]) -> None:
         """Continue the conversations of another player of the policy."""
-        conversations, self._last_main, self._num_calls = state
+        conversations, self._last_main, self._num_calls, self._called = state
         self._conversations = list(conversations)
+
+    @property
+    def num_decisions(self) -> int:
+        """Number of decisions so far, including those that failed."""
+        return len(self._conversations)
 
     def forget(self, decision: int) -> None:
         """Free the tokens of a decision, counted from 0, from which no conversation will continue."""
@@ -287,7 +305,9 @@ class ModelPlayer:
             return request["after"], messages, bool(request.get("only_results"))
         total = info.get("tool_calls")  # of the episode so far, as counted by a `ToolEnv`; or any other value
         num_calls = total if isinstance(total, int) else 0
-        only_results, self._num_calls = num_calls > self._num_calls, num_calls
+        only_results = num_calls > self._num_calls and self._last_main is not None
+        # all agents may have one count
+        only_results, self._num_calls = only_results and (self._called or self._tools is None), num_calls
         after = None if self._only_newest and not only_results else self._last_main
         instructions = self._instructions if after is None else ()
         return after, (*instructions, ("user", observation)), only_results
@@ -313,7 +333,7 @@ class ModelPlayer:
         room: int,
         choices: tuple[str, ...] = (),
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         rng_key: str | None = None,
     ) -> Decision:
         start = time.perf_counter()
@@ -522,12 +542,14 @@ def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
 class EndpointPlayer:
     """A model behind an endpoint that plays one agent and keeps the agent's conversations."""
 
-    def __init__(self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         endpoint.api_key()  # a missing key ends the run, not an episode
         self._endpoint, self._tools = endpoint, tools
         self._instructions = [_message("system", instructions)] if instructions else []
         self._conversations: list[list[Message]] = []
-        """Messages after each decision."""
+        """Messages after each decision. Unchanged by one for which the context has no room."""
         self._last_main: int | None = None
 
     def state(self) -> tuple[Any, ...]:
@@ -548,6 +570,7 @@ class EndpointPlayer:
         """
         request: Mapping[str, Any] | None = info.get(CONVERSATION)
         sampling = self._endpoint.sampling
+        number = len(self._conversations)
         if request:
             before = [] if request["after"] is None else self._conversations[request["after"]]
             messages = [*before, *(_message(m["role"], m["content"]) for m in request["messages"])]
@@ -555,6 +578,7 @@ class EndpointPlayer:
         else:
             before = self._instructions if self._last_main is None else self._conversations[self._last_main]
             messages = [*before, _message("user", observation)]
+        self._conversations.append(before)
         client = await client_of(self._endpoint)
         start = time.perf_counter()
         try:
@@ -569,8 +593,8 @@ class EndpointPlayer:
         if reply.reasoning:
             raw = join_reasoning(reply.reasoning, "", cut=reply.finish_reason == "length" and not reply.text) + raw
         calls = reply.tool_calls if (request or {}).get("tools", self._tools) else ()
-        self._last_main = self._last_main if request else len(self._conversations)
-        self._conversations.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
+        self._last_main = self._last_main if request else number
+        self._conversations[number] = [*messages, Message(role="assistant", content=with_calls(answer, calls))]
         return Decision(
             action=answer,
             reasoning="\n\n".join(filter(None, (reply.reasoning, reasoning))),
@@ -587,12 +611,18 @@ def _message(role: Any, text: str) -> Message:
     return Message(role=role, content=text if role == "assistant" else defused(text))
 
 
+def legal_actions(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """The legal actions in an agent's info, which may be an array. Empty if there are none."""
+    listed = info.get("legal_actions")
+    return () if listed is None else tuple(map(str, listed))
+
+
 def _human(agent: str, instructions: str) -> Player:
     unseen = [instructions]
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
         start = time.perf_counter()
-        legal = tuple(map(str, info.get("legal_actions") or ()))
+        legal = legal_actions(info)
         text = unseen.pop() if unseen else ""
         if (illegal := info.get("illegal")) and not text:
             text = "Your last action was illegal" + (f": {illegal}" if isinstance(illegal, str) else "")
@@ -612,9 +642,8 @@ def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -
     rng = np.random.default_rng(_seeds(policy, agent, episode_seed, episode_index))
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        legal = info.get("legal_actions")
-        if legal:
-            return Decision(action=str(legal[int(rng.integers(len(legal)))]))
+        if legal := legal_actions(info):
+            return Decision(action=legal[int(rng.integers(len(legal)))])
         letters = rng.integers(97, 123, size=int(rng.integers(1, 9)))
         return Decision(action="".join(map(chr, letters)))
 
@@ -660,7 +689,7 @@ def make_player(
     episode_seed: int,
     instructions: str,
     engines: Mapping[str, PolicyEngine],
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[Mapping[str, Any]] | None = None,
     rng_key: str | None = None,
     episode_index: int = 0,
     compact: Compact | None = None,

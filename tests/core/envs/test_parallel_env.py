@@ -3,10 +3,12 @@ import copy
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fake_models import Tokens, completion
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec, turn_based_aec_to_parallel
+from plain_env import PlainParallel
 from refusals import raises
 
 import forge_agents as fa
@@ -255,6 +257,71 @@ def test_limits_and_failures_are_the_episodes():
     episode = run(env, policies, engines={"m": PolicyEngine(alone, Numbered())})
     assert episode.end_reason == "terminated" and episode.error is None
     assert [turn.action for turn in episode.trajectories["player_0"].turns] == ["1", ""], "it has lost both lives"
+
+
+class Rounds(PlainParallel):
+    """Three rounds of two agents in PettingZoo's own terms, of which subclasses report less."""
+
+    possible_agents = ["a", "b"]
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.round = ["a", "b"], 0
+        return dict.fromkeys(self.agents, "?"), dict.fromkeys(self.agents)
+
+    def step(self, actions):
+        self.round += 1
+        acting, over = list(self.agents), self.round == 3
+        self.agents = [] if over else self.agents
+        ended = dict.fromkeys(acting, over)
+        return dict.fromkeys(acting, "?"), dict.fromkeys(acting, np.float32(1)), ended, dict.fromkeys(acting, False), {}
+
+
+class KeepsTheDead(Rounds):
+    """Agent "a" ends in the first round, stays in `agents`, and has no observation any more."""
+
+    def step(self, actions):
+        _, _, ended, cut, infos = super().step(actions)
+        if self.round == 1:
+            ended["a"] = True
+        return {"b": "?"}, {"b": 1.0}, ended, cut, infos
+
+
+class EndsForAll(Rounds):
+    """The end of "a" empties `agents`, as in PettingZoo's tutorial, and "b" is not said to have ended."""
+
+    def step(self, actions):
+        seen, rewards, _, cut, infos = super().step(actions)
+        self.agents = []
+        return seen, rewards, {"a": True, "b": False}, cut, infos
+
+
+@pytest.mark.parametrize(("kind", "rewards"), [(Rounds, (3, 3)), (KeepsTheDead, (0, 3)), (EndsForAll, (1, 1))])
+def test_plain_environments_may_report_less(kind, rewards):
+    episode = run(kind(), dict.fromkeys("ab", fa.Scripted(lambda _: "x")))
+    assert episode.error is None and tuple(episode.rewards.values()) == rewards
+    assert [len(trajectory.turns) for trajectory in episode.trajectories.values()] == [max(each, 1) for each in rewards]
+    assert all(trajectory.turns[-1].terminated for trajectory in episode.trajectories.values())
+
+
+def test_agent_without_an_observation_is_named():
+    class Blind(Rounds):
+        def step(self, actions):
+            _, *rest = super().step(actions)
+            return ({"a": "?"}, *rest)
+
+    episode = run(Blind(), dict.fromkeys("ab", fa.Scripted(lambda _: "x")))
+    assert episode.error.message == "'b' takes part but has no observation. Return one for each agent"
+
+
+@pytest.mark.parametrize("listed", [np.array(["go", "stop"]), {"go": 1, "stop": 2}.keys(), ("go", "stop")])
+def test_legal_actions_of_a_plain_environment_may_be_any_collection(listed):
+    class Listed(Rounds):
+        def reset(self, seed=None, options=None):
+            seen, _ = super().reset()
+            return seen, {agent: {"legal_actions": listed} for agent in seen}
+
+    episode = run(Listed(), dict.fromkeys("ab", fa.Random()))
+    assert episode.error is None and {turn.action for turn in episode.turns[:2]} <= {"go", "stop"}
 
 
 def test_make_gives_the_parallel_environment_itself(own_registry):

@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import re
 import threading
 from dataclasses import replace
 from itertools import takewhile
@@ -432,6 +433,91 @@ def test_newest_observation_is_refused_where_the_environment_chooses_the_message
     message = "has context='newest', but a program or a side conversation of the environment chooses the messages"
     with pytest.raises(ValueError, match=message):
         long_game(tokenizer, [(0, False, None), (0, False, 0)], [("a", True)] * 2, limit=900, context="newest")
+
+
+class Team(fa.TurnEnv):
+    """Two agents act in turn. The infos of both have the number of calls that the team has made, as other frameworks
+    count them, and "a" calls in its first turn."""
+
+    possible_agents = ("a", "b")
+
+    def setup(self, rng):
+        self.at = self.num_calls = 0
+
+    def instructions(self, agent):
+        return "Be brief."
+
+    def tool_schemas(self, agent):
+        parameters = {"type": "object", "properties": {}}
+        look = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": parameters}}
+        return [look] if agent == "a" else []
+
+    def observe_text(self, agent):
+        return f"<{self.at}>"
+
+    def act(self, agent, action):
+        self.at += 1
+        called = action.startswith("CALL")
+        self.num_calls += called
+        info = {"tool_calls": self.num_calls}
+        return fa.Outcome(next=agent if called else None, done=self.at == 7, info=dict.fromkeys(self.agents, info))
+
+
+def test_calls_of_another_agent_are_no_results_of_own_calls(tokenizer):
+    texts = ["CALL look()", "a1", "b1", "CALL look()", "a2", "b2", "a3"]
+    engine = Told(tokenizer, [(text, True) for text in texts])
+    policy = fa.Policy("m", context="newest", sampling=fa.Sampling(max_tokens=40))
+    served = {"policy": PolicyEngine(engine, Renderer(tokenizer))}
+    policies = dict.fromkeys("ab", policy)
+    episode = asyncio.run(play(Team(), policies, seed=0, engines=served))
+    assert episode.error is None
+    read = [re.findall(r"<(\d)>", tokenizer.decode(turn.prompt_ids)) for turn in episode.turns]
+    assert [(turn.agent, seen) for turn, seen in zip(episode.turns, read, strict=True)] == [
+        ("a", ["0"]), ("a", ["0", "1"]), ("b", ["2"]), ("a", ["3"]), ("a", ["3", "4"]), ("b", ["5"]), ("a", ["6"]),
+    ]  # fmt: skip
+    assert [turn.new_messages.only_results for turn in episode.turns] == [False, True, False, False, True, False, False]
+
+    said = iter(texts)
+    script = asyncio.run(play(Team(), dict.fromkeys("ab", fa.Scripted(lambda _: next(said), name="policy")), seed=0))
+    how = {"policy": "policy", "room": 10_000, "only_newest": True}
+    pairs = ([each.trajectories["a"]] for each in (episode, script))
+    own, rendered = (read_demonstrations(data, Renderer(tokenizer), SFTConfig(), **how).items for data in pairs)
+    assert len(own) == 3
+    assert [(i.ids.tolist(), i.mask.tolist()) for i in own] == [(i.ids.tolist(), i.mask.tolist()) for i in rendered]
+
+
+class Asking(fa.TurnEnv):
+    """The second observation has no room in the context, and the last one is a question after the third decision."""
+
+    possible_agents = ("a",)
+    judges_silence = True
+
+    def setup(self, rng):
+        self.at = 0
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return f"<{self.at}>" + "." * (900 if self.at == 1 else 0)
+
+    def act(self, agent, action):
+        self.at += 1
+        request = {"messages": [{"role": "user", "content": self.observe_text(agent)}], "after": self.after}
+        info = {agent: {"conversation": request if self.at == 3 else None}}
+        return fa.Outcome(done=self.at == 4, info=info)
+
+
+@pytest.mark.parametrize(("after", "reads"), [(0, "03"), (1, "03"), (2, "023")])
+def test_question_after_a_silent_decision_continues_the_right_one(tokenizer, after, reads):
+    engine = Told(tokenizer, [(f"say {n}.", True) for n in (0, 2, 3)], max_model_len=400)
+    policy = fa.Policy("m", sampling=fa.Sampling(max_tokens=40))
+    served = {"policy": PolicyEngine(engine, Renderer(tokenizer))}
+    game = Asking()
+    game.after = after
+    episode = asyncio.run(play(game, {"a": policy}, seed=0, engines=served))
+    assert episode.error is None and [turn.action for turn in episode.turns] == ["say 0.", "", "say 2.", "say 3."]
+    assert "".join(re.findall(r"<(\d)>", tokenizer.decode(episode.turns[-1].prompt_ids))) == reads
 
 
 def test_omission_is_shown_without_new_messages():

@@ -14,6 +14,7 @@ from pettingzoo.utils.conversions import parallel_to_aec
 from plain_env import Opened, Plain
 
 import forge_agents as fa
+from forge_agents.bench.records import reported_success
 from forge_agents.envs.wrappers import InvalidAction, TimeLimit
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
@@ -171,8 +172,11 @@ def test_truncation_pays_the_last_decision_of_each_agent():
 class Estate(ParallelEnv):
     """Three rounds. "b" leaves after the first one and is paid in each."""
 
-    metadata = {"name": "estate_v0"}
+    metadata, render_mode = {"name": "estate_v0"}, None
     possible_agents = ["a", "b"]
+
+    def action_space(self, agent):
+        return Text(99)
 
     def reset(self, seed=None, options=None):
         self.agents, self.round = ["a", "b"], 0
@@ -186,11 +190,70 @@ class Estate(ParallelEnv):
         return seen, {"a": 1.0, "b": 2.0}, left, dict.fromkeys(acting, False), infos
 
 
-@pytest.mark.parametrize("how", ["rounds", "turns"])
+ESTATES = {
+    "rounds": Estate,
+    "turns": lambda: parallel_to_aec(Estate()),
+    "wrap": lambda: fa.wrap(Estate(), obs_to_text=lambda seen, agent: seen, text_to_action=lambda text, *_: text),
+}
+
+
+@pytest.mark.parametrize("how", ESTATES)
 def test_agents_that_left_are_paid(how):
-    env = Estate() if how == "rounds" else parallel_to_aec(Estate())
-    episode = asyncio.run(play(env, dict.fromkeys(Estate.possible_agents, fa.Random()), seed=1))
+    episode = asyncio.run(play(ESTATES[how](), dict.fromkeys(Estate.possible_agents, fa.Random()), seed=1))
     assert episode.error is None and episode.rewards == {"a": 3.0, "b": 6.0}
+
+
+class Pension(Opened):
+    """ "a" is truncated by its only move, with a fact in its info, and is paid for the last of two moves of "b"."""
+
+    metadata, possible_agents = {"name": "pension"}, ["a", "b"]
+    observation_spaces = action_spaces = dict.fromkeys(possible_agents, Text(99))
+
+    def observe(self, agent):
+        return "?"
+
+    def reset(self, seed=None, options=None):
+        super().reset()
+        self.num_moves = 0
+
+    def step(self, action):
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0.0
+        self.num_moves, self.agent_selection = self.num_moves + 1, "b"
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        if agent == "a":
+            self.truncations["a"], self.infos["a"] = True, {"success": True}
+        if self.num_moves == 3:
+            self.terminations["b"] = True
+            self.rewards, self._cumulative_rewards["a"] = {"a": 5.0, "b": 1.0}, 0.0
+        self._accumulate_rewards()
+        self._deads_step_first()
+
+
+def test_later_reward_of_an_agent_that_left_keeps_its_end_and_its_info():
+    episode = asyncio.run(play(Pension(), dict.fromkeys("ab", fa.Random()), seed=1))
+    assert episode.error is None and episode.rewards == {"a": 5.0, "b": 1.0}
+    (turn,) = episode.trajectories["a"].turns
+    assert (turn.reward, turn.terminated, turn.truncated) == (5.0, False, True)
+    assert episode.trajectories["a"].info == {"success": True} == turn.info
+    assert reported_success(episode)["a"] is True
+
+
+class Undying(Pension):
+    """Ignores the steps of agents that have ended."""
+
+    def step(self, action):
+        if action is not None:
+            super().step(action)
+
+
+def test_step_that_does_not_remove_an_agent_that_ended_is_an_error():
+    """The episode would never end, and no other episode of the process could go on."""
+    episode = asyncio.run(play(Undying(), dict.fromkeys("ab", fa.Random()), seed=1))
+    assert re.search(r"'a' has ended and step\(None\) did not remove it.*self._was_dead_step", episode.error.message)
 
 
 class Ledger(Opened):

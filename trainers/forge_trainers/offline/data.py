@@ -657,6 +657,7 @@ def _origins(turns: Sequence[Turn], *, only_newest: bool = False) -> list[tuple[
     """Return for each turn the number of the turn that it continues, and whether only results of tools came since."""
     origins: list[tuple[int | None, bool]] = []
     main, calls = None, 0
+    has_calls = any(turn.tool_calls for turn in turns)  # otherwise the environment reads them in a form of its own
     last: dict[int, int] = {}  # last turn of each branch
     numbers = {turn.index: number for number, turn in enumerate(turns)}
     for number, turn in enumerate(turns):
@@ -664,7 +665,8 @@ def _origins(turns: Sequence[Turn], *, only_newest: bool = False) -> list[tuple[
         if turn.new_messages is None:
             counted = turns[number - 1].info.get("tool_calls") if number else 0
             made = counted if isinstance(counted, int) else 0
-            only_results = made > calls
+            called = not has_calls or (main is not None and bool(turns[main].tool_calls))
+            only_results = made > calls and called
             after = None if only_newest and not only_results else main
             main, calls = number, made
         else:
