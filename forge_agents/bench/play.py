@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import time
@@ -43,6 +44,7 @@ from forge_agents.bench.records import (
     tokens_of,
 )
 from forge_agents.bench.report import Report
+from forge_agents.bench.sections import public_arguments
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
@@ -110,6 +112,7 @@ def benchmark(
     Raises:
         UnknownIdError: A suite or environment is unknown.
         ValueError, TypeError: A player or number is invalid, or an environment has no oracle.
+        ForgeError: Exploitability cannot be computed with the sampling of a player.
         RunFolderError: `out_dir` cannot be used, or another benchmark writes there.
         ActorDiedError, StallError: An engine is lost. Episodes are kept: call again to continue.
     """
@@ -189,8 +192,12 @@ def _facts(player: Player, engine: EngineConfig, specs: Sequence[EnvSpec], origi
 
 def _environment_facts(env: SuiteEnv) -> dict[str, Any]:
     arguments = {name: with_content(value) for name, value in env.kwargs.items()}
-    kwargs = {n: v if isinstance(v, int | float | str | None) else described(v) for n, v in arguments.items()}
+    kwargs = {n: v if isinstance(v, int | str | None) or _is_finite(v) else described(v) for n, v in arguments.items()}
     return {"env": env.id, "kwargs": kwargs, "max_turns": env.max_turns, "code": env.code}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _key(match: Match, facts: Mapping[str, Mapping[str, Any]], env_facts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -256,7 +263,7 @@ class _Run:
         """Return the report of all episodes so far."""
         return Report(
             settings=settings,
-            environments=tuple(environments),
+            environments=tuple(replace(env, kwargs=public_arguments(env.kwargs)) for env in environments),
             players=self.facts,
             provenance=provenance(),
             records=self.records(),

@@ -56,9 +56,7 @@ class Report(Results):
             "planned": self.planned,
             "stopped": self.stopped,
             "settings": self.settings,
-            "environments": [
-                {**asdict(env), "kwargs": sections.public_arguments(env.kwargs)} for env in self.environments
-            ],
+            "environments": [asdict(env) for env in self.environments],
             "players": self.players,
             "provenance": self.provenance,
             "summary": asdict(self.summary),

@@ -20,6 +20,7 @@ class Results:
     """``suite``, ``episodes``, ``seed``, ``swap_agents``, ``samples``, ``exploitability_samples``, and ``partners`` if
     some were named. A registered suite adds its ``suite_defaults``."""
     environments: tuple[SuiteEnv, ...] = field(repr=False)
+    """Environments, whose arguments are those of `forge_agents.bench.sections.public_arguments`."""
     players: Mapping[str, Mapping[str, Any]] = field(repr=False)
     """Facts by player: type, model, sampling, hash of the weights. ``fingerprint`` is the hash of all."""
     provenance: Mapping[str, Any] = field(repr=False)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from forge_agents.bench.code import described
+from forge_agents.bench.fingerprints import digest, with_content
 from forge_agents.bench.plan import TEAMS
 from forge_agents.bench.records import priced
 from forge_agents.bench.results import Results
@@ -39,7 +44,7 @@ def document(report: Results, *, brief: bool) -> Document:
             details = ", ".join(f"{key} {value}" for key, value in policy.items() if key != "agents")
             facts.append(f"player {name}{f', agent {agent}' if agent else ''}: {details}")
     for env in report.environments:
-        facts.append(f"environment {env.id}: code {env.code}, arguments {public_arguments(env.kwargs)}")
+        facts.append(f"environment {env.id}: code {env.code}, arguments {dict(env.kwargs)}")
     return Document(
         title=f"Benchmark: {settings['suite']}",
         headline=headline,
@@ -89,8 +94,11 @@ def player_type(facts: Mapping[str, Any]) -> str:
 
 
 def public_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an environment without credentials."""
-    return {name: HIDDEN if is_secret(name, value) else _public(value) for name, value in arguments.items()}
+    """Return the arguments of an environment as JSON values, without credentials. An object is a name and a hash.
+
+    So they are the same in each run, and in a report that was saved and loaded.
+    """
+    return {str(name): HIDDEN if is_secret(name, value) else _public(value) for name, value in arguments.items()}
 
 
 def _public(value: Any) -> Any:
@@ -98,7 +106,14 @@ def _public(value: Any) -> Any:
         return public_arguments(value)
     if isinstance(value, list | tuple):
         return [_public(each) for each in value]
-    return redact(value) if isinstance(value, str) else value
+    if isinstance(value, str | os.PathLike):
+        return redact(str(value))
+    if isinstance(value, np.generic):
+        return _public(value.item())
+    if value is None or isinstance(value, int | float):
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{name} {digest(described(with_content(value)))}"
 
 
 # ---- warnings

@@ -1,15 +1,19 @@
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
+import threading
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 
 import bench_helpers
+import numpy as np
 import pytest
 from bench_helpers import FIRST_FREE, KUHN, PASSIVE, SORT, TOE
+from plain_env import Plain
 from refusals import raises
 
 import forge_agents as fa
@@ -601,6 +605,43 @@ def test_reports_and_folders_replace_no_file_of_another_program(report, tmp_path
     (tmp_path / "run" / "episodes.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(RunFolderError, match="has episodes.jsonl, which"), EpisodeLog(tmp_path / "run"):
         pass
+
+
+class Judge:
+    """An argument of an environment that cannot be copied, as it has a connection."""
+
+    def __init__(self, words):
+        self.words, self.lock = words, threading.Lock()
+
+
+class Judged(Plain):
+    def __init__(self, **arguments):
+        super().__init__()
+
+
+def test_reports_with_objects_as_arguments_are_saved_and_merged(tmp_path):
+    fa.register("arguments-test/Judged-v0", max_turns=1)(Judged)
+
+    def report(name, words):
+        arguments = {
+            "judge": Judge(words),
+            "size": (3, np.int64(4)),
+            "levels": {1: "a"},
+            "limit": math.inf,
+            "file": tmp_path / "x.txt",
+        }
+        suite = {"arguments-test/Judged-v0": arguments}
+        return bench_helpers.play(tmp_path / name, {name: fa.Random()}, suite, episodes=1)
+
+    first, second, other = report("one", "a"), report("two", "a"), report("three", "b")
+    loaded = Report.load(second.save(tmp_path / "second.json"))
+    assert loaded.as_json() == second.as_json()
+    for pair in ((first, second), (first, loaded), (loaded, first)):
+        assert set(leaderboard(*pair).players) == {"one", "two"}
+    raises(ReportError, "arguments-test/Judged-v0 kwargs: ", leaderboard, first, other)
+    arguments = dict(loaded.environments[0].kwargs)
+    assert re.fullmatch(r"Judge [0-9a-f]{16}", arguments.pop("judge")), "an address differs in each run"
+    assert arguments == {"size": [3, 4], "levels": {"1": "a"}, "limit": "inf", "file": str(tmp_path / "x.txt")}
 
 
 def test_arguments_in_reports_have_no_credentials():

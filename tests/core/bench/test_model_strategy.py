@@ -13,6 +13,7 @@ import forge_agents as fa
 from forge_agents.bench import play as playing
 from forge_agents.bench.exploitability import (
     ILLEGAL,
+    Exploitability,
     GameTree,
     InformationSet,
     actions_of,
@@ -404,6 +405,34 @@ def test_late_answer_is_dropped_and_reported(kuhn, renderer, strategy, caplog):
     model = strategy(kuhn, Slow(renderer, equilibrium), samples=200)
     assert model.illegal == 0 and exploitability(kuhn, model.table) == pytest.approx(0, abs=0.06)
     assert "hero gave 600 of 2400 free answers too late" in caplog.text
+
+
+def test_model_without_an_answer_costs_no_report(monkeypatch, renderer, tiny_llama, tmp_path, caplog):
+    engine, measure = Playing(renderer, equilibrium), Exploitability.measure
+
+    async def too_late(*args, **options):
+        raise LateAnswerError("too late")
+
+    async def measure_late(self, served):
+        monkeypatch.setattr(engine, "generate", too_late)
+        await measure(self, served)
+
+    monkeypatch.setattr(Exploitability, "measure", measure_late)
+    monkeypatch.setattr(playing, "_fleet", fake_fleet(lambda name: engine, renderer, []))
+    players = {"late": fa.Policy(str(tiny_llama), sampling=POLICY.sampling), "random": fa.Random()}
+    report = play(tmp_path, players, episodes=1, exploitability_samples=2)
+    assert report.complete and report.exploitability == {KUHN: {"random": pytest.approx(11 / 24)}}
+    assert "late gave none of 24 free answers" in caplog.text
+
+
+def test_benchmark_refuses_unsupported_sampling_before_it_plays(monkeypatch, renderer, tiny_llama, tmp_path):
+    starts = []
+    monkeypatch.setattr(playing, "_fleet", fake_fleet(lambda name: Playing(renderer, equilibrium), renderer, starts))
+    free = fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=16, max_reasoning_tokens=4))
+    legal = fa.Policy(str(tiny_llama), sampling=fa.Sampling(presence_penalty=0.5), constrain_actions=True)
+    for policy, setting in ((free, "max_reasoning_tokens=4"), (legal, "presence_penalty")):
+        raises(ForgeError, setting, play, tmp_path, {"model": policy}, episodes=1, exploitability_samples=2)
+    assert not starts, "the episodes would be played in vain"
 
 
 def test_missing_answers_do_not_end_training(renderer, caplog):
