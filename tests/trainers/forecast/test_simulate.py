@@ -220,6 +220,28 @@ def test_means_of_the_steps_are_read(measured):
     assert (measured.used_groups, measured.used_fraction, measured.learner_cores) == (3.0, 1.0, 1.5)
 
 
+def test_learners_compute_at_the_same_time_and_adapters_of_one_model_in_turn(folders, tmp_path):
+    rows = [json.loads(line) for line in (folders["sync"] / "metrics.jsonl").read_text().splitlines()]
+    times = {
+        "hero": {"forward_backward_s": 2.5, "step_s": 2.5, "cpu_s": 2.0},
+        "rival": {"forward_backward_s": 0.25, "step_s": 0.5, "cpu_s": 0.1},
+    }
+    for row in rows:
+        row |= {f"learner/{policy}/{name}": value for policy, of in times.items() for name, value in of.items()}
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+
+    def read(lora):
+        policy = fa.Policy("smollm2-135m-instruct", sampling=fa.Sampling(max_tokens=12), lora=lora)
+        policies = {name: dataclasses.replace(policy, name=name) for name in times}
+        settings = settings_of(dataclasses.replace(config(), policies=policies, policy_mapping={"a": "hero"}))
+        changes = {"config": lambda _: yaml.safe_dump(settings), "metrics": lambda _: lines}
+        return read_run(copy_run(folders["sync"], tmp_path / str(lora is None), **changes), cores=8.0)
+
+    apart, shared = read(None), read(fa.LoRA())
+    assert (apart.passes_s, apart.learner_cores) == (2.5, pytest.approx(2.0 / 2.5 + 0.1 / 0.5))
+    assert (shared.passes_s, shared.learner_cores) == (2.75, pytest.approx(2.1 / 3.0))
+
+
 def test_resampled_groups_count_for_no_scoring(folders, tmp_path):
     def resample(text):
         rows = [json.loads(line) for line in text.splitlines()]
@@ -337,6 +359,8 @@ def test_asynchronous_rollouts_on_gpus_hide_the_shorter_stage(folders):
     assert ahead.step_s < together.step_s and ahead.engines_idle < together.engines_idle
     assert (ahead.engine_gpus, ahead.learner_gpus) == (1, 1)
     assert any("measured on a CPU" in text for text in ahead.assumptions)
+    cores = Hardware(gpus=2, cores=2)
+    assert fa.simulate(config(max_staleness=1), measured=[folders["sync"]], hardware=cores) == ahead
 
 
 def test_settings_decide_how_many_gpus_there_are(folders):

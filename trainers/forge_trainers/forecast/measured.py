@@ -19,6 +19,7 @@ from forge_agents.serving.routing import router_class
 from forge_trainers.forecast.model import EpisodeShape, Measurement, Plan, TurnShape
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.run_folder import read_rows
+from forge_trainers.rl.samples import prefix
 from forge_trainers.run.plan import share_threads
 
 TO_MEASURE = (
@@ -90,7 +91,7 @@ def _learner_key(name: str, policy: Mapping[str, Any]) -> str:
 def read_run(folder: str | os.PathLike[str], *, cores: float | None = None) -> Measurement:
     """Read a folder of a synchronous run with ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
 
-    Engines and learner shared `cores`. None: this machine's cores, or none on GPUs.
+    Engines and learner shared `cores`. None: this machine's cores. On GPUs they share none.
 
     Raises:
         RunFolderError: A file is missing or of another version, there are too few steps or episodes, no step trained
@@ -117,7 +118,7 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None) -> M
             f"{path} has {len(rows)} steps after the first {_FIRST_STEPS}{excluded}. At least 2 are needed"
         )
     on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
-    shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
+    shared = math.inf if on_gpu else cores or float(os.cpu_count() or 1)
     with _same_version(files["config.yaml"]):
         plan = plan_of(settings["policies"], settings["trainer"], cores=shared)
         env_ids = frozenset(settings["env"])
@@ -135,7 +136,9 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None) -> M
     if not episodes:
         raise RunFolderError(f"{path} has no episodes. Set keep_episodes above 0")
     with _same_version(files["metrics.jsonl"]):
-        means = _means(rows, plan, agents=float(np.mean([episode.agents for episode in episodes])))
+        agents = float(np.mean([episode.agents for episode in episodes]))
+        learners = {name: _learner_key(name, settings["policies"][name]) for name in plan.trained}
+        means = _means(rows, plan, agents=agents, learners=learners)
     if not means["used_groups"]:
         raise RunFolderError(
             f"no measured step of {path} trained anything. See groups/zero_variance and groups/failed in metrics.jsonl"
@@ -143,22 +146,26 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None) -> M
     return Measurement(plan=plan, on_gpu=on_gpu, env_ids=env_ids, episodes=episodes, **means)
 
 
-def _means(rows: Sequence[Mapping[str, Any]], plan: Plan, *, agents: float) -> dict[str, float]:
-    """Return the means over steps that `Measurement` has."""
+def _means(
+    rows: Sequence[Mapping[str, Any]], plan: Plan, *, agents: float, learners: Mapping[str, str]
+) -> dict[str, float]:
+    """Return the means over steps that `Measurement` has. `learners` are keys of learners by trained policy."""
     groups = np.array([[row[name] for name in _GROUPS] for row in rows], dtype=float)
     collect_s, score_s, learn_s, sync_s = np.array([[row[name] for name in _SECONDS] for row in rows], dtype=float).T
     used = groups[:, 0]
     whole = groups.sum(axis=1)
     alone = whole <= plan.groups_per_step  # in other steps, scoring includes the collection of resampled groups
     trajectories = float(whole[alone].sum()) * plan.group_size * agents
-    learned = [_learner_metrics(row) for row in rows]
-    busy = [m["cpu_s"] * plan.learner_ranks / m["step_s"] for m in learned if m["step_s"] > 0]
+    learned = [_learner_metrics(row, learners) for row in rows]
+    passes_s = [max((totals["forward_backward_s"] for totals in each), default=0.0) for each in learned]
+    cores = [[t["cpu_s"] * plan.learner_ranks / t["step_s"] for t in each if t["step_s"] > 0] for each in learned]
+    busy = [math.fsum(each) for each in cores if each]
     most = plan.cores if math.isfinite(plan.cores) else 1.0
     return {
         "collect_s": float(collect_s.mean()),
         "score_trajectory_s": float(score_s[alone].sum()) / trajectories if trajectories else 0.0,
         "learn_s": float(learn_s.mean()),
-        "passes_s": float(np.minimum([m["forward_backward_s"] for m in learned], learn_s).mean()),
+        "passes_s": float(np.minimum(passes_s, learn_s).mean()),
         "sync_s": float(sync_s.mean()),
         "used_groups": float(used.mean()),
         "used_fraction": float(used.sum() / whole.sum()) if whole.any() else 0.0,
@@ -166,14 +173,14 @@ def _means(rows: Sequence[Mapping[str, Any]], plan: Plan, *, agents: float) -> d
     }
 
 
-def _learner_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the sums over all learners of a step."""
-    totals = dict.fromkeys(("forward_backward_s", "cpu_s", "step_s"), 0.0)
-    for key, value in row.items():
-        group, _, name = key.rpartition("/")
-        if group.startswith("learner") and name in totals:
-            totals[name] += value or 0.0
-    return totals
+def _learner_metrics(row: Mapping[str, Any], learners: Mapping[str, str]) -> list[dict[str, float]]:
+    """Return the seconds of each learner of a step. Learners compute at the same time, and policies of one in turn."""
+    names = ("forward_backward_s", "cpu_s", "step_s")
+    totals = {learner: dict.fromkeys(names, 0.0) for learner in learners.values()}
+    for policy, learner in learners.items():
+        for name in names:
+            totals[learner][name] += row.get(f"{prefix(policy, learners)}/{name}") or 0.0
+    return [*totals.values()]
 
 
 @contextlib.contextmanager

@@ -175,8 +175,8 @@ def planned(run: RunConfig, measured: Measurement, hardware: Hardware) -> Plan:
             f"{', '.join(sorted(policies))}. Measure the same policies"
         )
     on_gpu = measured.on_gpu or bool(hardware.gpus)
-    cores = math.inf if on_gpu else float(os.cpu_count() or 1)
-    plan = plan_of(policies, dataclasses.asdict(run.trainer), cores=cores if hardware.cores is None else hardware.cores)
+    cores = math.inf if on_gpu else hardware.cores or float(os.cpu_count() or 1)
+    plan = plan_of(policies, dataclasses.asdict(run.trainer), cores=cores)
     if not plan.trained:
         raise ValueError("no agent has a trainable policy, so there is no learner to predict")
     return plan
