@@ -26,10 +26,12 @@ from forge_agents.viewer.index import EpisodeIndex
 T = TypeVar("T")
 _Point: TypeAlias = tuple[int, dict[str, float | None]]
 """Step and values by curve."""
+_Row: TypeAlias = "tuple[array[int], array[float]]"
+"""Numbers of the curves of a row, and their values."""
 MAX_POINTS = 1000
 """Maximum number of points of a curve. Longer curves are thinned evenly and keep their ends."""
 _MAX_ROWS = 4 * MAX_POINTS
-"""Maximum number of rows of a file that are kept. Of more rows, every second, fourth, ... stays, and the last one."""
+"""Number of rows of a file above which they are thinned: every second, fourth, ... stays, see `_thinned`."""
 _MAX_SERIES = 10_000
 """Maximum number of curves of a file."""
 _MAX_GAPS = 20
@@ -196,7 +198,8 @@ class _Read(NamedTuple):
     """Number of rows."""
     every: int
     points: list[_Point]
-    """Steps and numbers of every such row and of the last one, at most `MAX_POINTS` and one."""
+    """Steps and numbers of every such row and of the last one, at most `MAX_POINTS` and one, and the values of other
+    rows that `_thinned` keeps."""
     latest: dict[str, Any] | None
     """The whole last row."""
     problems: list[str]
@@ -217,7 +220,8 @@ class _Lines:
     def __init__(self, file: Path, values: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
         self._file, self._values = file, values
         self._reading = threading.Lock()  # requests come from several threads
-        self._rows: dict[int, tuple[array[int], array[float]]] = {}
+        self._rows: dict[int, _Row] = {}
+        self._max_rows = _MAX_ROWS
         self._steps = array("q")
         self._latest: dict[str, Any] | None = None
         self._problems: list[str] = []
@@ -258,14 +262,13 @@ class _Lines:
             count, every = len(self._steps), self._every
             every *= max(1, math.ceil(count / MAX_POINTS / every))
             names = list(self._names)
-            points = [self._point(n, names) for n in self._rows if n % every == 0 or n == count - 1]
+            points = [self._point(n, row, names) for n, row in _thinned(self._rows, every, count - 1).items()]
             points, num_rare = _without_rare(points)
             problems += [f"{num_rare} curves of {name} are left out: they have too few values"] * (num_rare > 0)
             return _Read(count, every, points, self._latest, problems)
 
-    def _point(self, number: int, names: Sequence[str]) -> _Point:
-        curves, values = self._rows[number]
-        pairs = zip(curves, values, strict=True)
+    def _point(self, number: int, row: _Row, names: Sequence[str]) -> _Point:
+        pairs = zip(*row, strict=True)
         return self._steps[number], {names[at]: None if math.isnan(value) else value for at, value in pairs}
 
     def _append(self, row: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -274,8 +277,6 @@ class _Lines:
             self._rows.pop(len(self._steps), None)
             self._replaced += 1
         number = len(self._steps)
-        if (number - 1) % self._every:
-            self._rows.pop(number - 1, None)
         self._steps.append(row["step"])
         self._latest = row
         numbers = self._rows[number] = array("H"), array("d")
@@ -287,16 +288,41 @@ class _Lines:
                 numbers[1].append(math.nan if (value := _short(values[name])) is None else value)
             else:
                 self._is_wide = True
-        if len(self._rows) > _MAX_ROWS:
-            self._every *= 2
-            self._rows = {n: row for n, row in self._rows.items() if n == number or n % self._every == 0}
+        if len(self._rows) > self._max_rows:
+            while number / self._every > 3 * _MAX_ROWS // 4:
+                self._every *= 2
+            self._rows = _thinned(self._rows, self._every, number)
+            self._max_rows = max(_MAX_ROWS, len(self._rows) + _MAX_ROWS // 8)
 
     def _reset(self, inode: int) -> None:
         self._inode, self._at, self._line, self._replaced = inode, 0, 0, 0
         self._steps, self._every, self._rows, self._problems, self._num_problems = array("q"), 1, {}, [], 0
+        self._max_rows = _MAX_ROWS
         self._names: dict[str, int] = {}
         self._is_wide = False
         self._latest = None
+
+
+def _thinned(rows: Mapping[int, _Row], every: int, last: int) -> dict[int, _Row]:
+    """Return every `every`-th row and the last one, and of the rows between them what these lack.
+
+    Not every row has all curves: evaluations come every `eval_every` steps, perhaps never in a row that stays. So the
+    first value of a curve since the last row that stays is kept if that row has none.
+    """
+    thinned: dict[int, _Row] = {}
+    shown: set[int] = set()
+    for n, row in rows.items():
+        curves, values = row
+        if n % every == 0:
+            shown = set(curves)
+            thinned[n] = row
+        elif n == last:
+            thinned[n] = row
+        elif not shown.issuperset(curves):
+            pairs = [pair for pair in zip(curves, values, strict=True) if pair[0] not in shown]
+            shown.update(curves)
+            thinned[n] = array("H", (curve for curve, _ in pairs)), array("d", (value for _, value in pairs))
+    return thinned
 
 
 def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -315,7 +341,7 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
             raise RunFolderError(
                 f"{path} is not a folder. Give the out_dir of a run.{did_you_mean(path.name, siblings)}"
             )
-        inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        inside = [*filter(_is_run, (path, *sorted(path.iterdir())))]
         if not inside:
             raise RunFolderError(
                 f"{path} holds no run: neither it nor a folder in it has one of {', '.join(_FILES)}. Give the out_dir "

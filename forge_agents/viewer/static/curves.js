@@ -31,7 +31,7 @@ export function curvesView(page) {
       loaded.set(run.id, { stamp: run.stamp, ...(await page.source.view(run.id, "metrics")) });
     }));
     const names = new Set(runs.flatMap((run) => Object.keys(loaded.get(run.id).series)));
-    const wanted = [...names].filter((name) => !name.endsWith("/ci") && name.includes(page.state.metric ?? ""));
+    const wanted = [...names].filter((name) => !isWidth(name) && name.includes(page.state.metric ?? ""));
     if (!wanted.length) {
       laidOut = "";
       end.replaceChildren();
@@ -39,7 +39,7 @@ export function curvesView(page) {
       return;
     }
     const thinned = Math.max(...runs.map((run) => loaded.get(run.id).every));
-    end.replaceChildren(thinned > 1 ? note(`Long runs are thinned: one step of ${thinned} is drawn.`) : "");
+    end.replaceChildren(thinned > 1 ? note(`Long runs are thinned: of ${thinned} steps one value of each metric is drawn.`) : "");
     const asked = JSON.stringify([page.state.metric, wanted]);
     if (laidOut !== asked) layOut(wanted);
     laidOut = asked;
@@ -78,18 +78,27 @@ export function curvesView(page) {
 
   function series(name, runs) {
     const decay = Number(page.state.smooth ?? 0);
-    const width = `${name.split("/")[0]}/ci`;
     return runs.filter((run) => loaded.get(run.id).series[name]).map((run) => {
       const { step, series: found } = loaded.get(run.id);
-      const isMean = name === "reward/mean" || name === "eval/reward";
       return {
         name: run.name, colour: colourOf(run.id), dashed: run.id >= 8, x: step, y: decay ? smoothed(found[name], decay) : found[name],
-        band: isMean && !decay ? found[width] : undefined, faint: decay ? found[name] : undefined,
+        band: decay ? undefined : found[widthOf(name)], faint: decay ? found[name] : undefined,
       };
     });
   }
 
   return { node, update };
+}
+
+// Half-widths of confidence intervals are drawn around their means.
+const WIDTHS = { "reward/mean": "reward/ci", "eval/reward": "eval/ci", "eval/env_reward": "eval/env_ci" };
+
+function widthOf(name) {
+  return WIDTHS[name] ?? (name.startsWith("reward/") ? name.replace("reward/", "reward_ci/") : "");
+}
+
+function isWidth(name) {
+  return Object.values(WIDTHS).includes(name) || name.startsWith("reward_ci/");
 }
 
 // Exponential moving average, corrected for its start.

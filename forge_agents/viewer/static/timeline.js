@@ -18,7 +18,7 @@ export function timelineView(page) {
     const run = page.run();
     const found = run?.has.metrics ? await page.source.view(run.id, "metrics") : null;
     const total = found?.series["time/step_s"];
-    if (!total) {
+    if (!total?.some((value) => value !== null)) {
       summary.replaceChildren(note("This run has logged no times: they come with each step of GRPO training."));
       place.replaceChildren();
       drawn = "";
@@ -30,9 +30,9 @@ export function timelineView(page) {
     const between = ["save", "evaluate"];  // not in every step, and first in those
     stages.sort((one, other) => between.indexOf(other) - between.indexOf(one));
     const steps = found.step.map((step, i) => ({
-      step, total: total[i] ?? 0, spent: Object.fromEntries(stages.map((stage) => [stage, found.series[`time/${stage}_s`][i] ?? 0])),
+      step, total: total[i], spent: Object.fromEntries(stages.map((stage) => [stage, found.series[`time/${stage}_s`][i] ?? 0])),
       idle: Object.fromEntries(stages.map((stage) => [stage, found.series[`idle/${PARTS[stage]}`]?.[i] ?? null])),
-    }));
+    })).filter((_, i) => total[i] !== null);  // a thinned run has some values of other steps
     summary.replaceChildren(totals(stages, steps, ahead), found.every > 1 ? note(`One step in ${found.every} is counted and drawn.`) : "");
     const wanted = JSON.stringify([run.id, stages]);
     if (drawn !== wanted) {  // else it stays where it is, zoomed as it is
@@ -58,7 +58,7 @@ function totals(stages, steps, ahead) {
     h("thead", {}, h("tr", {}, ["process", "stage", "busy", "fraction", "idle"].map((name, at) => h("th", { scope: "col", class: at < 2 ? "text" : undefined }, name)))), h("tbody", {}, rows))),
   note(`${number(steps.length)} steps took ${seconds(all)}, ${seconds(all / steps.length)} each. ${ahead
     ? `Rollouts are asynchronous, up to ${ahead} step${ahead > 1 ? "s" : ""} ahead: time/collect_s is how long the learner waited for episodes.`
-    : "Stages run one after the other. Asynchronous rollouts (max_staleness=1) overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), if that was logged. Checkpoints and the last evaluation lie between steps and are not counted; other evaluations run during the next step.`));
+    : "Stages run one after the other. Asynchronous rollouts (max_staleness=1) overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), if that was logged. A checkpoint and an evaluation count in the step after them, during whose collection the evaluation runs. Those after the last step are not counted.`));
 }
 
 // Bars by stage over the seconds of all steps. Its data have a point at each step's start, and one at the end.

@@ -141,6 +141,17 @@ def test_curves_of_runs_lie_side_by_side(serve, open_page, run_folder, tmp_path)
     assert all(url.startswith((server.url, "data:")) for url in page.asked)
 
 
+def test_intervals_are_drawn_around_their_means(serve, open_page, tmp_path):
+    means = {"reward/mean": 0.5, "reward/hero": 0.4, "eval/reward": 0.3, "eval/env_reward": 0.2}
+    widths = {"reward/ci": 0.05, "reward_ci/hero": 0.04, "eval/ci": 0.03, "eval/env_ci": 0.02}
+    write_lines(tmp_path / "run" / "metrics.jsonl", [{"step": step, **means, **widths} for step in range(3)])
+    page = open_page(serve(tmp_path / "run").url)
+    assert page.locator("figcaption > span:first-child").all_inner_texts() == [*means]
+    for (name, mean), width in zip(means.items(), widths.values(), strict=True):
+        chart = page.locator("figure", has_text=name)
+        assert point(page, chart, 0.52, "step 1").splitlines() == ["step 1", f"run {mean} ± {width}"]
+
+
 def test_chart_zoom_works_by_mouse_and_keys_and_persists(serve, open_page, tmp_path):
     log = write_lines(tmp_path / "run" / "metrics.jsonl", metrics(100))
     page = open_page(serve(tmp_path / "run").url, hurry=True)
@@ -385,6 +396,16 @@ def test_timeline_shows_idle_times(serve, open_page, run_folder):
     point(page, stages, 0.1, "step 2,")
     _, table = saved(page, stages, "CSV")
     assert table.decode().splitlines()[1:] == [f"{step},5,3,0.5,1,0.5" for step in range(3)]
+
+
+def test_timeline_of_a_thinned_run_counts_whole_steps(serve, open_page, tmp_path):
+    stages = {"time/collect_s": 3.0, "time/learn_s": 1.0, "time/step_s": 4.0}
+    rows = [{"step": n, **stages, **({"eval/reward": 1.0} if n % 10 == 0 else {})} for n in range(1, 2001)]
+    write_lines(tmp_path / "run" / "metrics.jsonl", rows)
+    page = open_page(serve(tmp_path / "run").url + "#view=timeline")
+    page.locator("tbody tr").first.wait_for()
+    assert page.locator("tbody tr").first.inner_text().split("\t")[3] == " 75 %"
+    assert "1,001 steps took 66.7 min, 4 s each" in page.locator("main").inner_text()
 
 
 def test_timeline_of_asynchronous_rollouts_counts_work(serve, open_page, tmp_path):

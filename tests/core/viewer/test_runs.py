@@ -96,6 +96,34 @@ def test_rows_of_a_long_run_are_kept_thinned_and_repeated_steps_replaced(tmp_pat
     assert status["problems"] == ["339 rows of metrics.jsonl are left out: later rows repeat their steps"]
 
 
+@pytest.mark.parametrize("every", [2, 3, 10, 16, 500])
+def test_thinned_runs_keep_evaluations(tmp_path, monkeypatch, every):
+    """Evaluations follow every tenth step, say, and of 1,500 steps the odd ones stay."""
+    monkeypatch.setattr(runs, "MAX_POINTS", 10)
+    monkeypatch.setattr(runs, "_MAX_ROWS", 40)
+    run = None
+    for last in (15, 40, 400, 2000):
+        evaluated = {step: step / 7 for step in range(every, last + 1, every)}
+        rows = [
+            {"step": step, "reward/mean": 0.5, **({"eval/reward": evaluated[step]} if step in evaluated else {})}
+            for step in range(1, last + 1)
+        ]
+        written = run.status()["steps"] if run else 0
+        write_lines(tmp_path / "metrics.jsonl", rows[written:])
+        run = run or only(tmp_path)
+        result = run.metrics()
+        curves = {
+            name: {step: value for step, value in zip(result["step"], values, strict=True) if value is not None}
+            for name, values in result["series"].items()
+        }
+        assert list(curves["reward/mean"]) == [*range(1, last, result["every"]), last]
+        shown = curves.get("eval/reward", {})
+        assert shown == {step: pytest.approx(evaluated[step], rel=1e-5) for step in shown}
+        groups = {(step - 1) // result["every"] for step in evaluated}
+        assert {(step - 1) // result["every"] for step in shown} == groups, "one in each stretch that has one"
+        assert len(shown) <= len(groups) + 1 and len(run._metric_lines._rows) <= 90
+
+
 def test_damaged_metrics_are_reported_and_others_shown(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('broken\n{"no": "step"}\n{"step": 9, "reward/mean": NaN}\n{"step": 10, "rew')
@@ -151,6 +179,8 @@ def test_folders_of_runs_are_searched_and_named(tmp_path):
     names = [run.name for run in find_runs([tmp_path / "x", tmp_path / "y"])]
     assert names == ["x/control", "x/trained", "y/control", "y/trained"]
     assert len(find_runs([tmp_path / "x" / "trained", tmp_path / "x" / "trained" / "metrics.jsonl"])) == 1
+    (tmp_path / "x" / "compared.json").write_text('{\n "kind": "forge-agents benchmark"}')  # of --json
+    assert [run.name for run in find_runs([tmp_path / "x"])] == ["x", "control", "trained"], "a report hides no run"
 
 
 def test_paths_without_a_run_are_explained(tmp_path):
