@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -612,9 +612,10 @@ def _message(role: Any, text: str) -> Message:
 
 
 def legal_actions(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """The legal actions in an agent's info, which may be an array. Empty if there are none."""
+    """The legal actions in an agent's info, which may be an array or a set. Empty if there are none."""
     listed = info.get("legal_actions")
-    return () if listed is None else tuple(map(str, listed))
+    actions = () if listed is None else tuple(map(str, listed))
+    return tuple(sorted(actions)) if isinstance(listed, Set) else actions  # the order of a set differs by process
 
 
 def _human(agent: str, instructions: str) -> Player:

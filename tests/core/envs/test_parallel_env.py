@@ -13,7 +13,7 @@ from refusals import raises
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.players import PolicyEngine, legal_actions
 from forge_agents.testing import check_env
 
 
@@ -313,13 +313,14 @@ def test_agent_without_an_observation_is_named():
     assert episode.error.message == "'b' takes part but has no observation. Return one for each agent"
 
 
-@pytest.mark.parametrize("listed", [np.array(["go", "stop"]), {"go": 1, "stop": 2}.keys(), ("go", "stop")])
+@pytest.mark.parametrize("listed", [np.array(["go", "stop"]), {"go": 1, "stop": 2}.keys(), {"stop", "go"}])
 def test_legal_actions_of_a_plain_environment_may_be_any_collection(listed):
     class Listed(Rounds):
         def reset(self, seed=None, options=None):
             seen, _ = super().reset()
             return seen, {agent: {"legal_actions": listed} for agent in seen}
 
+    assert legal_actions({"legal_actions": listed}) == ("go", "stop")  # in all processes, also if it is a set
     episode = run(Listed(), dict.fromkeys("ab", fa.Random()))
     assert episode.error is None and {turn.action for turn in episode.turns[:2]} <= {"go", "stop"}
 
