@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forge_agents import safe_yaml
-from forge_agents.files import user_path
+from forge_agents.files import open_plain, user_path
 from forge_agents.policy import Policy
 
 _log = logging.getLogger(__name__)
@@ -17,9 +18,21 @@ _OF_PROMPTS = ("thinking", "keep_reasoning", "context")
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """Return the settings of a run. Empty if they cannot be read."""
+    """Return the settings of a run, which the caller must not change. Empty if they cannot be read."""
+    file = run / "config.yaml"
     try:
-        settings: Any = safe_yaml.read(run / "config.yaml")
+        status = file.lstat()
+    except (OSError, ValueError):
+        return {}
+    return _settings_in(file, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _settings_in(file: Path, *_stamp: int) -> dict[str, Any]:
+    """Read a file of settings once per change: a stranger's file takes seconds, and a run may have many policies."""
+    try:
+        with open_plain(file) as stream:  # a pipe would block
+            settings: Any = safe_yaml.read_stream(stream, name=str(file))
     except (OSError, ValueError):
         return {}
     return settings if isinstance(settings, dict) else {}

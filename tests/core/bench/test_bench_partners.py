@@ -8,6 +8,7 @@ from bench_helpers import KUHN, WordGame, play
 from refusals import raises
 
 import forge_agents as fa
+from forge_agents import safe_yaml
 from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench.entrants import read_player, short_names
 from forge_agents.bench.merge import leaderboard
@@ -234,6 +235,25 @@ def test_exported_model_reads_the_prompts_of_its_training(tmp_path):
     assert read_player(str(one / "base")).context == "end"
     expected = fa.Policy(str(team / "export/b"), context="summarize")
     assert read_player(str(team)).policies == {"player_0": expected} and read_player(str(team / "export/b")) == expected
+
+
+def test_settings_of_a_run_are_read_once_for_all_its_agents(tmp_path, monkeypatch):
+    (tmp_path / "export/p").mkdir(parents=True)
+    (tmp_path / "export/p/config.json").write_text("{}")
+    read, texts = safe_yaml.read_stream, []
+
+    def counted(stream, *, name):
+        texts.append(name)
+        return read(stream, name=name)
+
+    monkeypatch.setattr(safe_yaml, "read_stream", counted)
+    for context in ("newest", "window"):  # a changed file is read again
+        rows = {"policies": {"p": {"trainable": True, "context": context}}}
+        mapping = {f"player_{number}": "p" for number in range(300)}
+        (tmp_path / "config.yaml").write_text(json.dumps({**rows, "policy_mapping": mapping}))
+        team = read_player(str(tmp_path))
+        assert len(team.policies) == 300 and {policy.context for policy in team.policies.values()} == {context}
+    assert texts == [str(tmp_path / "config.yaml")] * 2
 
 
 @pytest.mark.parametrize("folder", ["export", "checkpoints/step-000002"])

@@ -1,6 +1,8 @@
 import asyncio
 import itertools
 import json
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,6 +64,21 @@ def test_policy_with_other_prompts_than_its_model_was_trained_with_is_named(star
     (message,) = caplog.messages
     assert "policy 'a' has keep_reasoning='all', context='end'" in message
     assert f"{export} was trained with keep_reasoning='turn', context='newest'" in message
+
+
+def test_pipe_next_to_an_export_does_not_stall_the_start(started, tmp_path):
+    (tmp_path / "export").mkdir()
+    os.mkfifo(tmp_path / "config.yaml")
+
+    def end_reader():
+        os.close(os.open(tmp_path / "config.yaml", os.O_RDWR))
+
+    timer = threading.Timer(10.0, end_reader)
+    timer.start()
+    result, _ = started(policies(tmp_path / "export", "a"))
+    was_in_time = timer.is_alive()
+    timer.cancel()
+    assert was_in_time and result.policy_engines.keys() == {"a"}
 
 
 def test_trainable_policies_have_engines_and_adapters_share_one(started, tmp_path):
