@@ -87,7 +87,7 @@ def test_match_assigns_players():
         ("random", "player_0"),
     ]
     assert {m.opponent for m in evaluation_matches(fa.League(HERO), AGENTS, 2)} == {"hero-000000"}
-    assert fa.League(HERO, anchors=(fa.Random(name="hero-000000"),)).start == "hero-000000"
+    assert fa.League(HERO, anchors=(fa.Random(name="hero-0"),)).start == "hero-000000"
 
 
 def test_held_out_opponents_are_met_only_in_evaluations():
@@ -211,6 +211,8 @@ def declared(league, agents=None):
         (lambda: fa.League(HERO, self_play=1, opponents_per_step=1), "opponents_per_step=1 has no effect"),
         (lambda: fa.League(HERO, opponents="pfps"), "Did you mean 'pfsp'"),
         (lambda: fa.League(HERO, anchors=(fa.Policy("m", name="x"),)), "'x' of anchors is trainable"),
+        (lambda: fa.League(HERO, anchors=(fa.Random(name="hero-000005"),)), "'hero-000005' of anchors has a name of"),
+        (lambda: fa.League(HERO, held_out=(fa.Random(name="hero-000000"),)), "'hero-000000' of held_out has a name of"),
         (lambda: declared(fa.League(HERO, anchors=(RANDOM, RANDOM))), "different names"),
         (lambda: declared(fa.League(HERO, anchors=(fa.Random(name="hero"),))), "two policies .* are called 'hero'"),
         (lambda: declared(fa.League(HERO), {"duel": AGENTS, "solo": ("a",)}), "of a league need the same agents"),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,10 @@ class League(LeagueConfig):
                     raise TypeError(f"{name} must hold policies, got {type(opponent).__name__}; e.g. fa.Random()")
                 if isinstance(opponent, Policy) and opponent.trainable:
                     raise ValueError(f"{opponent.name!r} of {name} is trainable, and must not be: trainable=False")
+                if re.fullmatch(rf"{re.escape(self.policy.name)}-\d{{6,}}", opponent.name):
+                    raise ValueError(
+                        f"{opponent.name!r} of {name} has a name of the league's snapshots. Give it another name="
+                    )
 
     @property
     def fixed(self) -> tuple[AnyPolicy, ...]:
