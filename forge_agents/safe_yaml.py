@@ -76,6 +76,8 @@ def load(text: str, *, name: str = "", loader: Callable[[str], BoundedLoader] = 
             begins with ``NAME:LINE:COLUMN`` where the place is known.
     """
     where = name or "the text"
+    if len(text) > _MAX_BYTES:
+        raise _too_large(where)
     try:
         return yaml.load(text, Loader=loader)  # type: ignore[arg-type]  # noqa: S506  # a safe loader
     except yaml.MarkedYAMLError as error:
@@ -117,8 +119,12 @@ def read_bytes(file: Path) -> bytes:
 def _bounded(stream: IO[bytes], name: str) -> bytes:
     content = stream.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"{name} has more than {_MAX_BYTES // 1_000_000} MB. A file of settings is smaller")
+        raise _too_large(name)
     return content
+
+
+def _too_large(name: str) -> ValueError:
+    return ValueError(f"{name} has more than {_MAX_BYTES // 1_000_000} MB. A file of settings is smaller")
 
 
 def _check_size(root: yaml.Node) -> None:

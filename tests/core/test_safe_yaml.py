@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import raises
 
 from forge_agents import safe_yaml
 
@@ -72,6 +73,7 @@ def test_large_file_is_not_read_completely(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"config.yaml has more than 10 MB"):
         safe_yaml.read(tmp_path / "config.yaml")
+    raises(ValueError, "the text has more than 10 MB", safe_yaml.load, "#" * 10_000_001)
 
 
 def test_no_other_module_loads_yaml():

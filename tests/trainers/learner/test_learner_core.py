@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import threading
 import time
@@ -351,6 +352,18 @@ def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(tiny_llama
         core.train_step(batch)
         core.train_step(batch)
     assert relative_gap(weights(alone), weights(saved)) == relative_gap(weights(alone), weights(loaded)) == 0
+
+
+@pytest.mark.parametrize("version", [-7, 2**54, 10**400, 1.5, math.inf, "3", None, True], ids="{!r:.9}".format)
+def test_checkpoint_with_a_version_that_no_learner_has_is_refused(tiny_llama, tmp_path, version):
+    """Engines and batches hold versions as 64-bit numbers."""
+    core = LearnerCore(config(tiny_llama))
+    core.version = version
+    core.save(tmp_path / "step-9")
+    core.version = 2
+    with pytest.raises(RunFolderError, match=r"step-9 has version=.*Expected a whole number from 0 to 2\^53"):
+        core.load(tmp_path / "step-9")
+    assert core.version == 2
 
 
 def test_a_broken_checkpoint_is_refused(tiny_llama, tmp_path):

@@ -163,6 +163,9 @@ def test_a_run_is_not_continued_on_other_data(trainer):
         run.fit(chats(8), steps=1)
     with trainer() as run, pytest.raises(RunFolderError, match="holds a run on other data"):
         run.fit(chats(8, start=1), steps=2)
+    (run.out_dir / "data.sha256").write_bytes(b"\xff")  # damaged
+    with trainer() as run, pytest.raises(RunFolderError, match="holds a run on other data"):
+        run.fit(chats(8), steps=2)
 
 
 def test_epoch_has_every_row_once_in_a_new_order():

@@ -78,6 +78,9 @@ def test_adapter_is_not_exported_on_a_changed_start_model(run, tiny_llama, tmp_p
     settings["policies"]["hero"]["model"] = str(base)
     (run / "config.yaml").write_text(yaml.safe_dump({**settings, "weights": {"hero": sampled_hash(base)}}))
     assert same(export_checkpoint(run, out=run / "good"), run / "model-1")
+    (run / "config.yaml").write_text(yaml.safe_dump({**settings, "weights": [1]}))
+    assert same(export_checkpoint(run, out=run / "without-hashes"), run / "model-1")
+    (run / "config.yaml").write_text(yaml.safe_dump({**settings, "weights": {"hero": sampled_hash(base)}}))
     weights = load_file(base / "model.safetensors")
     save_file({name: value + 1 for name, value in weights.items()}, base / "model.safetensors", {"format": "pt"})
     with pytest.raises(RunFolderError, match=r"base, the start model of policy hero, has changed since the run"):

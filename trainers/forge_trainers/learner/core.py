@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from forge_agents.errors import RunFolderError
 from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.types import EpisodeBatch
@@ -42,6 +43,9 @@ from forge_trainers.learner.rates import learning_rate, with_rate
 from forge_trainers.learner.reference import Reference
 from forge_trainers.losses.correction import loss_columns, needed_samples
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
+
+_MAX_VERSION = 2**53
+"""Maximum version of weights in a checkpoint. Metrics hold it as a float."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -398,6 +402,9 @@ class LearnerCore:
         self._writer.wait()
         requested = self._state() if to_train else self._weights()
         state = checkpoint.load(requested, Path(folder), optional=("random", "reference"))
+        version = state["version"]
+        if type(version) is not int or not 0 <= version <= _MAX_VERSION:
+            raise RunFolderError(f"{folder} has version={version!r:.40}. Expected a whole number from 0 to 2^53")
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         if to_train:
             self._optimizers.load_state_dict(state["optimizer"])
@@ -405,8 +412,8 @@ class LearnerCore:
                 torch.set_rng_state(state["random"])
             if self._reference is not None and self._reference.moves:
                 self._reference.load(state.get("reference"))
-        self.version = int(state["version"])
-        return self.version
+        self.version = version
+        return version
 
     def export(self, folder: str | Path, dtype: torch.dtype | str | None = None) -> Path:
         """Write a Hugging Face model folder: safetensors, config.json and tokenizer files. Replaces an existing folder.

@@ -356,7 +356,7 @@ class OfflineTrainer(ABC, Generic[T]):
     def _keep_digest(self, digest: str) -> None:
         """Check that a resumed run has the same data: the order of rows depends on it."""
         file = self.out_dir / "data.sha256"
-        if self._checkpoints.any() and file.exists() and file.read_text() != digest:
+        if self._checkpoints.any() and file.exists() and file.read_text(errors="replace") != digest:
             raise RunFolderError(
                 f"{self.out_dir} holds a run on other data. Choose another out_dir, and the export of this run as the "
                 "model to continue from"

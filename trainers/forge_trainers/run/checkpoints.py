@@ -653,7 +653,7 @@ def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, tar
         try:
             policy = settings["policies"][name]
             lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
-            weights = settings.get("weights") or {}
+            weights = settings["weights"] if isinstance(settings.get("weights"), Mapping) else {}
             plan = LearnerPlan(model=str(models.resolve(policy["model"])), lora=lora, dump_folder=dump)
         except (KeyError, TypeError, AttributeError) as cause:
             raise RunFolderError(
