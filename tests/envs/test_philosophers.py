@@ -73,7 +73,8 @@ def test_goals_differ_between_seeds_and_further_meals_do_not_count():
 
 @pytest.mark.parametrize(
     ("text", "move"),
-    [("Take LEFT!", "left"), ("I take the right fork", "right"), ("release", "release"), ("wait, wait", "wait"),
+    [("Take LEFT!", "left"), ("I take the right fork", "right"), ("release", "release"), ("relea\u017fe", "release"),
+     ("wait, wait", "wait"),
      ("take left or wait", ""), ("left", ""), ("retake leftovers", ""), ("", "")],
 )  # fmt: skip
 def test_exactly_one_move_counts(text, move):

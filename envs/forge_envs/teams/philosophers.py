@@ -107,5 +107,5 @@ class DiningPhilosophers(ParallelTurnEnv):
 
 def parse_move(text: str) -> str:
     """Return "left", "right", "release" or "wait". Empty unless the text has exactly one move."""
-    moves = {(side or word).lower() for side, word in _MOVE.findall(text)}
+    moves = {(side or word).casefold() for side, word in _MOVE.findall(text)}
     return moves.pop() if len(moves) == 1 else ""

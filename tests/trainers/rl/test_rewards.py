@@ -446,6 +446,17 @@ def test_policy_metrics_precede_agents_of_the_same_name():
     assert (result["reward/a"], result["reward/b"]) == (5.0, 3.0)
 
 
+def test_mean_reward_precedes_agents_and_policies_called_mean_or_ci():
+    trajectories = {
+        agent: Trajectory(agent=agent, policy=policy, turns=(turn(agent, at, reward, policy=policy),))
+        for at, (agent, policy, reward) in enumerate((("mean", "ci", 3.0), ("ci", "mean", 5.0)))
+    }
+    one = EpisodeGroup(env_id="t", seed=0, episodes=(Episode(env_id="t", seed=0, trajectories=trajectories),))
+    for trained in ((), {"ci", "mean"}):
+        result = summarize(scored([one]), trained)
+        assert (result["reward/mean"], result["reward/ci"]) == (4.0, np.inf)
+
+
 def test_printed_result_omits_episodes():
     episodes = group((0, 1), (2, 3)).episodes
     result = EvalResult(reward=0.5, ci=0.1, by_agent={"a": 1.0}, by_policy={}, episodes=episodes, failed=0)

@@ -45,7 +45,8 @@ def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> 
 
     ``reward/mean`` is the mean over episodes of the mean over agents of `trained` policies (of all, if empty), and
     ``reward/ci`` the half-width of its 95 % confidence interval for a sample of seeds. ``reward/NAME`` and
-    ``reward_ci/NAME`` are the same by agent and by trained policy. A policy takes precedence over an agent of its name.
+    ``reward_ci/NAME`` are the same by agent and by trained policy. A policy takes precedence over an agent of its name,
+    and the mean and its interval over an agent or a policy called "mean" or "ci".
     """
     episodes = rewards_by(groups, "episode", trained).values()
     mean, half_width = mean_and_ci(
@@ -53,12 +54,10 @@ def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> 
     )
     named = {**rewards_by(groups, "agent"), **(rewards_by(groups, "policy", trained) if trained else {})}
     means = {name: mean_and_ci(*rewards) for name, rewards in named.items()}
-    return {
-        "reward/mean": mean,
-        "reward/ci": half_width,
-        **{f"reward/{name}": value for name, (value, _) in means.items()},
-        **{f"reward_ci/{name}": width for name, (_, width) in means.items()},
-    }
+    overall = {"reward/mean": mean, "reward/ci": half_width}
+    by_name = {f"reward/{name}": value for name, (value, _) in means.items()}
+    widths = {f"reward_ci/{name}": width for name, (_, width) in means.items()}
+    return {**overall, **by_name, **widths, **overall}
 
 
 def rewards_by(
