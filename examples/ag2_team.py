@@ -1,6 +1,7 @@
 """Two agents of AG2 are trained unchanged: a planner and a solver with a calculator, with a policy each.
 
-Only the address of the models differs from any other team: the program receives it. Needs ``pip install 'ag2[openai]'``.
+Only the address of the models differs from any other team: the program receives it. Needs
+``pip install 'ag2[openai]'``.
 
     python examples/ag2_team.py [--steps 20] [--model NAME] [--out runs/ag2]
 """
