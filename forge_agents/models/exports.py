@@ -56,7 +56,7 @@ def warn_about_prompts(policies: Iterable[Policy]) -> None:
         trained = trained_prompts(policy.model)
         if other := {name: value for name, value in trained.items() if getattr(policy, name) != value}:
             here = ", ".join(f"{name}={getattr(policy, name)!r}" for name in other)
-            there = ", ".join(f"{name}={value!r}" for name, value in other.items())
+            there = ", ".join(f"{name}={value!r:.40}" for name, value in other.items())
             message = (
                 "policy %r has %s, and %s was trained with %s. A model plays best with the prompts of its training"
             )

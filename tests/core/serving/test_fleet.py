@@ -64,6 +64,9 @@ def test_policy_with_other_prompts_than_its_model_was_trained_with_is_named(star
     (message,) = caplog.messages
     assert "policy 'a' has keep_reasoning='all', context='end'" in message
     assert f"{export} was trained with keep_reasoning='turn', context='newest'" in message
+    (tmp_path / "config.yaml").write_text(json.dumps({"policy": {"trainable": True, "thinking": "x" * 10_000}}))
+    started(policies(export, "a"))
+    assert len(caplog.messages[1]) < 1000, "a stranger's file may hold any text"
 
 
 def test_pipe_next_to_an_export_does_not_stall_the_start(started, tmp_path):

@@ -142,6 +142,23 @@ def test_changed_settings_keep_the_old_ones(tmp_path):
     assert "lr: 1" in (tmp_path / "config.previous.yaml").read_text()
 
 
+def test_long_keys_of_many_nested_settings_are_not_joined(tmp_path):
+    """They stand for 250 GB in a file of 10 MB."""
+    lines = ["policies:", " hero:", "  lora:"]
+    for depth in range(3, 13):
+        lines += [" " * depth + f"? {'x' * 5000}", " " * depth + ":"]
+    lines += [" " * 13 + f"k{number}: 1" for number in range(400)]
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    settings = {"policies": {"hero": {"lora": {"rank": 1}}}}
+    run = RunFolder(tmp_path, settings)
+    run.close()
+    assert run.changed == "config.yaml could not be read"
+    with pytest.raises(
+        RunFolderError, match=r"config\.yaml has names of settings with more than 10 million characters"
+    ):
+        check_resumable(tmp_path, settings, ["policies.hero.lora"])
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

@@ -148,7 +148,7 @@ def check_warm_start(folder: Path, name: str, policy: Policy, plan: WarmStart, a
     if key := next((key for key in {**now, **before} if before.get(key) != now.get(key)), ""):
         raise RunFolderError(
             visible(
-                f"{key} was {before.get(key)!s:.80} in the warm start in {folder} and is {now.get(key)!s:.80} in this "
-                "call. The warm start is done, so the change has no effect: set it back, or choose another out_dir"
+                f"{key:.200} was {before.get(key)!s:.80} in the warm start in {folder} and is {now.get(key)!s:.80} in "
+                "this call. The warm start is done, so the change has no effect: set it back, or choose another out_dir"
             )
         )

@@ -62,6 +62,9 @@ _RUN_KEYS = {
 }
 """Files of settings, and keys of which each has at least one."""
 _MAX_CHANGES = 20
+_MAX_NAMES = 10_000_000
+"""Maximum number of characters in the dotted keys of settings together. A megabyte of long keys in each other, with
+many values in the last, stands for far more."""
 _MAX_STEP = 1 << 53
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
 
@@ -93,14 +96,26 @@ def _as_written(value: Any) -> Any:
     return [_as_written(part) for part in value] if isinstance(value, list | tuple) else value
 
 
+def _by_key(settings: Any, at: str = "") -> dict[str, Any]:
+    """Return settings of a file by dotted key. Raises ValueError if the keys have more than `_MAX_NAMES` characters."""
+    result: dict[str, Any] = {}
+    size = 0
+    for key, value in leaves(settings, at):
+        size += len(key)
+        if size > _MAX_NAMES:
+            raise ValueError(f"names of settings with more than {_MAX_NAMES // 1_000_000} million characters together")
+        result[key] = value
+    return result
+
+
 def _changes(before: str, after: Mapping[str, Any]) -> str:
     """Return the settings in which a YAML text differs from `after`, at most `_MAX_CHANGES` of them."""
     try:
-        old, new = dict(leaves(safe_yaml.load(before))), dict(leaves(_as_written(after)))
+        old, new = _by_key(safe_yaml.load(before)), _by_key(_as_written(after))
     except ValueError:
         return "config.yaml could not be read"
     keys = [key for key in (new | old) if old.get(key) != new.get(key)]
-    changes = [f"{key}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MAX_CHANGES]]
+    changes = [f"{key:.200}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MAX_CHANGES]]
     return visible("; ".join([*changes, f"and {len(keys) - len(changes)} more"] if keys[len(changes) :] else changes))
 
 
@@ -145,7 +160,10 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
         if None in pair:  # None against several settings
             old, new = ({key: value} for value in pair)
         else:
-            old, new = (dict(leaves(value, key)) for value in pair)
+            try:
+                old, new = (_by_key(value, key) for value in pair)
+            except ValueError as cause:
+                raise RunFolderError(f"{folder / 'config.yaml'} has {cause}. Choose another out_dir") from None
         if changed := next((name for name in (old | new) if old.get(name) != new.get(name)), None):
             setting, values = changed, [str(side.get(changed)) for side in (old, new)]
             if key.startswith("weights."):  # name the model instead of its hash
@@ -159,8 +177,8 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
                 values = ["absent" if value == "None" else f"a model with hash {value}" for value in values]
             raise RunFolderError(
                 visible(
-                    f"{setting} is {values[0]} in the run in {folder} and {values[1]} in this call. It "
-                    f"cannot change when a run is resumed: set {setting} back, or choose another out_dir"
+                    f"{setting:.200} is {values[0]:.500} in the run in {folder} and {values[1]:.500} in this call. It "
+                    f"cannot change when a run is resumed: set {setting:.200} back, or choose another out_dir"
                 )
             )
 
