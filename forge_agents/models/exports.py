@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_agents import safe_yaml
 from forge_agents.files import open_plain, user_path
 from forge_agents.policy import Policy
 
@@ -30,6 +29,8 @@ def settings_of(run: Path) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4)
 def _settings_in(file: Path, *_stamp: int) -> dict[str, Any]:
     """Read a file of settings once per change: a stranger's file takes seconds, and a run may have many policies."""
+    from forge_agents import safe_yaml  # needs PyYAML, which packages that play without a model do not install
+
     try:
         with open_plain(file) as stream:  # a pipe would block
             settings: Any = safe_yaml.read_stream(stream, name=str(file))
