@@ -197,9 +197,9 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
     if outdated := outdated_export(run):
         _log.warning("player %r: %s", text, outdated)
     if (folder / "config.json").exists():
-        return exported(text, sampling)
+        return _exported(text, sampling)
     if (export / "config.json").exists():
-        return exported(str(export), sampling)
+        return _exported(str(export), sampling)
     models = {config.parent.name: str(config.parent) for config in sorted(export.glob("*/config.json"))}
     if not models and (run == folder or (folder / "checkpoints").is_dir()):
         raise ValueError(
@@ -209,7 +209,7 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
         )
     if not models:
         return Policy(text, sampling=sampling)
-    policies = {agent: exported(models[name], sampling) for agent, name in _agents_of(run) if name in models}
+    policies = {agent: _exported(models[name], sampling) for agent, name in _agents_of(run) if name in models}
     if not policies:
         raise ValueError(
             f"player {text!r} has {len(models)} models, and {run / 'config.yaml'} does not say which agents they act "
@@ -218,7 +218,7 @@ def _model_or_run(text: str, sampling: Sampling) -> Player:
     return Team(policies, from_run=True)
 
 
-def exported(model: str, sampling: Sampling) -> Policy:
+def _exported(model: str, sampling: Sampling) -> Policy:
     """Return a policy with `model`. If a run has exported the model, its prompts are those of the training."""
     return Policy(model, sampling=sampling, **trained_prompts(model))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forge_agents.display import visible
 from forge_agents.envs import registry
 from forge_agents.episodes.play import play
 from forge_agents.errors import PlayerLeftError, did_you_mean
-from forge_agents.policy import AnyPolicy, Endpoint, Human, Oracle, Random, Sampling
+from forge_agents.models.exports import trained_prompts
+from forge_agents.policy import AnyPolicy, Endpoint, Human, Oracle, Policy, Random, Sampling
 from forge_agents.rollout.episode import PlayableEnv
 from forge_agents.rollout.rollout import close
 from forge_agents.rollout.terminal import Terminal, terminal
@@ -60,9 +61,8 @@ class PlayConfig:
     def other(self) -> AnyPolicy:
         """Player for the other agents."""
         if self.model:
-            from forge_agents.bench.entrants import exported  # loads much that other commands do not need
-
-            return replace(exported(self.model, self.sampling), name="model", trainable=False)
+            prompts = trained_prompts(self.model)
+            return Policy(self.model, name="model", sampling=self.sampling, trainable=False, **prompts)
         if self.endpoint:
             return Endpoint(self.endpoint, self.endpoint_model, api_key_env=self.api_key_env, sampling=self.sampling)
         if self.opponent == "oracle":

@@ -68,6 +68,6 @@ def _policies_of(run: Path) -> dict[str, Mapping[str, Any]]:
     """Return the settings of a run's policies by name."""
     settings = settings_of(run)
     policies = settings.get("policies") or {"": settings.get("policy")}  # supervised training has one policy
-    return (
-        {name: each for name, each in policies.items() if isinstance(each, dict)} if isinstance(policies, dict) else {}
-    )
+    if not isinstance(policies, dict):
+        return {}
+    return {name: each for name, each in policies.items() if isinstance(each, dict)}

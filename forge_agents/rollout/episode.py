@@ -452,15 +452,18 @@ def _step(
             del reported[agent]
     paid = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
     other_rewards = {agent: _finite(reward, agent) for agent, reward in paid.items() if agent not in env.agents}
-    owed = {}
-    for agent in before:
-        if agent not in env.agents and not (decision is None and agent == acting) and agent not in reported:
-            owed[agent] = env._cumulative_rewards.get(agent, 0.0)
+    excluded = {*env.agents, *reported}  # they have a turn left, or their last reward
+    excluded |= {acting} if decision is None else set()
     results = {
         agent: _StepResult.of(
-            agent, reward, env.terminations.get(agent, True), env.truncations.get(agent), env.infos.get(agent, {})
+            agent,
+            env._cumulative_rewards.get(agent, 0.0),
+            env.terminations.get(agent, True),
+            env.truncations.get(agent),
+            env.infos.get(agent, {}),
         )
-        for agent, reward in owed.items()
+        for agent in before
+        if agent not in excluded
     }
     return results, other_rewards, None if was_illegal else env.infos.get(acting, {}).get("illegal") or None
 

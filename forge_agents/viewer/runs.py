@@ -310,17 +310,17 @@ def _thinned(rows: Mapping[int, _Row], every: int, last: int) -> dict[int, _Row]
     first value of a curve since the last row that stays is kept if that row has none.
     """
     thinned: dict[int, _Row] = {}
-    shown: set[int] = set()
+    present: set[int] = set()
     for n, row in rows.items():
         curves, values = row
         if n % every == 0:
-            shown = set(curves)
+            present = set(curves)
             thinned[n] = row
         elif n == last:
             thinned[n] = row
-        elif not shown.issuperset(curves):
-            pairs = [pair for pair in zip(curves, values, strict=True) if pair[0] not in shown]
-            shown.update(curves)
+        elif not present.issuperset(curves):
+            pairs = [pair for pair in zip(curves, values, strict=True) if pair[0] not in present]
+            present.update(curves)
             thinned[n] = array("H", (curve for curve, _ in pairs)), array("d", (value for _, value in pairs))
     return thinned
 

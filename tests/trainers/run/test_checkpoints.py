@@ -263,7 +263,10 @@ def test_random_state_of_a_seeded_process_is_accepted():
     np.random.seed(0)  # noqa: NPY002  # the first word of such a state is 2**31
     random.seed(0)
     randomness = ProcessRandomness()
-    randomness.load_state_dict(randomness.state_dict())
+    state = randomness.state_dict()
+    drawn = random.random(), np.random.random()  # noqa: NPY002
+    randomness.load_state_dict(state)
+    assert (random.random(), np.random.random()) == drawn  # noqa: NPY002
 
 
 def test_checkpoint_that_a_killed_run_has_half_deleted_goes_with_the_next(tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> 
     overall = {"reward/mean": mean, "reward/ci": half_width}
     by_name = {f"reward/{name}": value for name, (value, _) in means.items()}
     widths = {f"reward_ci/{name}": width for name, (_, width) in means.items()}
-    return {**overall, **by_name, **widths, **overall}
+    return overall | by_name | widths | overall  # first, and not replaced by a policy called "mean"
 
 
 def rewards_by(
