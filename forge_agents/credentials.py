@@ -55,6 +55,8 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 """A credential after its name, as in a command line or the query of a URL."""
+_FLAG = re.compile(r"(?<![\w-])(--?([A-Za-z][\w-]*)[ \t]+[\"']?)((?!-)[^\s\"']+)")
+"""A flag and its value within a command line."""
 _ADDRESS = re.compile(r"\b(?:https?|wss?)://[^\s/\"'<>]+/[^\s\"'<>?#]*", re.IGNORECASE)
 _PATH_KEY = re.compile(
     r"(:\d{2,5}/(?=[\w-]*\d)(?=[\w-]{16})|/(?=[\w-]*\d)(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?=\w{20}|[\w-]{40}))"
@@ -87,14 +89,20 @@ def without_keys(text: str) -> str:
     """Return `text` as `redact` does, but with whole addresses: their paths may hold a token, or name a service."""
     for pattern in (_ASSIGNED, _SCHEME):
         text = pattern.sub(rf"\1{HIDDEN}", text)
+    text = _FLAG.sub(lambda flag: f"{flag[1]}{HIDDEN}" if is_secret(flag[2], flag[3]) else flag[0], text)
     return _TEXTS.sub(HIDDEN, text)
 
 
 def redact_command(words: Sequence[str]) -> str:
-    """Return a command line in shell syntax, with ``(hidden)`` instead of each credential.
+    """Return a command line in shell syntax, without the credentials that `redact_words` hides."""
+    return shlex.join(redact_words(words))
+
+
+def redact_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with ``(hidden)`` instead of each credential.
 
     Credentials are values of flags or variables with the name of a credential, values of such variables of this
-    process, and texts in the form of a known credential.
+    process, and all that `redact` hides within a word.
     """
     secrets = {value for name, value in os.environ.items() if len(value) >= _LEAST_SECRET and is_secret_variable(name)}
 
@@ -108,4 +116,4 @@ def redact_command(words: Sequence[str]) -> str:
             else:
                 yield redact(re.sub("|".join(map(re.escape, secrets)), HIDDEN, word) if secrets else word)
 
-    return shlex.join(redacted())
+    return list(redacted())

@@ -165,7 +165,7 @@ def _read_run(folder: Path, export: Path) -> ServedPolicies | None:
 def _missing_model(policy: Policy) -> str:
     """Return why the model of a policy is not on this machine. Empty if it is."""
     try:
-        resolve(policy.model)
+        resolve(policy.model, offline=True)
     except ModelNotFoundError as cause:
         return str(cause)
     return ""

@@ -87,7 +87,7 @@ def is_builtin(name: str) -> bool:
     return name.casefold() in BUILTIN_NAMES
 
 
-def resolve(model: str | Path) -> Path:
+def resolve(model: str | Path, *, offline: bool = False) -> Path:
     """Return the local folder of a model. Download or unpack the model if necessary.
 
     A name is looked up as a built-in name, a local folder, in the local hub cache, as the hub id of a built-in model,
@@ -96,6 +96,7 @@ def resolve(model: str | Path) -> Path:
 
     Args:
         model: A built-in name, a folder in Hugging Face format with safetensors, or a hub id (``owner/name``).
+        offline: Download nothing, as for models that the files of a run name.
 
     Returns:
         Absolute path of a folder with config, tokenizer and all weights, checked by `check_complete`.
@@ -119,7 +120,7 @@ def resolve(model: str | Path) -> Path:
             f"model {name!r}: {folder.absolute()} {problem}. Give a folder, a hub id such as 'owner/name' or a "
             f"built-in model: {_builtin_names()}.{did_you_mean(name, [*BUILTIN_NAMES, *neighbors])}"
         )
-    return _from_hub(name)
+    return _from_hub(name, offline=offline)
 
 
 def download(model: str, ignore: Sequence[str] = ()) -> Path:
@@ -600,13 +601,17 @@ def _is_path_here(name: str) -> bool:
     return _cached_snapshot(name) is None
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, *, offline: bool) -> Path:
     cached = _cached_snapshot(name)
     if cached is not None and _is_complete(cached):
         return cached
     twin = _twin(name)
     if twin is not None:
         return _built_in(twin)
+    if offline:
+        raise ModelNotFoundError(
+            f"model {name!r} is not on this machine. Download it with `forge-agents list --models {name} --download`"
+        )
     try:
         folder = _snapshot(name, ())
     except ModelNotFoundError:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import re
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -89,7 +90,7 @@ def build(config: EnginePlan) -> Any:
     """Build a vLLM engine in this process."""
     if config.eager and not visible_gpus():
         _patches.skip_inductor()
-    with without_packages(*_UNUSED_PACKAGES), with_lazy_package_names():
+    with without_packages(*_unused_packages()), with_lazy_package_names():
         from vllm import LLMEngine
 
     gc.freeze()  # otherwise the collections that vLLM starts visit all objects of its modules, for 4 s
@@ -108,6 +109,11 @@ def build(config: EnginePlan) -> Any:
         load_adapter(engine, number, lora, _initial_adapter(config, name), 0)
     _warm_up(engine)
     return engine
+
+
+def _unused_packages() -> tuple[str, ...]:
+    """Return packages to hide: none after an import of transformers, which remembers the packages that it found."""
+    return () if "transformers" in sys.modules else _UNUSED_PACKAGES
 
 
 def _free_bytes() -> float:

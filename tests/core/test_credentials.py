@@ -51,6 +51,7 @@ def test_key_of_a_known_form_is_hidden_within_a_text(secret):
         ("https://me:hunter2@host/x", f"https://{HIDDEN}@host/x"),
         ("https://host/v1?api_key=abc&x=1", f"https://host/v1?api_key={HIDDEN}&x=1"),
         ("--token=abc run", f"--token={HIDDEN} run"),
+        ("serve --api-key hunter2 --eos-token x", f"serve --api-key {HIDDEN} --eos-token x"),
         ("at ws://127.0.0.1:8123/0123456789abcdef/ws: no", f"at ws://127.0.0.1:8123/{HIDDEN}/ws: no"),
         ("https://h/openenv/KYnp-euZA5QxYUMwWHKbJEvh1VJuRoZUSaVTr8qWTXRq?x", f"https://h/openenv/{HIDDEN}?x"),
         ("https://hooks.example/T00/B00/Xa3yyyyyyyyyyyyyyyyyyyyy.", f"https://hooks.example/T00/B00/{HIDDEN}."),
@@ -75,7 +76,21 @@ def test_ordinary_text_is_left(text):
 
 
 def test_long_texts_are_searched_quickly():
-    for part in ("a", "://", "sk-", "eyJ", "token ", "api_key = ", "bearer  ", "://a:", "x@", "http://a:80/", "/a1A"):
+    for part in (
+        "a",
+        "://",
+        "sk-",
+        "eyJ",
+        "token ",
+        "api_key = ",
+        "bearer  ",
+        "://a:",
+        "x@",
+        "http://a:80/",
+        "/a1A",
+        "--a ",
+        "-",
+    ):
 
         def search(count, part=part):
             redact(part * count)

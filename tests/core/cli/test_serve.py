@@ -3,8 +3,10 @@ import shutil
 import socket
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import yaml
+from huggingface_hub.errors import LocalEntryNotFoundError
 from process_checks import free_port
 from refusals import raises
 
@@ -260,6 +262,21 @@ def test_run_without_its_base_models_serves_its_exports(duel, settings):
     assert "fixed" not in served.names
     with pytest.raises(ModelNotFoundError, match="the model of policy fixed is missing: .*elsewhere"):
         find_policies(str(duel), policy="fixed")
+
+
+def test_models_that_a_run_names_are_not_downloaded(duel, settings, monkeypatch):
+    asked = []
+
+    def cached_only(name: str, **options):
+        asked.append(options.get("local_files_only", False))
+        raise LocalEntryNotFoundError("not cached")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached_only)
+    settings["policies"]["fixed"]["model"] = "stranger/670b"
+    write_settings(duel, settings)
+    missing = find_policies(str(duel)).missing["fixed"]
+    assert missing.endswith("Download it with `forge-agents list --models stranger/670b --download`")
+    assert asked and all(asked)
 
 
 def test_folder_of_models_with_any_names_is_served(tiny_llama, tmp_path):

@@ -493,7 +493,7 @@ def test_weights_in_another_format_say_so(folder):
 def test_a_path_that_does_not_exist_says_so(tmp_path, monkeypatch):
     raises(ModelNotFoundError, "does not exist", models.resolve, str(tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "_from_hub", lambda name: Path("/hub") / name)
+    monkeypatch.setattr(models, "_from_hub", lambda name, offline: Path("/hub") / name)
     assert models.resolve("mine/duel") == Path("/hub/mine/duel")
     (tmp_path / "mine" / "relay").mkdir(parents=True)
     (tmp_path / "train.yaml").touch()

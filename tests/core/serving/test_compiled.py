@@ -154,3 +154,11 @@ def test_different_models_do_not_share_compiled_code(model_config, tmp_path):
     keys += [model_config(base, dtype="float32").compute_hash()]
     keys += [model_config(folder, quantization="fp8").compute_hash() for folder in (base, copy)]
     assert len(set(keys)) == len(keys)
+
+
+def test_packages_are_not_hidden_from_a_library_that_has_found_them(monkeypatch):
+    """After `is_scipy_available() == True`, transformers imports scipy, and the engine's build would fail."""
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    assert "scipy" in _vllm._unused_packages()
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    assert _vllm._unused_packages() == ()
