@@ -240,8 +240,8 @@ def test_host_ends_with_a_killed_controller(tmp_path):
 
 
 def test_unreachable_host_is_named(run, tmp_path):
-    hosts = fa.Hosts(kind="attach", workers={"engines": (f"ipc://{tmp_path}/nobody",)}, start_timeout_s=3)
-    with pytest.raises(StallError, match=r"hosts engines-0, ipc://.*nobody, did not answer within start_timeout_s=3"):
+    hosts = fa.Hosts(kind="attach", workers={"engines": (f"ipc://{tmp_path}/nobody",)}, start_timeout_s=1)
+    with pytest.raises(StallError, match=r"hosts engines-0, ipc://.*nobody, did not answer within start_timeout_s=1"):
         run(mesh.launch_hosts(hosts))
 
 

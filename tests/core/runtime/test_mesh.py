@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -174,6 +174,14 @@ async def test_log_messages_of_users_have_no_prefix_while_monarch_runs(pair: Any
 # ---- the end
 
 
+@pytest.fixture
+def _ends_are_looked_for_every_second() -> Iterator[None]:
+    _monarch.poll_processes(1)
+    yield
+    _monarch.poll_processes(10)
+
+
+@pytest.mark.usefixtures("_ends_are_looked_for_every_second")
 async def test_killed_process_is_named_and_others_continue(pair: Any, probe_actors: ModuleType) -> None:
     async with spawned("victim") as procs:
         victim = procs.spawn("probe", probe_actors.Probe)
@@ -338,11 +346,11 @@ async def main():
     procs = mesh.spawn_procs("victim", threads=1)
     probe = procs.spawn("probe", Probe)
     pid = await mesh.with_deadline(probe.pid.choose(), 200, who="victim", what="pid")
-    _monarch.configure(message_delivery_timeout="3s")  # Monarch's own is 30 s
+    _monarch.configure(message_delivery_timeout="1s")  # Monarch's own is 30 s
     _monarch.ReplyPort().call(probe.answer_and_end)  # nobody waits for the answer
     while mesh.pids(procs) == [pid]:
         await asyncio.sleep(0.1)
-    await asyncio.sleep(8)
+    await asyncio.sleep(3)
     print("alive")
 
 asyncio.run(main())

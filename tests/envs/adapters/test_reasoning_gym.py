@@ -329,12 +329,12 @@ def test_copies_of_the_input_and_zeros_earn_nothing():
 
 def test_a_copy_of_the_string_answers_few_questions_of_string_insertion():
     env, copies = fa.make("reasoning-gym/string_insertion-v0"), 0
-    for seed in range(100):
+    for seed in range(40):
         string = begin(env, seed).unwrapped._entry["metadata"]["string"]
         reward, info = answered(env, seed, string)
         copies += reward == 1
         assert ReasoningGymScore()._grade(trajectory_of(string, info)) == reward
-    assert 10 <= copies <= 35  # 88 without the redraw
+    assert 4 <= copies <= 14  # 35 without the redraw
 
 
 def trajectory_of(text, info):
