@@ -43,7 +43,8 @@ REPORT_S = 2.0
 _POLL_S, _REMOTE_POLL_S, _IDLE_POLL_S = 600, 1, 10
 """Seconds between Monarch's checks for ended processes, in a run on this host, in one with other hosts, and without a
 run. The kernel reports the end of a local process at once."""
-_GRACE_S = 2.0
+_GRACE_S, _DEAD_GRACE_S = 2.0, 0.3
+"""Seconds that Monarch gets to end processes that live, and to confirm the end of those that have ended."""
 _log = logging.getLogger(__name__)
 _LATE_S = 1.0
 """A thread that wakes up so much too late, and after twice the time that it wanted to wait, was blocked."""
@@ -445,7 +446,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0, at_once: bool = False
     if entry is None:
         return
     if not entry.allocation.is_remote and len(ended(mesh)) == entry.allocation.each:
-        timeout_s = min(timeout_s, _GRACE_S)  # all are dead already, which Monarch may never notice
+        timeout_s = min(timeout_s, _DEAD_GRACE_S)  # all are dead already, which Monarch may never notice
     if _spawned.pop(id(mesh), None) is None:  # another thread is stopping it
         return
     if at_once:

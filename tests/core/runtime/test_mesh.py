@@ -243,7 +243,13 @@ async def test_crash_error_names_signal_place_and_last_lines(probe_actors: Modul
     assert caught.value.place.startswith("was ended by SIGILL in [(")
 
 
-async def test_process_that_ends_before_it_is_watched_is_noticed() -> None:
+async def test_process_that_ends_before_it_is_watched_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_deadline, limits_s = mesh.with_deadline, []
+
+    def noted(work: Any, timeout_s: float, **words: Any) -> Any:
+        limits_s.append(timeout_s)
+        return with_deadline(work, timeout_s, **words)
+
     async with spawned("brief") as procs:
         await wait_for(lambda: mesh.pids(procs))
         (pid,) = mesh.pids(procs)
@@ -253,6 +259,8 @@ async def test_process_that_ends_before_it_is_watched_is_noticed() -> None:
         error = await asyncio.wait_for(heartbeat.lost(), 120)
         assert isinstance(error, ActorDiedError) and "brief died" in str(error)
         assert mesh.ended(procs) == [pid]
+        monkeypatch.setattr(mesh, "with_deadline", noted)
+    assert limits_s and max(limits_s) < 1, "a restart does not wait for an end that Monarch does not notice"
 
 
 async def test_stop_ends_the_processes_and_may_be_called_twice(probe_actors: ModuleType) -> None:

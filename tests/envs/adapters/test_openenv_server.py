@@ -153,7 +153,7 @@ def test_server_that_ends_is_an_error_with_its_last_lines(tmp_path):
 def test_server_that_does_not_answer_is_ended(tmp_path):
     words = script(tmp_path, "import time; print('loading', flush=True); time.sleep(600)")
     with (
-        pytest.raises(OpenEnvServerError, match="did not answer /health on port .* within 1.5 s.*printed last 'loading'"),
+        pytest.raises(OpenEnvServerError, match="did not answer /health .* within 1.5 s.*printed last 'loading'"),
         openenv_server(words, start_s=1.5),
     ):
         pass
