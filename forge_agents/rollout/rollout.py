@@ -204,23 +204,20 @@ def agents_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ..
     return inspect_env(make_env, env_id, lambda env: tuple(env.possible_agents))
 
 
-def inspect_env(
-    make_env: Callable[[], PlayableEnv], env_id: str, read: Callable[[PlayableEnv], T], *, tries: int = 2
-) -> T:
-    """Create an environment, return the result of `read` on it, and close it.
+def inspect_env(make_env: Callable[[], PlayableEnv], env_id: str, read: Callable[[PlayableEnv], T]) -> T:
+    """Create an environment, return the result of `read` on it, and close it. A failure is tried once more."""
 
-    Raises:
-        Exception: The error of the last of `tries` attempts.
-    """
-    try:
+    def attempt() -> T:
         env = make_env()
-        result = read(env)
-    except Exception:
-        if tries <= 1:
-            raise
-        return inspect_env(make_env, env_id, read, tries=tries - 1)
-    close(env, env_id)
-    return result
+        try:
+            return read(env)
+        finally:
+            close(env, env_id)
+
+    try:
+        return attempt()
+    except Exception:  # noqa: BLE001  # environments are user code
+        return attempt()
 
 
 def close(env: PlayableEnv, env_id: str) -> None:

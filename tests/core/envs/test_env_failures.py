@@ -235,6 +235,18 @@ def test_failed_close_is_a_warning_when_agents_are_looked_up():
         agents_of(lambda: Turns("make"), "t/It-v0")
 
 
+def test_inspected_environment_is_closed_if_it_cannot_be_read():
+    closed = []
+
+    class Broken:
+        def close(self):
+            closed.append(self)
+
+    with pytest.raises(AttributeError, match="possible_agents"):
+        agents_of(Broken, "t/It-v0")
+    assert len(closed) == 2
+
+
 @pytest.mark.parametrize("where", ["make", "reset", "observe", "step", "close"])
 def test_a_benchmark_goes_on(where, tmp_path):
     class Rare(Turns):
