@@ -331,11 +331,6 @@ def rate_players(games: Sequence[Game], players: Sequence[str]) -> dict[str, Rat
 
 def _linked(wins_BKK: Floats) -> npt.NDArray[np.bool_]:
     """Return for each of B tables whether games link all players."""
-    met_BKK = (wins_BKK > 0) | (wins_BKK > 0).transpose(0, 2, 1)
-    reached_BK = np.zeros(met_BKK.shape[:2], np.bool_)
-    reached_BK[:, 0] = True
-    while True:
-        further = reached_BK | (met_BKK & reached_BK[:, :, None]).any(1)
-        if (further == reached_BK).all():
-            return np.asarray(reached_BK.all(1), np.bool_)
-        reached_BK = further
+    from scipy.sparse.csgraph import connected_components
+
+    return np.array([connected_components(wins_KK, directed=False)[0] == 1 for wins_KK in wins_BKK], np.bool_)

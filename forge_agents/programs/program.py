@@ -255,10 +255,6 @@ class Program(TurnEnv):
             return call(*args, **kwargs)
         return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
-    def fork(self) -> Self:
-        """Return a copy in the same state, for which the program runs again with the same answers."""
-        return copy.deepcopy(self)
-
     def snapshot(self) -> Mapping[str, Any]:
         """Return the whole state for `restore`."""
         return {"copy": copy.deepcopy(self)}
