@@ -180,6 +180,8 @@ def _check(report: Report) -> None:
     for name, value, kind in values:
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
+    if report.settings["seed"] < 0:
+        raise ValueError("settings.seed is negative, so no seeds of episodes follow from it")
     played = {record.played for record in report.records}
     if len({record.key for record in report.records}) < len(report.records) or len(played) < len(report.records):
         raise ValueError("it holds an episode more than once")

@@ -103,6 +103,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("episodes", 0, "leavers"), 3, ""),
         (("episodes", 0, "env"), "forge/Other-v0", "forge/Other-v0, which is not in its suite"),
         (("settings", "episodes"), {}, "settings.episodes must be a int, got a dict"),
+        (("settings", "seed"), -1, "settings.seed is negative"),
         (("settings", "episodes"), 10**12, "seeds together. Expected at most 1000000"),
         (("settings", "suite"), None, "KeyError: 'suite'"),
         (("settings", "partners"), 5, "settings.partners must be a list, got a int"),

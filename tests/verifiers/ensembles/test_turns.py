@@ -82,3 +82,14 @@ def test_turns_of_the_wrong_number_are_refused():
     with pytest.raises(ScoreError, match="'odd' scored a wrong number of turns"):
         assessed(Odd(), ROWS)
     assert checked_scores(Odd(), ROWS).tolist() == [0, 0, 0]
+
+
+def test_turn_on_which_the_verifier_fails_costs_its_trajectory_the_score():
+    def kind(trajectory):
+        if trajectory.turns[-1].action == "rude":
+            raise ValueError("refused")
+        return 1.0
+
+    result = PerTurn(Rule(kind)).assess([spoke("kind", "rude"), spoke("kind", "kind")])
+    np.testing.assert_array_equal(result.scores, [np.nan, 1.0])
+    assert list(result.failed) == [0] and "refused" in result.failed[0]

@@ -305,6 +305,16 @@ def test_every_turn_can_have_a_question_of_its_own(serve_chat):
         assert not judge.sees_groups
 
 
+def test_turn_without_a_reply_costs_its_trajectory_the_score(serve_chat):
+    def reply(request):
+        return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "refused"}})
+
+    with Judge(serve_chat(reply).endpoint_with(retries=0), "Is it right?", view="turns") as judge:
+        result = judge.assess([said("4", "bad"), said("4", "4")])
+    np.testing.assert_array_equal(result.scores, [np.nan, 1.0])  # a mean of the other turns would be 1, too
+    assert list(result.failed) == [0] and "refused" in result.failed[0]
+
+
 def test_nonsense_abstains_and_is_counted(serve_chat):
     def reply(request):
         return "As a language model" if is_four(request) == "no" else "yes"

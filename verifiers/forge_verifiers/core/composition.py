@@ -138,14 +138,15 @@ class PerTurn(Nested):
         return max_duration_s(self.verifier, _prefixes(trajectories), default_s)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The score of each turn and their mean without abstentions, or NaN if no turn has a score."""
+        """The score of each turn and their mean without abstentions, or NaN if one failed or none has a score."""
         prefixes = _prefixes(trajectories)
         result = assessed(self.verifier, prefixes) if prefixes else Assessment(scores=np.empty(0, np.float32))
         ends = np.cumsum([len(trajectory.turns) for trajectory in trajectories])
         turns = np.split(result.scores, ends[:-1]) if len(trajectories) else []
         means = [math.nan if np.isnan(scores).all() else float(np.nanmean(scores)) for scores in turns]
         rows = {k: int(np.searchsorted(ends, k, side="right")) for k in result.failed}
-        failed = {row: result.failed[k] for k, row in rows.items() if math.isnan(means[row])}
+        failed = {row: result.failed[k] for k, row in rows.items()}
+        means = [math.nan if row in failed else mean for row, mean in enumerate(means)]  # else a failure raises a mean
         return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
 
 

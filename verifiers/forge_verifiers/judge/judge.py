@@ -244,7 +244,8 @@ class Judge(Composable):
         rows = [np.array(row) for row in values]
         means = [float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in rows]
         turns = [row.astype(np.float32) for row in rows] if self.view == "turns" else None
-        failed = {row: e for row, each in enumerate(texts) if math.isnan(means[row]) and (e := _error(replies, each))}
+        failed = {row: e for row, each in enumerate(texts) if (e := _error(replies, each))}
+        means = [math.nan if row in failed else mean for row, mean in enumerate(means)]  # else a failure raises a mean
         return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
 
     def _grades(self, replies: Mapping[str, Reply]) -> dict[str, float | None]:
