@@ -115,11 +115,12 @@ def has_fast_bfloat16() -> bool:
     Without them, matrix products in bfloat16 are emulated: 4 to 60 times slower than in float32 on a processor with
     AVX2.
     """
-    return not _FAST_BFLOAT16.isdisjoint(_processor_flags())
+    return not _FAST_BFLOAT16.isdisjoint(processor_flags())
 
 
 @functools.cache
-def _processor_flags() -> frozenset[str]:
+def processor_flags() -> frozenset[str]:
+    """Return the names of the processor's instruction sets as Linux writes them. Empty where it does not tell."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:  # in a sandbox without /proc

@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import os
-import re
 import sys
 import tempfile
 import zlib
@@ -28,7 +27,7 @@ from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.policy import LoRA, Sampling
-from forge_agents.runtime.machine import available_bytes, visible_gpus
+from forge_agents.runtime.machine import available_bytes, processor_flags, visible_gpus
 from forge_agents.serving import _patches, memory
 from forge_agents.serving._shapes import adapted_layers, adapter_shapes, expected_shapes
 from forge_agents.serving._wire import Request
@@ -358,8 +357,7 @@ def _set_compile_cache() -> None:
     import torch
     from vllm import envs
 
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    target = [torch.__version__, str(torch.get_num_threads()), *sorted(flags[1].split() if flags else ())]
+    target = [torch.__version__, str(torch.get_num_threads()), *sorted(processor_flags())]
     prefix, root = "forge_agents-", Path(envs.VLLM_CACHE_ROOT)
     if root.name.startswith(prefix):  # set by an earlier engine of this process, or by its parent
         root = root.parent

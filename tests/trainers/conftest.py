@@ -49,7 +49,7 @@ def _random_samples(
 def fast_bfloat16() -> Iterator[None]:
     """Defaults and estimates of memory in this process are those of a processor with bfloat16 instructions."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "_processor_flags", lambda: frozenset(["avx512_bf16"]))
+        patch.setattr(machine, "processor_flags", lambda: frozenset(["avx512_bf16"]))
         yield
 
 

@@ -71,5 +71,5 @@ def test_machine_memory_applies_without_groups(root: Path) -> None:
 )
 def test_bfloat16_is_fast_with_instructions_for_it(monkeypatch: pytest.MonkeyPatch, cpuinfo: str, fast: bool) -> None:
     monkeypatch.setattr(Path, "read_text", lambda _: cpuinfo)
-    monkeypatch.setattr(machine, "_processor_flags", machine._processor_flags.__wrapped__)
+    monkeypatch.setattr(machine, "processor_flags", machine.processor_flags.__wrapped__)
     assert machine.has_fast_bfloat16() is fast

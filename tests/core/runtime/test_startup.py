@@ -77,9 +77,9 @@ def test_machine_is_described_by_its_gpus_if_any(monkeypatch, gpus, output):
     assert startup.machine() == startup.machine(1) == output
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(startup.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(machine, "_processor_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(machine, "processor_flags", lambda: frozenset({"avx2"}))
     assert startup.machine(1) == "1 of 3 CPU cores without bfloat16"
-    monkeypatch.setattr(machine, "_processor_flags", lambda: frozenset({"avx2", "avx512_bf16"}))
+    monkeypatch.setattr(machine, "processor_flags", lambda: frozenset({"avx2", "avx512_bf16"}))
     assert startup.machine() == startup.machine(3) == startup.machine(4) == "3 CPU cores"
     assert startup.machine(1) == "1 of 3 CPU cores"
 

@@ -96,6 +96,16 @@ def test_compile_cache_stays_in_the_configured_folder(monkeypatch, tmp_path):
     assert Path(os.environ["VLLM_CACHE_ROOT"]).parent == tmp_path
 
 
+def test_compile_cache_depends_on_the_processor_and_needs_no_proc(monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    roots = set()
+    for flags in ({"avx2"}, {"avx2", "avx512f"}, set()):
+        monkeypatch.setattr(_vllm, "processor_flags", lambda flags=flags: frozenset(flags))
+        _vllm._set_compile_cache()
+        roots.add(os.environ["VLLM_CACHE_ROOT"])
+    assert len(roots) == 3
+
+
 def test_compile_cache_depends_on_the_number_of_threads(monkeypatch, tmp_path):
     roots = set()
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
