@@ -73,6 +73,8 @@ STEP_S = 5.0
 MAX_QUOTED = 500
 """Maximum number of characters of a message of PettingZoo that may quote whole actions."""
 
+_SEEDED = "draw every random number from the rng that setup gets, or that reset(seed) makes"
+
 _HARMLESS = re.compile(
     r"not a NumPy array|should be gymnasium.spaces.box|recommend agents to be named|different observation space|"
     r"Agents have different|does not have a `render_mode`"
@@ -100,7 +102,7 @@ def pettingzoo_seed(case: Case) -> None:
     from pettingzoo.test import seed_test
 
     _same_spaces(case)
-    _run_test(seed_test, case.create, "draw every random number from the rng that setup gets", "setup")
+    _seed_test(seed_test, case.create, case.seeds[0])
 
 
 def _same_spaces(case: Case) -> None:
@@ -114,6 +116,23 @@ def _same_spaces(case: Case) -> None:
     env.close()
 
 
+def _seed_test(test: Callable[..., None], make: Callable[[], Any], seed: int) -> None:
+    """Run a seed test of PettingZoo, which samples the actions of two environments from their own action spaces."""
+    try:
+        _run_test(test, make, _SEEDED, "setup")
+    except BreachError as breach:
+        envs = [make(), make()]
+        for env in envs:
+            env.reset(seed=seed)
+        agents = [agent for agent in envs[0].possible_agents if len({id(env.action_space(agent)) for env in envs}) == 1]
+        for env in envs:
+            env.close()
+        if not agents:
+            raise
+        message = f"action_space({agents[0]!r}) is one object in two environments, so both sample from one generator"
+        raise BreachError(message, "create the spaces in the constructor", "action_space") from breach
+
+
 def pettingzoo_parallel(case: Case) -> str:
     """Run PettingZoo's `parallel_api_test` and `parallel_seed_test`. Returns unusual warnings."""
     from pettingzoo import ParallelEnv
@@ -123,7 +142,7 @@ def pettingzoo_parallel(case: Case) -> str:
     if not isinstance(env, ParallelEnv):
         raise NotApplicableError("not a ParallelEnv")
     notes = _run_test(parallel_api_test, env, "derive from ParallelTurnEnv, or see PettingZoo's parallel_api_test")
-    _run_test(parallel_seed_test, case.build, "draw every random number from the rng that setup gets", "setup")
+    _seed_test(parallel_seed_test, case.build, case.seeds[0])
     return notes
 
 
@@ -317,7 +336,7 @@ def _excerpt(action: str) -> str:
     return f"{action[:40]!r}" + (f"... ({len(action)} characters)" if len(action) > 40 else "")
 
 
-_KEEP_STATE = "keep all state on the instance, and draw every random number from the rng that setup gets"
+_KEEP_STATE = f"keep all state on the instance, and {_SEEDED}"
 _NO_GLOBALS = "draw from self.rng. All environments of the process share the global generators"
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gymnasium.spaces import Text
-from plain_env import Plain, PlainAEC
+from plain_env import Plain, PlainAEC, PlainParallel
 from refusals import raises
 
 import forge_agents as fa
@@ -323,6 +323,19 @@ def test_space_that_is_new_in_each_call_is_named_once():
     )
     assert finding.fix == "create the spaces once, and return the same object from action_space"
     assert finding.where.endswith("Fresh.action_space")
+
+
+@pytest.mark.parametrize(("base", "check"), [(PlainAEC, "pettingzoo seed"), (PlainParallel, "pettingzoo parallel")])
+def test_action_space_that_two_environments_share_is_named(base, check):
+    shared = TextSpace(2000)
+
+    class Shared(base):
+        def action_space(self, agent):
+            return shared
+
+    finding = failures(Shared, check)[check]
+    assert finding.message == "action_space('a') is one object in two environments, so both sample from one generator"
+    assert finding.fix == "create the spaces in the constructor" and finding.where.endswith("Shared.action_space")
 
 
 def test_quoted_message_of_pettingzoo_is_short():
