@@ -205,6 +205,8 @@ FEW_ROWS = "too few rows to distinguish it from chance: TPR - FPR is 0.020 [-0.3
         ({"tpr": 0.2, "fpr": 0.8, "tpr_error": math.nan}, {}, CHANCE),
         ({"tpr": 0.8, "fpr": 0.2, "tpr_error": 0.4}, {}, CHANCE),
         ({"tpr": 0.5, "fpr": 0.48}, {}, "no better than chance, according to the others"),
+        ({"tpr": 0.5, "fpr": 0.48, "tpr_error": 0.001, "fpr_error": 0.001}, {}, "hardly better than chance, according"),
+        ({"tpr": 0.48, "fpr": 0.5, "tpr_error": 0.001, "fpr_error": 0.001}, {}, "hardly worse than chance, according"),
         ({"tpr": 0.2, "fpr": 0.8}, {"clusters": 1}, "contradicted by other: only an anchor or labels can decide"),
         ({"weight": 0.05}, {}, "its errors correlate with those of others: 20 of them weigh as"),
         ({"weight": 0.05}, {"kind": "logistic"}, "the combiner does not use it"),

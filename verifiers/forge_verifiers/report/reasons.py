@@ -192,7 +192,8 @@ def _compared_with_chance(row: VerifierReport, rows: int, opponents: Sequence[st
     if significant and difference <= -chance:
         return f"worse than chance, so the ensemble counts its scores in reverse: {measured}"
     if not math.isnan(row.difference_error) and abs(difference) + 1.96 * row.difference_error < 2 * _SMALL:
-        return f"no better than chance, according to the others: {measured}"
+        relation = "no better" if not row.side else "hardly better" if difference > 0 else "hardly worse"
+        return f"{relation} than chance, according to the others: {measured}"
     if rows < _FEW_ROWS:
         return f"too few rows to distinguish it from chance: {measured}"
     return f"these rows do not distinguish it from chance: {measured}"
