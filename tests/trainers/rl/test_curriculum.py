@@ -269,6 +269,8 @@ def test_replayed_seeds_do_not_count_as_success():
     assert result[1]["curriculum/success/test/Dice-v0@1"] > before, "solved, it was forgotten: a seed like others"
     assert progress.replayed(replace(plan, replay=0.99), np.random.default_rng(1)) == ("test/Dice-v0@1", 0)
     before = progress.success("test/Dice-v0@1")
+    state, progress = progress.state_dict(), Progress()
+    progress.load_state_dict(state)  # resumed: the seed is known as one that was replayed
     late = [record(progress, plan, 1, [True, True], seed=0) for _ in range(2)]  # drawn twice before the first result
     assert {row["curriculum/success/test/Dice-v0@1"] for row in late} == {before}
 

@@ -232,6 +232,8 @@ class Progress:
             "seed_ids": np.array([env_id for env_id, _ in self._seeds], dtype=np.str_),
             "seeds": np.array([seed for _, seed in self._seeds], np.int64),
             "seed_success": np.array(list(self._seeds.values()), np.float64),
+            "replayed_ids": np.array([env_id for env_id, _ in self._replayed], dtype=np.str_),
+            "replayed_seeds": np.array([seed for _, seed in self._replayed], np.int64),
             "collected_ids": np.array(list(self._collected), dtype=np.str_),
             "collected": np.array(list(self._collected.values()), np.int64),
         }
@@ -248,6 +250,11 @@ class Progress:
             raise ValueError("seed_success holds 0 or 1. Expected rates of seeds whose episodes differed")
         self._success = dict(zip(ids, map(tuple, sums.tolist()), strict=True))
         self._seeds = dict(zip(zip(seed_ids, seeds.tolist(), strict=True), rates.tolist(), strict=True))
+        self._replayed = set()
+        if "replayed_ids" in state:  # earlier versions did not save it
+            replayed_ids = states.texts(state, "replayed_ids", -1)
+            replayed_seeds = states.whole(state, "replayed_seeds", len(replayed_ids), high=HELD_OUT_FROM - 1)
+            self._replayed = set(zip(replayed_ids, replayed_seeds.tolist(), strict=True))
         self._collected, self.ahead = Counter(), {}
         if "collected" in state:  # earlier versions did not save it
             names = states.texts(state, "collected_ids", -1)

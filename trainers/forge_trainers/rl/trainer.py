@@ -245,7 +245,7 @@ class GRPOTrainer:
     def _check_resumable(self, plan: RunPlan) -> None:
         """Before anything starts, check that `out_dir` is no other program's, and that a run in it can continue."""
         check_is_run(self.out_dir)
-        if self._lifecycle.processes is None and self._checkpoints.any():
+        if self._lifecycle.next_step is None and self._checkpoints.any():  # also with the engines of another run
             plan.check_resumable(self.out_dir, self._checkpoints)
 
     def _finished(self, plan: RunPlan, steps: int) -> FitResult | None:
