@@ -238,6 +238,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A test run that leaves processes behind has failed, and cleans up after itself."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
+    if workers := sys.modules.get("forge_agents.envs.workers.env"):
+        workers.shutdown()  # idle workers stay for the next environment
     deadline = time.monotonic() + 15
     while (left := _left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)
