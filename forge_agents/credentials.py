@@ -93,27 +93,28 @@ def without_keys(text: str) -> str:
     return _TEXTS.sub(HIDDEN, text)
 
 
+def secret_items(items: Sequence[Any]) -> list[bool]:
+    """Return whether each item is a credential by the flag before it, as in the arguments of a command."""
+    flags = [each.lstrip("-") if isinstance(each, str) and each.startswith("-") else "" for each in items]
+    return [bool(flag) and is_secret(flag, each) for flag, each in zip(("", *flags), items, strict=False)]
+
+
 def redact_command(words: Sequence[str]) -> str:
-    """Return a command line in shell syntax, without the credentials that `redact_words` hides."""
-    return shlex.join(redact_words(words))
-
-
-def redact_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with ``(hidden)`` instead of each credential.
+    """Return a command line in shell syntax, with ``(hidden)`` instead of each credential.
 
     Credentials are values of flags or variables with the name of a credential, values of such variables of this
-    process, and all that `redact` hides within a word.
+    process, and texts in the form of a known credential.
     """
     secrets = {value for name, value in os.environ.items() if len(value) >= _LEAST_SECRET and is_secret_variable(name)}
 
     def redacted() -> Iterator[str]:
-        for flag, word in zip(("", *words), words, strict=False):
+        for word, is_flags_secret in zip(words, secret_items(words), strict=True):
             name, equals, value = word.partition("=")
-            if flag.startswith("-") and is_secret(flag.lstrip("-"), word):
+            if is_flags_secret:
                 yield HIDDEN
             elif value and (is_secret_variable(name) or is_secret(name.lstrip("-"), value)):
                 yield f"{name}{equals}{HIDDEN}"
             else:
                 yield redact(re.sub("|".join(map(re.escape, secrets)), HIDDEN, word) if secrets else word)
 
-    return list(redacted())
+    return shlex.join(redacted())

@@ -19,7 +19,7 @@ from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_differen
 from forge_agents.bench.summary import Pair, partners_of
 from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.bench.verdicts import is_won_or_lost
-from forge_agents.credentials import HIDDEN, is_secret, redact, redact_words
+from forge_agents.credentials import HIDDEN, is_secret, redact, secret_items
 
 SPENT = ("prompt tokens", "sampled tokens", "cost")
 """Heads of the columns that `spent` fills."""
@@ -105,9 +105,7 @@ def _public(value: Any) -> Any:
     if isinstance(value, Mapping):
         return public_arguments(value)
     if isinstance(value, list | tuple):
-        if all(isinstance(each, str) for each in value):
-            return redact_words(value)  # such as the arguments of a server
-        return [_public(each) for each in value]
+        return [HIDDEN if hidden else _public(each) for hidden, each in zip(secret_items(value), value, strict=True)]
     if isinstance(value, str | os.PathLike):
         return redact(str(value))
     if isinstance(value, np.generic):

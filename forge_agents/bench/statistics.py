@@ -331,6 +331,12 @@ def rate_players(games: Sequence[Game], players: Sequence[str]) -> dict[str, Rat
 
 def _linked(wins_BKK: Floats) -> npt.NDArray[np.bool_]:
     """Return for each of B tables whether games link all players."""
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    return np.array([connected_components(wins_KK, directed=False)[0] == 1 for wins_KK in wins_BKK], np.bool_)
+    tables, count, _ = wins_BKK.shape
+    table, winner, loser = np.nonzero(wins_BKK > 0)
+    edges = np.ones(len(table)), (table * count + winner, table * count + loser)  # one graph with a part per table
+    _, part = connected_components(coo_array(edges, shape=(tables * count,) * 2), directed=False)
+    part_BK = part.reshape(tables, count)
+    return np.asarray((part_BK == part_BK[:, :1]).all(1), np.bool_)

@@ -124,12 +124,13 @@ def _seed_test(test: Callable[..., None], make: Callable[[], Any], seed: int) ->
         envs = [make(), make()]
         for env in envs:
             env.reset(seed=seed)
-        agents = [agent for agent in envs[0].possible_agents if len({id(env.action_space(agent)) for env in envs}) == 1]
+        first, second = envs
+        shared = [agent for agent in first.possible_agents if first.action_space(agent) is second.action_space(agent)]
         for env in envs:
             env.close()
-        if not agents:
+        if not shared:
             raise
-        message = f"action_space({agents[0]!r}) is one object in two environments, so both sample from one generator"
+        message = f"action_space({shared[0]!r}) is one object in two environments, so both sample from one generator"
         raise BreachError(message, "create the spaces in the constructor", "action_space") from breach
 
 

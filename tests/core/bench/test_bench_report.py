@@ -650,7 +650,5 @@ def test_arguments_in_reports_have_no_credentials():
     shown = public_arguments({"url": address, "headers": {"api_key": "hunter2", "x": [address]}, "number": 3})
     hidden = "http://127.0.0.1:8123/(hidden)"
     assert shown == {"url": hidden, "headers": {"api_key": "(hidden)", "x": [hidden]}, "number": 3}
-    shown = public_arguments(
-        {"args": ["--token", "hunter2", "--port", "80"], "command": "serve --api-key hunter2 -v 2"}
-    )
-    assert shown == {"args": ["--token", "(hidden)", "--port", "80"], "command": "serve --api-key (hidden) -v 2"}
+    shown = public_arguments({"args": ["--token", "hunter2", "--port", 80], "command": "serve --api-key hunter2 -v 2"})
+    assert shown == {"args": ["--token", "(hidden)", "--port", 80], "command": "serve --api-key (hidden) -v 2"}

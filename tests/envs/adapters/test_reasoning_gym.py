@@ -334,7 +334,7 @@ def test_a_copy_of_the_string_answers_few_questions_of_string_insertion():
         reward, info = answered(env, seed, string)
         copies += reward == 1
         assert ReasoningGymScore()._grade(trajectory_of(string, info)) == reward
-    assert 4 <= copies <= 14  # 35 without the redraw
+    assert 4 <= copies <= 14  # 88 % without the redraw
 
 
 def trajectory_of(text, info):

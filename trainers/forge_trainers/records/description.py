@@ -24,7 +24,7 @@ import numpy as np
 
 from forge_agents.bench.code import described
 from forge_agents.bench.fingerprints import digest
-from forge_agents.credentials import HIDDEN, is_secret, redact, without_keys
+from forge_agents.credentials import HIDDEN, is_secret, redact, secret_items, without_keys
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 64
@@ -147,12 +147,8 @@ class _Describer:
     def _listed(self, values: Sequence[Any], depth: int) -> Any:
         if len(values) > _MAX_ITEMS:
             return {"length": len(values), "hash": self._hash(values, depth)}
-        is_flag = [isinstance(each, str) and each.startswith("-") for each in values]  # a flag names the next value
-        before = ("", *(each.lstrip("-") if flag else "" for each, flag in zip(values, is_flag, strict=True)))
-        return [
-            HIDDEN if flag and is_secret(flag, each) else self.describe(each, depth)
-            for flag, each in zip(before, values, strict=False)
-        ]
+        hidden = secret_items(values)
+        return [HIDDEN if secret else self.describe(each, depth) for secret, each in zip(hidden, values, strict=True)]
 
     def _hash(self, values: Iterable[Any], depth: int) -> str:
         """Return a hash of `values`, as many as the limit allows."""

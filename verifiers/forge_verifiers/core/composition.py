@@ -22,6 +22,7 @@ from forge_verifiers.core.verifier import (
     check_unit_range,
     max_duration_s,
     range_of,
+    turn_means,
     verifier_of,
 )
 
@@ -143,11 +144,8 @@ class PerTurn(Nested):
         result = assessed(self.verifier, prefixes) if prefixes else Assessment(scores=np.empty(0, np.float32))
         ends = np.cumsum([len(trajectory.turns) for trajectory in trajectories])
         turns = np.split(result.scores, ends[:-1]) if len(trajectories) else []
-        means = [math.nan if np.isnan(scores).all() else float(np.nanmean(scores)) for scores in turns]
-        rows = {k: int(np.searchsorted(ends, k, side="right")) for k in result.failed}
-        failed = {row: result.failed[k] for k, row in rows.items()}
-        means = [math.nan if row in failed else mean for row, mean in enumerate(means)]  # else a failure raises a mean
-        return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
+        failed = {int(np.searchsorted(ends, k, side="right")): reason for k, reason in result.failed.items()}
+        return Assessment(scores=turn_means(turns, failed), turns=turns, failed=failed)
 
 
 def _prefixes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

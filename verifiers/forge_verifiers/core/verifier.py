@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, TypeAlias, cast, runtime_checkable
 
@@ -195,6 +195,18 @@ def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
     """
     numbers: dict[tuple[str, int, str], int] = {}
     return np.array([numbers.setdefault((t.env_id, t.seed, t.agent), len(numbers)) for t in trajectories], np.intp)
+
+
+def turn_means(turns: Sequence[Scores | NDArray[np.float64]], failed: Collection[int]) -> Scores:
+    """Return the mean of each trajectory's turn scores without abstentions: float32 ``[n]``, or NaN without a score.
+
+    The trajectories in `failed` get NaN, because their means would rise without the turn that failed.
+    """
+    means = [
+        math.nan if row in failed or np.isnan(scores).all() else float(np.nanmean(scores))
+        for row, scores in enumerate(turns)
+    ]
+    return np.array(means, np.float32)
 
 
 def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessment:

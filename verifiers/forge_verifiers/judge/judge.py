@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forge_agents.policy import Endpoint, Policy
 from forge_agents.types import Trajectory
-from forge_verifiers.core.verifier import Assessment, Composable, Scores, group_ids
+from forge_verifiers.core.verifier import Assessment, Composable, Scores, group_ids, turn_means
 from forge_verifiers.judge.clients import Chat, Conversation, EndpointChat, EngineChat, Question
 from forge_verifiers.judge.prompts import (
     Answer,
@@ -242,11 +242,9 @@ class Judge(Composable):
         self._count_nonsense(replies, grades)
         values = [[math.nan if (g := grades.get(text)) is None else g for text in questions] for questions in texts]
         rows = [np.array(row) for row in values]
-        means = [float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in rows]
         turns = [row.astype(np.float32) for row in rows] if self.view == "turns" else None
         failed = {row: e for row, each in enumerate(texts) if (e := _error(replies, each))}
-        means = [math.nan if row in failed else mean for row, mean in enumerate(means)]  # else a failure raises a mean
-        return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
+        return Assessment(scores=turn_means(rows, failed), turns=turns, failed=failed)
 
     def _grades(self, replies: Mapping[str, Reply]) -> dict[str, float | None]:
         """The grade of each reply. If most have one, unlikely choices count as well: the graded text caused them."""
