@@ -306,6 +306,7 @@ def test_all_tasks_of_each_level_are_drawn_before_any_is_repeated(replay):
             state, progress = progress.state_dict(), Progress()
             progress.load_state_dict(state)
             sampler = TaskSampler(plan, progress=progress)
+            assert sampler.tasks(0, step - 2, 4) == drawn[step - 2]  # a late group of the last trained step
             sample(step - 1)
         sample(step)
         if step:  # each step is sampled before the last one is trained

@@ -36,6 +36,7 @@ STATES = {
         "ids": texts("a", "b"), "success": np.array([[1.0, 2.0], [3.0, 3.0]]),
         "seed_ids": texts("a"), "seeds": np.array([5]), "seed_success": np.array([0.5]),
         "collected_ids": texts("a"), "collected": np.array([3]),
+        "last_step": np.array([4]), "last_ids": texts("a", "b"), "last_seeds": np.array([5, 9]),
     },
     stopping: {
         "agents": texts("t", "a").reshape(1, 2), "ranges": np.array([[0.0, 1.0]]), "scoring": texts("")[0],

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from forge_agents.settings import settings_class
 from forge_agents.types import EpisodeGroup
 
 _log = logging.getLogger(__name__)
+EnvSeed: TypeAlias = tuple[str, int]
+"""A group's environment and seed."""
 
 
 @settings_class
@@ -108,14 +111,16 @@ class Progress:
     def __init__(self) -> None:
         self._success: dict[str, tuple[float, float]] = {}
         """Decayed sum of success and decayed number of episodes. The number never falls below one."""
-        self._seeds: dict[tuple[str, int], float] = {}
+        self._seeds: dict[EnvSeed, float] = {}
         """Success rate of seeds whose episodes differed."""
-        self._replayed: set[tuple[str, int]] = set()
+        self._replayed: set[EnvSeed] = set()
         """Replayed seeds. A group may finish after its seed was solved and dropped."""
         self._collected: Counter[str] = Counter()
         """Number of groups with new seeds in all trained steps, by environment."""
-        self.ahead: dict[int, Counter[str]] = {}
-        """The same of each step that was sampled and not trained. Empty if no environment has a list of tasks."""
+        self._ahead: dict[int, tuple[list[EnvSeed], Counter[str]]] = {}
+        """Of each step that was sampled and not trained: its tasks, and its groups with new seeds by environment."""
+        self._last: tuple[int, list[EnvSeed]] = -1, []
+        """The last trained step, and its tasks. A resumed run collects its late groups again."""
         self._warned: set[str] = set()
 
     def record(
@@ -131,8 +136,11 @@ class Progress:
             ``curriculum/level``: mean position of the groups' environments in the curriculum, from 1.
             ``curriculum/success/ID``: success rate of each environment so far.
         """
-        if self.ahead:
-            self._collected += self.ahead.pop(min(self.ahead))
+        if self._ahead:
+            step = min(self._ahead)
+            pairs, new_groups = self._ahead.pop(step)
+            self._last = step, pairs
+            self._collected += new_groups
         ids = curriculum.env_ids
         groups = [group for group in groups if group.env_id in ids]
         levels = [ids.index(group.env_id) + 1 for group in groups]
@@ -152,8 +160,16 @@ class Progress:
 
     def collected_before(self, step: int) -> Counter[str]:
         """Return the number of groups with new seeds in all earlier steps, by environment."""
-        ahead = [counts for earlier, counts in self.ahead.items() if earlier < step]
+        ahead = [counts for earlier, (_, counts) in self._ahead.items() if earlier < step]
         return sum(ahead, Counter(self._collected))
+
+    def sampled(self, step: int, pairs: list[EnvSeed], new: Counter[str]) -> None:
+        """Note the tasks of a step, and its number of groups with new seeds by environment."""
+        self._ahead[step] = pairs, new
+
+    def trained_tasks(self, step: int) -> list[EnvSeed] | None:
+        """Return the tasks of `step` if it is the last trained one, otherwise None."""
+        return self._last[1] if step == self._last[0] else None
 
     def success(self, env_id: str) -> float:
         """Return the success rate of an environment with episodes, in [0, 1]."""
@@ -177,7 +193,7 @@ class Progress:
         shares: np.ndarray = curriculum.explore / len(chosen) + (1 - curriculum.explore) * chosen / chosen.sum()
         return shares
 
-    def replayed(self, curriculum: Curriculum, rng: np.random.Generator) -> tuple[str, int] | None:
+    def replayed(self, curriculum: Curriculum, rng: np.random.Generator) -> EnvSeed | None:
         """Return an environment and a seed to replay, or None for a new seed."""
         ids = curriculum.env_ids
         seeds = [key for key in self._seeds if key[0] in ids]
@@ -216,7 +232,7 @@ class Progress:
             )
         return clipped
 
-    def _keep_seed(self, curriculum: Curriculum, key: tuple[str, int], success: float) -> None:
+    def _keep_seed(self, curriculum: Curriculum, key: EnvSeed, success: float) -> None:
         if curriculum.replay and _variance(success):
             self._seeds[key] = success
         else:
@@ -236,6 +252,9 @@ class Progress:
             "replayed_seeds": np.array([seed for _, seed in self._replayed], np.int64),
             "collected_ids": np.array(list(self._collected), dtype=np.str_),
             "collected": np.array(list(self._collected.values()), np.int64),
+            "last_step": np.array([self._last[0]], np.int64),
+            "last_ids": np.array([env_id for env_id, _ in self._last[1]], dtype=np.str_),
+            "last_seeds": np.array([seed for _, seed in self._last[1]], np.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -255,11 +274,16 @@ class Progress:
             replayed_ids = states.texts(state, "replayed_ids", -1)
             replayed_seeds = states.whole(state, "replayed_seeds", len(replayed_ids), high=HELD_OUT_FROM - 1)
             self._replayed = set(zip(replayed_ids, replayed_seeds.tolist(), strict=True))
-        self._collected, self.ahead = Counter(), {}
+        self._collected, self._ahead, self._last = Counter(), {}, (-1, [])
         if "collected" in state:  # earlier versions did not save it
             names = states.texts(state, "collected_ids", -1)
             counts = states.whole(state, "collected", len(names))
             self._collected.update(dict(zip(names, counts.tolist(), strict=True)))
+        if "last_step" in state:
+            last_ids = states.texts(state, "last_ids", -1)
+            last_seeds = states.whole(state, "last_seeds", len(last_ids), high=HELD_OUT_FROM - 1)
+            (step,) = states.whole(state, "last_step", 1, low=-1).tolist()
+            self._last = step, list(zip(last_ids, last_seeds.tolist(), strict=True))
 
 
 def _variance(success: float) -> float:
