@@ -16,7 +16,7 @@ from forge_agents.bench.plan import SuiteEnv, lineups_of
 from forge_agents.bench.records import Record
 from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
-from forge_agents.display import PAGE_MARK
+from forge_agents.display import PAGE_MARK, visible_error
 from forge_agents.errors import ForgeError
 from forge_agents.files import MAX_BYTES, is_shallow, user_path, write_atomic
 from forge_agents.http_body import too_many_values
@@ -38,6 +38,9 @@ COMPARED_SETTINGS: Mapping[str, type] = {
 
 class ReportError(ForgeError, ValueError):
     """A file that is no complete report of a known version, or reports that cannot be compared."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible_error(message))  # reports of strangers are quoted
 
 
 @dataclass(frozen=True, kw_only=True)

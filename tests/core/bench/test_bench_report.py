@@ -120,6 +120,14 @@ def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value, me
     raises(ReportError, f"damaged report: .*{re.escape(message)}", board, tmp_path / "board.json")
 
 
+def test_error_quotes_a_strangers_report_briefly_and_visibly(report, tmp_path):
+    changed = change(report, "episodes", 0, "fault", value="\x1b[2J" + "x" * 100_000)
+    (tmp_path / "board.json").write_text(json.dumps(changed))
+    with pytest.raises(ReportError, match=r"failed by \\x1b\[2Jxxx") as refused:
+        board(tmp_path / "board.json")
+    assert len(str(refused.value)) < 10_000
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [({}, "holds an episode more than once"), ({"key": "f" * 16}, "holds an episode more than once"),
