@@ -6,6 +6,7 @@ import ast
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -140,13 +141,15 @@ async def test_calls_of_all_ranks_do_not_leak_memory(pair: Any) -> None:
     async def call() -> None:
         assert await mesh.call_all(pair, 2, "nap", 0, timeout_s=300, who="pair") == ["rested"] * 2
 
-    growth = []
-    for _ in range(4):  # a leak grows in every round, buffers only in some
+    growth, until = [], time.monotonic() + 120
+    while min(growth, default=math.inf) >= 2 * 400 * NUM_CALLS and time.monotonic() < until:
         before = allocated_bytes()
         for _ in range(NUM_CALLS // AT_ONCE):
             await asyncio.gather(*(call() for _ in range(AT_ONCE)))
+        await asyncio.sleep(1)  # a busy machine frees messages late
         growth.append(allocated_bytes() - before)
-    assert min(growth) < 2 * 400 * NUM_CALLS  # `call_one` of a new mesh leaks 1,100 bytes per call and rank
+    # buffers grow in some rounds, and a leak in each: `call_one` of a new mesh leaks 1,100 bytes per call and rank
+    assert min(growth) < 2 * 400 * NUM_CALLS, growth
 
 
 async def test_idle_processes_leave_no_memory_in_the_controller(pair: Any) -> None:
