@@ -12,6 +12,7 @@ import torch
 
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.runtime import mesh
+from forge_agents.runtime.heartbeat import Heartbeat
 from forge_agents.weights import Publisher, Subscriber, WeightStore, _layout
 
 WRITERS = """
@@ -226,7 +227,9 @@ def test_killed_writer_leaves_no_version(run, store, writers):
     async def main():
         subscriber, taken = Subscriber(store.ref, "mortal"), Taken()
         for first in (100, 110):  # the second writer takes over after the first
-            writer = mesh.spawn_procs("doomed", threads=1).spawn("writer", writers.Writer, store.ref, "mortal")
+            procs = mesh.spawn_procs("doomed", threads=1)
+            watch = Heartbeat(procs, 1, name="doomed", heartbeat_timeout_s=250)
+            writer = procs.spawn("writer", writers.Writer, store.ref, "mortal")
             publishing = writer.publish.call_one(first, first + 3)
             pid = await mesh.with_deadline(publishing, 250, who="doomed", what="publish")
             mapped = Path(f"/proc/{pid}/maps").read_text()
@@ -234,7 +237,7 @@ def test_killed_writer_leaves_no_version(run, store, writers):
             await read(subscriber, taken)
             assert all((tensor == float(first + 2)).all() for tensor in taken.tensors.values())
             with pytest.raises(ActorDiedError, match="doomed died"):
-                await mesh.with_deadline(writer.die_in.call_one(first + 3), 250, who="doomed", what="publish")
+                await watch.guard(writer.die_in.call_one(first + 3))
             with pytest.raises(StallError, match=f"was writing version {first + 3}, ended before it finished"):
                 await read(subscriber, taken)
         await Publisher(store.ref, "mortal").publish(8, some_weights(8))
