@@ -402,6 +402,9 @@ def test_damaged_reward_state_is_an_error(tmp_path):
         {"step": 1, "policies": ["hero"], "score": "best"},
         {"step": 1, "policies": ["hero"], "score": 10**400},
         {"step": math.inf, "policies": ["hero"]},
+        *({"step": 1, "policies": ["hero"], "score": score} for score in ([], {}, "", math.nan, math.inf)),
+        *({"step": 1, "policies": ["hero"], "files": files} for files in ([], "", {"hero/a": 1}, {"hero/a": []})),
+        *({"step": 1, "policies": ["hero"], "chunk_bytes": size} for size in (None, "", 1, 1.5, math.nan)),
         "[" * 100_000,
     ],
 )
@@ -413,6 +416,33 @@ def test_a_mark_that_leads_out_of_its_folder_is_damaged(tmp_path, mark):
     assert Checkpoints(tmp_path / "checkpoints", keep=1).best() is None
     with pytest.raises((OSError, ValueError)):
         _checked(folder)
+
+
+@pytest.mark.parametrize("values", [{"score": []}, {"files": []}, {"files": {"x": 1}}, {"chunk_bytes": None}])
+def test_values_that_no_checkpoint_has_stop_no_resumed_run(tmp_path, values):
+    save(tmp_path, 1, 2, scores={1: 0.1, 2: 0.2})
+    mark = tmp_path / "step-000002/experiment.json"
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | values))
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_best=True)
+    checkpoints.check_resumable(["hero"])
+    assert checkpoints.finished(1, ["hero"]) == 0
+    assert checkpoints.is_best(0.15) and not checkpoints.is_best(0.05)
+    assert restore(tmp_path) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"hero/value.json": [3, 0, 0]}, "has 2 sums for 3 bytes"),
+        ({"hero/value.json": [3, 0], "hero/./value.json": [3, 0]}, "are the same file"),
+    ],
+)
+def test_checksums_read_each_file_once(tmp_path, files, problem):
+    save(tmp_path, 100)
+    mark = tmp_path / "step-000100/experiment.json"
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"files": files}))
+    with pytest.raises(ValueError, match=problem):
+        _checked(tmp_path / "step-000100")
 
 
 def test_a_score_of_zero_is_better_than_one_below(tmp_path):

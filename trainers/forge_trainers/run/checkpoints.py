@@ -60,6 +60,9 @@ _EXPORTED = "exported"
 _HASHES = "parts/hashes"
 """Key of the hashes of an ensemble's verifiers among the arrays of a reward."""
 
+_MIN_CHUNK_BYTES = 1 << 20
+"""Minimum size of a chunk with a checksum. Checking millions of small ones would take minutes and gigabytes."""
+
 _DAMAGE = (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile)
 """Errors of reading a damaged checkpoint."""
 
@@ -100,7 +103,8 @@ class _Mark:
             mark = cls(**{**values, "step": int(values["step"]), "policies": policies})
             paths = {name: PurePosixPath(name) for name in (*mark.policies, *mark.files)}  # opened later
             outside = [n for n, p in paths.items() if not p.parts or p.is_absolute() or ".." in p.parts or "\0" in n]
-            math.isfinite(mark.score or 0.0)
+            if problem := mark._problem():
+                raise TypeError(problem)
         except (ArithmeticError, KeyError, TypeError, RecursionError) as cause:
             raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
         if outside:
@@ -108,6 +112,19 @@ class _Mark:
         if folder.name != f"step-{mark.step:06d}":
             raise ValueError(f"{CHECKPOINT_MARK} is that of step {mark.step}")
         return mark
+
+    def _problem(self) -> str:
+        """Return which value no run writes, or an empty text."""
+        values: dict[str, Any] = vars(self)  # of a stranger
+        score, chunk_bytes, files = values["score"], values["chunk_bytes"], values["files"]
+        sums = files.values() if isinstance(files, dict) else [None]
+        valid = {
+            "score": score is None or (type(score) in (int, float) and math.isfinite(score)),
+            "measure": isinstance(values["measure"], str),
+            "chunk_bytes": type(chunk_bytes) is int and (chunk_bytes == 0 or chunk_bytes >= _MIN_CHUNK_BYTES),
+            "files": all(isinstance(each, list) and each and all(type(n) is int for n in each) for each in sums),
+        }
+        return next((f"{name} is {values[name]!r:.80}" for name, is_valid in valid.items() if not is_valid), "")
 
 
 _STATE_WORDS = 624
@@ -542,7 +559,8 @@ class Checkpoints:
 def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> None:
     if mark.policies != sorted(learners):
         raise RunFolderError(
-            f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}. Choose another out_dir"
+            f"{folder} holds the policies {mark.policies!s:.500}, this run trains {sorted(learners)}. Choose another "
+            "out_dir"
         )
 
 
@@ -573,11 +591,7 @@ def _delete(folder: Path) -> None:
 def _checked(folder: Path) -> _Mark:
     """Return the mark of a checkpoint. Raises ValueError or OSError if a file does not have its checksum."""
     mark = _Mark.read(folder)
-    try:
-        damage = find_damage(folder, mark.files, chunk_bytes=mark.chunk_bytes)
-    except TypeError as cause:
-        raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
-    if damage:
+    if damage := find_damage(folder, mark.files, chunk_bytes=mark.chunk_bytes):
         raise ValueError(damage)
     return mark
 
