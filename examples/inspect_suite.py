@@ -25,7 +25,7 @@ from inspect_ai.solver import generate, solver
 
 import forge_agents as fa
 from forge_agents.bench import GameTree, actions_of, exploitability
-from forge_agents.bench.exploitability import ILLEGAL
+from forge_agents.bench.game_tree import ILLEGAL
 from forge_agents.bench.plan import seeds_of
 from forge_agents.rollout.episode import play
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 
 _STYLE = """
@@ -25,6 +26,11 @@ _MAX_ERROR_CHARS = 4000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 PAGE_MARK = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 """Part of each page."""
+
+
+def decimals(value: float, digits: int = 3) -> str:
+    """Format a number. NaN is a dash."""
+    return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def standalone_page(title: str, body: str, *, style: str = "") -> str:

@@ -6,6 +6,7 @@ All readers of users' data use this module, so that they accept the same files.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Generator, Iterator
@@ -20,6 +21,14 @@ _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 class UnreadableJsonError(ValueError):
     """A line of a file is not JSON. The message gives the reason without the name of the file."""
+
+
+def number(value: Any) -> float | None:
+    """Return `value` as a finite float, or None if it is missing, NaN or infinite."""
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:  # an int of 400 digits
+        return None
 
 
 def json_objects(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:

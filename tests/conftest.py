@@ -73,6 +73,22 @@ def tiny_qwen3(tiny_models: Callable[..., Path]) -> Path:
     return tiny_models(family="qwen3")
 
 
+@pytest.fixture(scope="session")
+def tokenizer(tiny_llama: Path) -> Any:
+    """The tokenizer of `tiny_llama`. Do not change it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_llama)
+
+
+@pytest.fixture(scope="session")
+def renderer(tiny_llama: Path) -> Any:
+    """The renderer of `tiny_llama`."""
+    from forge_agents.rollout.rendering import Renderer
+
+    return Renderer.of(tiny_llama)
+
+
 @pytest.fixture
 def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """``load_example("tool_use")``: a module made anew from that file in examples/, which actors can import, too."""

@@ -7,17 +7,8 @@
 
 from __future__ import annotations
 
-from forge_agents.bench.exploitability import (
-    GameTree,
-    ModelStrategy,
-    actions_of,
-    average_strategy,
-    best_response,
-    exploitability,
-    model_exploitability,
-    model_strategy,
-    uniform,
-)
+from forge_agents.bench.exploitability import ModelStrategy, actions_of, model_exploitability, model_strategy
+from forge_agents.bench.game_tree import GameTree, average_strategy, best_response, exploitability, uniform
 from forge_agents.bench.merge import leaderboard
 from forge_agents.bench.plan import BenchLimits
 from forge_agents.bench.play import benchmark

@@ -17,9 +17,10 @@ from forge_agents.bench.records import priced
 from forge_agents.bench.results import Results
 from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_difference, smallest_p
 from forge_agents.bench.summary import Pair, partners_of
-from forge_agents.bench.tables import Document, Section, interval, number
+from forge_agents.bench.tables import Document, Section, interval
 from forge_agents.bench.verdicts import is_won_or_lost
 from forge_agents.credentials import HIDDEN, is_secret, redact, secret_items
+from forge_agents.display import decimals
 
 SPENT = ("prompt tokens", "sampled tokens", "cost")
 """Heads of the columns that `spent` fills."""
@@ -269,7 +270,7 @@ def _environments(report: Results, brief: bool) -> list[Section]:
             cell.player,
             interval(cell.reward, digits=digits),
             interval(cell.success, digits=digits),
-            *(number(rate.value, 2) if brief else interval(rate) for rate in rates),
+            *(decimals(rate.value, 2) if brief else interval(rate) for rate in rates),
             interval(cell.decisions, digits=1),
             interval(cell.tokens, digits=1),
             f"{cell.episodes}+{cell.failed}" if cell.failed else str(cell.episodes),
@@ -299,7 +300,9 @@ def _differences(report: Results) -> Iterator[Section]:
         rows = []
         for pair in pairs:
             names = (pair.env, pair.first, pair.second)[4 - len(heads) :]
-            rows.append((*names, interval(pair.reward, sign=True), number(pair.p_value, 4), number(pair.p_adjusted, 4)))
+            rows.append(
+                (*names, interval(pair.reward, sign=True), decimals(pair.p_value, 4), decimals(pair.p_adjusted, 4))
+            )
         note = f"p: sign flips over {units}, two-sided; adjusted by Holm over the table. {_power(pairs)}."
         yield Section(title, (*heads, "p", "adjusted"), rows, names=len(heads) - 1, note=note)
 
@@ -309,7 +312,7 @@ def _teamwork(report: Results) -> Section:
         (
             *(row.env, row.player, str(len(row.partners))),
             *(interval(row.alone), interval(row.crossed), interval(row.gap, sign=True)),
-            *(number(row.p_value, 4), number(row.p_adjusted, 4), interval(row.share)),
+            *(decimals(row.p_value, 4), decimals(row.p_adjusted, 4), interval(row.share)),
         )
         for row in report.summary.teamwork
     ]
@@ -355,7 +358,7 @@ def _exploitability(report: Results) -> Iterator[Section]:
             "unless the game goes on after them. It is slightly overestimated, because the best opponent also exploits "
             "the noise. Exact for models with constrained actions."
         )
-    rows = [(env, name, number(value, 6)) for env, row in measured.items() for name, value in row.items()]
+    rows = [(env, name, decimals(value, 6)) for env, row in measured.items() for name, value in row.items()]
     heads = ("environment", "player", "reward of the best opponent")
     yield Section("Exploitability", heads, rows, names=2, note=note)
     bounds = [bound for bound in report.summary.bounds if bound.player not in measured.get(bound.env, {})]
@@ -379,4 +382,4 @@ def spent(report: Results, player: str) -> tuple[str, str, str]:
     """Return the tokens and the cost of a player, with a dash if it has no price."""
     used = report.spent[player]
     cost = used.cost if priced(report.players[player]) else math.nan
-    return f"{used.prompt_tokens:,}", f"{used.tokens:,}", number(cost, 4)
+    return f"{used.prompt_tokens:,}", f"{used.tokens:,}", decimals(cost, 4)

@@ -54,11 +54,6 @@ class Document:
     """Provenance, one fact per line."""
 
 
-def number(value: float, digits: int = 3) -> str:
-    """Format a number. NaN is a dash."""
-    return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
-
-
 def interval(estimate: Interval, *, digits: int = 3, sign: bool = False) -> str:
     """Format an estimate with its interval."""
     if math.isnan(estimate.value):

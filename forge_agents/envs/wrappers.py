@@ -171,6 +171,11 @@ class RoleShuffle(EnvWrapper):
         return {agent: inside[role] for agent, role in self._role.items() if role in inside}
 
 
+def live(env: AnyEnv) -> list[str]:
+    """Return the agents that are neither terminated nor truncated."""
+    return [agent for agent in env.agents if not (env.terminations[agent] or env.truncations[agent])]
+
+
 class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
     """Base of wrappers that can end an episode. Keeps a copy of the PettingZoo state of the wrapped environment.
 
@@ -217,20 +222,17 @@ class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.rewards = {other: reward if other == agent else 0.0 for other in self.agents}
         self._accumulate_rewards()
 
-    def _live_agents(self) -> list[str]:
-        return [agent for agent in self.agents if not (self.terminations[agent] or self.truncations[agent])]
-
     def _end(self, *, truncated: bool) -> None:
         """End the game of all live agents."""
         self._ended_here = True
-        (self.truncations if truncated else self.terminations).update(dict.fromkeys(self._live_agents(), True))
+        (self.truncations if truncated else self.terminations).update(dict.fromkeys(live(self), True))
         self.infos = {agent: without(info, "legal_actions") for agent, info in self.infos.items()}
         self._deads_step_first()
 
     def _count(self, max_turns: int | None) -> None:
         """Count a decision, and truncate all live agents at the limit."""
         self.num_turns += 1
-        if max_turns is not None and self.num_turns >= max_turns and self._live_agents():
+        if max_turns is not None and self.num_turns >= max_turns and live(self):
             self._end(truncated=True)
 
 

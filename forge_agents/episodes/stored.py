@@ -19,6 +19,7 @@ from forge_agents.envs.env import writable
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, user_path
 from forge_agents.http_body import too_many_values
+from forge_agents.jsonl import number
 from forge_agents.settings import named_arguments
 from forge_agents.types import Episode, total_tokens
 
@@ -143,14 +144,6 @@ def total_reward(trajectory: Mapping[str, Any]) -> float:
 def _mean(values: Iterable[Any]) -> float | None:
     numbers = [value for value in map(number, values) if value is not None]
     return math.fsum(numbers) / len(numbers) if numbers else None
-
-
-def number(value: Any) -> float | None:
-    """Return `value` as a finite float, or None if it is missing, NaN or infinite."""
-    try:
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-    except OverflowError:  # an int of 400 digits
-        return None
 
 
 def finite(value: Any, depth: int = 50) -> Any:

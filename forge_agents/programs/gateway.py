@@ -245,7 +245,7 @@ class Session:
         self._pending.clear()
         with contextlib.suppress(RuntimeError):  # the gateway is closed
             while self._servers:
-                self._gateway.call_soon(self._servers.pop())
+                self._gateway._thread.call(self._servers.pop())
 
     def __enter__(self) -> Self:
         return self
@@ -412,11 +412,7 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 self._serving.result(5)
             self._thread.close()
-        self.close_socket()
-
-    def close_socket(self) -> None:
-        """Close the listening socket, on which programs would otherwise wait after the server has ended."""
-        self._socket.close()
+        self._socket.close()  # otherwise programs wait on it after the server has ended
 
     def __enter__(self) -> Self:
         return self
@@ -424,12 +420,8 @@ class Gateway:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Call a function in the server's thread."""
-        self._thread.call(function)
-
     def serve(self, listener: socket.socket) -> Callable[[], None]:
-        """Serve at another socket. Returns the function that ends this and closes the connections, for `call_soon`."""
+        """Serve at another socket. Returns a function for the server's thread that ends this and closes connections."""
         from uvicorn.server import ServerState
 
         from forge_agents.runtime.connections import Connection
@@ -538,6 +530,6 @@ def gateway() -> Gateway:
     with _lock:
         if not _shared or not _shared[-1].alive:
             for old in _shared:
-                old.close_socket()
+                old._socket.close()
             _shared[:] = [Gateway()]
         return _shared[-1]

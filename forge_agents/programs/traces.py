@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias
 
 from forge_agents.errors import did_you_mean
 from forge_agents.files import atomic_writer, user_path
-from forge_agents.jsonl import UnreadableJsonError, json_values
+from forge_agents.jsonl import UnreadableJsonError, json_values, number
 from forge_agents.programs.calls import ChatMessage, RefusedError, as_text
 from forge_agents.programs.logs import (
     CONTENT_KEYS,
@@ -306,10 +305,10 @@ class _Reader:
                 self.skipped["answers that were cut off"] += 1
             elif not self._pairs and _unknown_calls(answer, call.request):
                 self.skipped[_UNKNOWN_CALLS] += 1
-            elif self._pairs and _number(score) is None:
+            elif self._pairs and number(score) is None:
                 self.skipped[f"without a number {self._pairs!r}"] += 1
             else:
-                conversations.append(_make_conversation([*prompt, *answer], call.request, _number(score)))
+                conversations.append(_make_conversation([*prompt, *answer], call.request, number(score)))
         return conversations
 
     def _from_row(self, row: Mapping[str, Any]) -> list[_Conversation | dict[str, Any]]:
@@ -323,7 +322,7 @@ class _Reader:
             raise _SkippedError("marked as not to be learned")
         if row.get("messages") is None:
             return [self._from_sides(row)]
-        score = _number(row.get(self._pairs)) if self._pairs else None
+        score = number(row.get(self._pairs)) if self._pairs else None
         if self._pairs and score is None:
             raise _SkippedError(f"without a number {self._pairs!r}")
         chat, unlearned = self._chat(with_system(row["messages"], row.get("system")))
@@ -385,13 +384,6 @@ def _items(value: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(value, Mapping):
         raise RefusedError(f"it is a JSON {type(value).__name__}. Expected spans or a chat")
     yield from (value,) if (spans := exported(value)) is None else spans
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
-    except OverflowError:  # an integer of 400 digits
-        return None
 
 
 # ---- conversations

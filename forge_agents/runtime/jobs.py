@@ -173,7 +173,7 @@ def _slurm(config: Hosts, gpus_per_node: int | None) -> Job:
         gpus_per_node=gpus_per_node,
         job_start_timeout=math.ceil(config.start_timeout_s),
     )
-    return _of_scheduler(job, config, job.kill)
+    return _of_scheduler(job, config)
 
 
 def _kubernetes(config: Hosts) -> Job:
@@ -187,7 +187,7 @@ def _kubernetes(config: Hosts) -> Job:
     job = KubernetesJob(config.namespace, timeout=math.ceil(config.start_timeout_s))
     for role, count in config.counts.items():
         job.add_mesh(role, count)
-    hosts = _of_scheduler(job, config, lambda: schedulers.end_kubernetes_job(job))
+    hosts = _of_scheduler(job, config)
     try:
         schedulers.check_ranks_of_pods(config.namespace, tuple(config.counts))
     except HostError:
@@ -196,8 +196,13 @@ def _kubernetes(config: Hosts) -> Job:
     return hosts
 
 
-def _of_scheduler(job: Any, config: Hosts, end: Callable[[], None]) -> Job:
+def _of_scheduler(job: Any, config: Hosts) -> Job:
     """Wait for the job of a scheduler to run. This blocks, because nothing else can be done meanwhile."""
+
+    def end() -> None:
+        with contextlib.suppress(NotImplementedError):  # pods are the user's, and Monarch refuses to delete them
+            job.kill()
+
     _listen(config)  # again, because the constructor of Monarch's job resets the address
     warn_of_open_ports([f"the TCP ports of {config.kind} hosts"])  # Monarch's jobs have no other transport
     try:

@@ -90,9 +90,3 @@ def check_ranks_of_pods(namespace: str, roles: Sequence[str]) -> None:
                     f"pods {' and '.join(sorted(same))} of namespace {namespace!r} both have rank {rank} of {role}. A "
                     "namespace must hold the pods of one run only. Delete one of them, or use a namespace for each run"
                 )
-
-
-def end_kubernetes_job(job: Any) -> None:
-    """End Monarch's part of a job. Its pods are the user's, and Monarch refuses to delete them."""
-    with contextlib.suppress(NotImplementedError):
-        job.kill()

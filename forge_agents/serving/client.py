@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
@@ -42,30 +42,41 @@ class _Replica:
 
 
 class EngineClient:
-    """One or more engines of one model. Create it with `start`. Call it from one event loop.
+    """One or more engines of one model, which `start` starts. Call it from one event loop.
 
     If an engine dies, its requests are sent again with the same tokens and seed, to another replica or to the engine
     that takes its place. A death therefore costs time but no episode, and every request is answered once. A new engine
     loads the newest weights of the store before it receives requests.
+
+    Args:
+        config: Settings of all replicas. There are ``config.replicas`` engines.
+        name: Name in errors and logs, with a number if there are several, also the name of the weights.
+        store: Store in which `load_weights` finds new weights, or None for a model that never changes.
+        faults: Counter of deaths. None allows the default number of `Faults`.
+        heartbeat_timeout_s: Seconds after which a silent engine counts as dead.
+        timeout_s: Timeout of the start, in seconds.
+        router: Router of requests, or None for the one that ``config.routing`` names.
+        device_access: Access to GPUs that others use as well. They call `sleep` and `wake`.
     """
 
     def __init__(
         self,
         config: EnginePlan,
-        name: str,
-        store: WeightStoreRef | None,
-        faults: Faults,
-        router: Router,
         *,
-        heartbeat_timeout_s: float,
-        start_timeout_s: float,
+        name: str = "engine",
+        store: WeightStoreRef | None = None,
+        faults: Faults | None = None,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        timeout_s: float = 300.0,
+        router: Router | None = None,
         device_access: DeviceAccess = unshared,
     ) -> None:
         self.name = name
         self.answers = 0
         """Number of completions so far."""
-        self._config, self._store, self._faults, self._router = config, store, faults, router
-        self._heartbeat_timeout_s, self._start_timeout_s = heartbeat_timeout_s, start_timeout_s
+        self._config, self._store, self._faults = config, store, faults or Faults()
+        self._router = router or router_class(config.routing)(config.max_num_seqs)
+        self._heartbeat_timeout_s, self._start_timeout_s = heartbeat_timeout_s, timeout_s
         self._device_access = device_access
         self._processes: list[EngineProcess] = []
         """Engines whose processes may exist, including those that start or stop."""
@@ -76,42 +87,11 @@ class EngineClient:
         self._max_model_len = 0
         self._changed = asyncio.Event()
 
-    @classmethod
-    async def start(
-        cls,
-        config: EnginePlan,
-        *,
-        name: str = "engine",
-        store: WeightStoreRef | None = None,
-        faults: Faults | None = None,
-        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
-        timeout_s: float = 300.0,
-        router: Router | None = None,
-        device_access: DeviceAccess = unshared,
-    ) -> EngineClient:
-        """Start ``config.replicas`` engines, each as by `EngineProcess.start`. If one fails, the others are stopped.
+    async def start(self) -> Self:
+        """Start the engines, each as by `EngineProcess.start`, and return this client.
 
-        Args:
-            config: Settings of all replicas.
-            name: Name in errors and logs, with a number if there are several, also the name of the weights.
-            store: Store in which `load_weights` finds new weights, or None for a model that never changes.
-            faults: Counter of deaths. None allows the default number of `Faults`.
-            heartbeat_timeout_s: Seconds after which a silent engine counts as dead.
-            timeout_s: Timeout of the start, in seconds.
-            router: Router of requests, or None for the one that ``config.routing`` names.
-            device_access: Access to GPUs that others use as well. They call `sleep` and `wake`.
+        If one fails, the others are stopped.
         """
-        router = router or router_class(config.routing)(config.max_num_seqs)
-        self = cls(
-            config,
-            name,
-            store,
-            faults or Faults(),
-            router,
-            heartbeat_timeout_s=heartbeat_timeout_s,
-            start_timeout_s=timeout_s,
-            device_access=device_access,
-        )
         try:
             await all_or_first_error(map(self._fill, self._replicas))
         except BaseException:

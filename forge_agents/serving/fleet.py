@@ -49,11 +49,11 @@ async def start_engines(
     """Start engines for each model folder, all at once. If one fails, the others are stopped.
 
     Mappings have the names of engines as keys, and `adapters` the adapters of each by name. The engines are started
-    with `configs`, in which `model` and `adapters` are replaced. Other arguments are those of `EngineClient.start`.
+    with `configs`, in which `model` and `adapters` are replaced. Other arguments are those of `EngineClient`.
     """
     counter = Faults() if faults is None else faults
     starting = (
-        EngineClient.start(
+        EngineClient(
             EnginePlan.of(configs[name], model=str(folder), adapters=(adapters or {}).get(name, {})),
             name=name,
             store=store,
@@ -61,7 +61,7 @@ async def start_engines(
             heartbeat_timeout_s=heartbeat_timeout_s,
             timeout_s=timeout_s,
             device_access=device_access,
-        )
+        ).start()
         for name, folder in folders.items()
     )
     engines = await all_or_first_error(starting, EngineClient.stop)

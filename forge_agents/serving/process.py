@@ -94,7 +94,7 @@ class EngineProcess:
     ) -> EngineProcess:
         """Start a process and build the engine in it. `role` decides the host. See `Hosts`.
 
-        Other arguments are those of `EngineClient.start`.
+        Other arguments are those of `EngineClient`.
 
         Raises:
             StallError: The engine was not ready in time.

@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forge_agents.episodes.stored import digest, finite, number, total_reward
+from forge_agents.episodes.stored import digest, finite, total_reward
 from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
+from forge_agents.jsonl import number
 from forge_agents.models.resolve import is_builtin, resolve
 from forge_agents.models.tokenizer_file import check_growth, parts
 from forge_agents.tools import parse_tool_calls

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
-from forge_agents.episodes.stored import finite, number, whole_lines
+from forge_agents.episodes.stored import finite, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, is_shallow, open_plain, user_path
 from forge_agents.http_body import too_many_values
+from forge_agents.jsonl import number
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 

@@ -79,7 +79,7 @@ def test_killed_replica_and_update_lose_no_request(run, tiny_llama, tiny_models,
         store = await WeightStore.start(name="replica store")
         faults = Faults(max_respawns=2, file=tmp_path / "faults.jsonl")
         asked = small(tiny_llama, 2, on_update="restart")
-        engines = await EngineClient.start(asked, name="hero", store=store.ref, faults=faults)
+        engines = await EngineClient(asked, name="hero", store=store.ref, faults=faults).start()
         first = await answers(engines, 200)
         assert set(engines.pids) == {"hero-0", "hero-1"}
 

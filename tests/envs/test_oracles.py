@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.exploitability import exploitability
+from forge_agents.bench import exploitability
 from forge_agents.envs import registry
 from forge_agents.rollout.players import make_player
 from forge_envs.oracles import games

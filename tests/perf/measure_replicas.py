@@ -58,7 +58,7 @@ async def run(options: Options, replicas: int) -> dict[str, Any]:
     )
     conversations = 8 if options.quick else 32
     async with mesh.session():
-        engines = await EngineClient.start(config, name="perf", timeout_s=600)
+        engines = await EngineClient(config, name="perf", timeout_s=600).start()
         sampling = Sampling(max_tokens=options.rollout_tokens)
         requests = [[7 + i, *range(20, 60)] for i in range(conversations)]
         await asyncio.gather(*(engines.generate(prompt, Sampling(max_tokens=4)) for prompt in requests))  # warm

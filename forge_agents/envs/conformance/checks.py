@@ -29,7 +29,6 @@ from forge_agents.envs.conformance.play import (
     Step,
     instructions,
     line_of_method,
-    live,
     look,
     other_process,
     own_files,
@@ -39,7 +38,7 @@ from forge_agents.envs.conformance.play import (
 from forge_agents.envs.env import Observation, TextGame, forked, hook, may_be_silent, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
-from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
+from forge_agents.envs.wrappers import EnvWrapper, InvalidAction, live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

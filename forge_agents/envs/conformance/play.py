@@ -159,11 +159,6 @@ def look(env: AnyEnv, agent: str) -> str:
     return str((game if isinstance(game, TextGame) and not hasattr(game, "last") else env).observe(agent))
 
 
-def live(env: AnyEnv) -> list[str]:
-    """Return the agents that are neither terminated nor truncated."""
-    return [agent for agent in env.agents if not (env.terminations[agent] or env.truncations[agent])]
-
-
 def same(what: str, left: list[Step], right: list[Step], fix: str) -> None:
     """Raise BreachError at the first difference between two transcripts."""
     for index, (step, other) in enumerate(itertools.zip_longest(left, right)):

@@ -12,28 +12,18 @@ from refusals import raises
 import forge_agents as fa
 from forge_agents.bench import play as playing
 from forge_agents.bench.exploitability import (
-    ILLEGAL,
     Exploitability,
-    GameTree,
-    InformationSet,
     actions_of,
-    average_strategy,
-    exploitability,
     exploited,
     model_exploitability,
     model_strategy,
 )
+from forge_agents.bench.game_tree import ILLEGAL, GameTree, InformationSet, average_strategy, exploitability
 from forge_agents.errors import ForgeError, LateAnswerError
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion
 
 POLICY = fa.Policy("some-model", name="hero", sampling=fa.Sampling(temperature=0.5, max_tokens=16))
-
-
-@pytest.fixture(scope="module")
-def renderer(tiny_llama):
-    return Renderer.of(tiny_llama)
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,7 @@ def started(monkeypatch):
 
     async def engines(folders, configs, *, adapters, store, timeout_s):
         requested.update(adapters=adapters, store=store)
-        return {
-            name: EngineClient(configs[name], name, store, None, None, heartbeat_timeout_s=1.0, start_timeout_s=1.0)
-            for name in folders
-        }
+        return {name: EngineClient(configs[name], name=name, store=store) for name in folders}
 
     monkeypatch.setattr(fleet, "start_engines", engines)
     monkeypatch.setattr(fleet.models, "resolve", Path)

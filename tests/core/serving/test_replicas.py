@@ -145,7 +145,7 @@ async def moments(count: int = 20) -> None:
 
 async def replicas(count: int, *, on_update: Any = "continue", **others: Any) -> Any:
     config: Any = EngineConfig(replicas=count, on_update=on_update)
-    clients.append(client := await EngineClient.start(config, name="hero", **others))
+    clients.append(client := await EngineClient(config, name="hero", **others).start())
     return client
 
 

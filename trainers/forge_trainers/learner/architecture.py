@@ -88,7 +88,7 @@ def spec_from_config(
         if families.is_recurrent(config, layer):
             return _delta_net(config, partial(norm, offset=False))
         if has_latent:
-            return latent.attention(config, inner_attention, rope=ropes[layer], norm=norm, param_init=_NORMAL)
+            return latent.attention(config, inner_attention, rope=ropes[layer], norm=norm, linear=_linear)
         qk_norm = norm(head_dim) if name in _NORMED else None
         return _attention(
             config, layer, inner_attention, head_dim=head_dim, rope=ropes[layer], qk_norm=qk_norm, fuse_qkv=fuse_qkv
@@ -109,7 +109,7 @@ def spec_from_config(
             num_embeddings=vocab_size, embedding_dim=dim,
             param_init={"weight": titan.skip_param_init} if tied else _NORMAL,
         ),
-        lm_head=titan.Linear.Config(in_features=dim, out_features=vocab_size, param_init=_NORMAL),
+        lm_head=_linear(dim, vocab_size),
     )  # fmt: skip
     return titan.ModelSpec(
         name="llama3" if is_llama else "deepseek_v3" if has_latent else "qwen3",
@@ -186,25 +186,25 @@ def _attention(
     return gqa
 
 
+def _linear(inputs: int, outputs: int) -> Any:
+    return titan.Linear.Config(in_features=inputs, out_features=outputs, param_init=_NORMAL)
+
+
 def _delta_net(config: Mapping[str, Any], norm: Any) -> Any:
     keys, values, key_size, value_size, width = families.recurrent_sizes(config)
     dim, mixed = config["hidden_size"], 2 * keys * key_size + values * value_size
-
-    def linear(inputs: int, outputs: int) -> Any:
-        return titan.Linear.Config(in_features=inputs, out_features=outputs, param_init=_NORMAL)
-
     return qwen3_5.GatedDeltaNet.Config(
         heads=(keys, values),
         sizes=(key_size, value_size),
-        in_proj_qkv=linear(dim, mixed),
-        in_proj_z=linear(dim, values * value_size),
-        in_proj_b=linear(dim, values),
-        in_proj_a=linear(dim, values),
+        in_proj_qkv=_linear(dim, mixed),
+        in_proj_z=_linear(dim, values * value_size),
+        in_proj_b=_linear(dim, values),
+        in_proj_a=_linear(dim, values),
         conv1d=titan.Conv1d.Config(
             in_channels=mixed, out_channels=mixed, kernel_size=width, groups=mixed, bias=False, param_init=_NORMAL
         ),
         norm=norm(value_size),
-        out_proj=linear(values * value_size, dim),
+        out_proj=_linear(values * value_size, dim),
         param_init=dict.fromkeys(("A_log", "dt_bias"), torch.nn.init.ones_),
     )
 

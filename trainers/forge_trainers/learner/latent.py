@@ -49,15 +49,11 @@ class VarlenAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
         return out_1LNH[..., :size]
 
 
-def attention(config: Mapping[str, Any], inner: Any, *, rope: Any, norm: Any, param_init: Any) -> Any:
-    """Configuration of a layer's attention. `norm` returns that of a norm of a given size."""
+def attention(config: Mapping[str, Any], inner: Any, *, rope: Any, norm: Any, linear: Any) -> Any:
+    """Configuration of a layer's attention. `norm` and `linear` return those of modules of a given size."""
     dim, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
     nope, rotated, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     queries, query_rank = heads * (nope + rotated), families.query_rank(config) or 0
-
-    def linear(inputs: int, outputs: int) -> Any:
-        return titan.Linear.Config(in_features=inputs, out_features=outputs, param_init=param_init)
-
     return Attention.Config(
         n_heads=heads, dim=dim, q_lora_rank=query_rank, kv_lora_rank=rank, qk_nope_head_dim=nope,
         qk_rope_head_dim=rotated, v_head_dim=value, rope=rope, scale=_scale(config),

@@ -36,7 +36,7 @@ from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.plan import learner_groups, record_rates, resolved_settings
 
 if TYPE_CHECKING:
-    from forge_agents.bench.exploitability import GameTree
+    from forge_agents.bench.game_tree import GameTree
 
 _log = logging.getLogger(__name__)
 _MAX_LEFT_OUT = 0.05
@@ -91,7 +91,8 @@ class RunPlan:
         """
         if not (samples := self.config.exploitability_samples):
             return
-        from forge_agents.bench.exploitability import GameTree, check_sampling
+        from forge_agents.bench.exploitability import check_sampling
+        from forge_agents.bench.game_tree import GameTree
 
         sampler = self.sampler
         try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forge_agents.episodes.stored import number
+from forge_agents.jsonl import number
 from forge_agents.types import EpisodeGroup, Trajectory, Turn
 
 _HALF = 5

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import forge_verifiers.combiners as combiners
-from forge_agents.display import PAGE_MARK, printable, standalone_page
+from forge_agents.display import PAGE_MARK, decimals, printable, standalone_page
 from forge_agents.errors import RunFolderError
 from forge_agents.files import write_atomic
 from forge_verifiers.combiners.base import rate_errors
@@ -316,7 +316,7 @@ class EnsembleReport:
         """`effective_number` as text, with its 95 % interval if the errors of the weights are known."""
         width = 1.96 * math.hypot(*(v.weight_error for v in self.verifiers if v.weight_error > 0))
         if not width or math.isnan(self.effective_number):
-            return number(self.effective_number, 2)
+            return decimals(self.effective_number, 2)
         ends = (max(1.0, self.effective_number - width), min(len(self.verifiers), self.effective_number + width))
         return f"{self.effective_number:.2f} [{ends[0]:.1f}, {ends[1]:.1f}]"
 
@@ -388,15 +388,10 @@ def _build(kind: Any, row: Mapping[str, Any]) -> Any:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
-def number(value: float, digits: int = 3) -> str:
-    """A number with `digits` decimals. A dash for NaN."""
-    return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
-
-
 def interval(value: float, error: float, *, low: float = 0.0, high: float = 1.0) -> str:
     """An estimate with its 95 % interval, clipped to [low, high]. No interval if the error is unknown: NaN or 0."""
     if not error > 0:
-        return number(value)
+        return decimals(value)
     ends = (max(low, value - 1.96 * error), min(high, value + 1.96 * error))
     return f"{value:.3f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
@@ -474,7 +469,7 @@ def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, finalize=plain, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters["number"] = number
+    environment.filters["number"] = decimals
     environment.globals["interval"] = interval
     return environment
 
