@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import cases
 import numpy as np
 import psutil
 import pytest
@@ -29,26 +30,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @fa.register("hosts/Letters-v0", max_turns=1)
-class Letters(fa.TurnEnv):
-    """Paid for lowercase letters."""
-
+class Letters(cases.Letters):
     possible_agents = ("writer",)
-
-    def __init__(self):
-        super().__init__(max_turns=1)
-
-    def setup(self, rng):
-        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
-
-    def instructions(self, agent):
-        return "abc"
-
-    def observe_text(self, agent):
-        return self.start
-
-    def act(self, agent, action):
-        share = sum("a" <= letter <= "z" for letter in action) / max(len(action), 1)
-        return fa.Outcome(rewards={agent: share}, done=True)
 
 
 def host_pid(name):

@@ -5,8 +5,10 @@ import functools
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
+from cases import Letters, share
 from local_processes import take_over, use_local_learners
 
 import forge_agents as fa
@@ -14,27 +16,13 @@ import forge_agents as fa
 pytestmark = pytest.mark.timeout(900)
 
 
-class Duel(fa.TurnEnv):
+class Duel(Letters):
     """More lowercase letters win."""
 
-    possible_agents = ["left", "right"]
-
-    def setup(self, rng):
-        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
-        self.said = []
-
-    def instructions(self, agent):
-        return "abc"
-
-    def observe_text(self, agent):
-        return self.start
-
     def act(self, agent, action):
-        self.said.append(sum("a" <= c <= "z" for c in action) / max(len(action), 1))
-        if len(self.said) < 2:
-            return fa.Outcome()
-        lead = self.said[0] - self.said[1]
-        return fa.Outcome(rewards={"left": lead, "right": -lead}, done=True)
+        outcome = super().act(agent, action)
+        lead = share(self.said[0]) - share(self.said[-1])
+        return replace(outcome, rewards={"left": lead, "right": -lead} if outcome.done else {})
 
 
 @functools.cache

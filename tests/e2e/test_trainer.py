@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import cases
 import numpy as np
 import pytest
 from local_processes import share, take_over
@@ -20,29 +21,15 @@ from forge_trainers.records.run_folder import load_batch
 pytestmark = pytest.mark.timeout(1800)
 
 
-class Letters(fa.TurnEnv):
-    """Two agents take turns. Each earns the share of lowercase letters in its text."""
-
-    possible_agents = ["left", "right"]
+class Letters(cases.Letters):
+    """The second agent reads the text of the first."""
 
     def __init__(self, *, start_chars=3):
         super().__init__()
         self.start_chars = start_chars
 
-    def setup(self, rng):
-        self.start = "".join(map(chr, rng.integers(97, 123, self.start_chars)))
-        self.said = []
-
-    def instructions(self, agent):
-        return "abc"
-
     def observe_text(self, agent):
         return self.said[-1][:8] if self.said else self.start
-
-    def act(self, agent, action):
-        self.said.append(action)
-        share = sum("a" <= c <= "z" for c in action) / max(len(action), 1)
-        return fa.Outcome(rewards={agent: share}, done=len(self.said) == 2)
 
 
 def config(**changes):

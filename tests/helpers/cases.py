@@ -1,6 +1,7 @@
 """Two policies with adapters on one model, the environment that they learn, and what transformers says of them."""
 
 import json
+from dataclasses import replace
 
 import torch
 from safetensors.torch import load_file
@@ -8,14 +9,15 @@ from safetensors.torch import load_file
 import forge_agents as fa
 
 
-class Cases(fa.TurnEnv):
-    """Two seats in turn: one is paid for lowercase letters, the other for capitals."""
+class Letters(fa.TurnEnv):
+    """Two agents in turn read a few letters. Each earns the share of lowercase letters in its text."""
 
-    possible_agents = ["low", "high"]
+    possible_agents = ["left", "right"]
+    start_chars = 3
 
     def setup(self, rng):
-        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
-        self.turn = 0
+        self.start = "".join(map(chr, rng.integers(97, 123, self.start_chars)))
+        self.said = []
 
     def instructions(self, agent):
         return "abc"
@@ -24,10 +26,24 @@ class Cases(fa.TurnEnv):
         return self.start
 
     def act(self, agent, action):
-        expected = str.islower if agent == "low" else str.isupper
-        self.turn += 1
-        share = sum(map(expected, action)) / max(len(action), 1)
-        return fa.Outcome(rewards={agent: share}, done=self.turn == 2)
+        self.said.append(action)
+        done = len(self.said) == len(self.possible_agents)
+        return fa.Outcome(rewards={agent: share(action)}, done=done)
+
+
+class Cases(Letters):
+    """One agent is paid for lowercase letters, the other for capitals."""
+
+    possible_agents = ["low", "high"]
+
+    def act(self, agent, action):
+        outcome = super().act(agent, action)
+        return outcome if agent == "low" else replace(outcome, rewards={agent: share(action, str.isupper)})
+
+
+def share(text, expected=lambda letter: "a" <= letter <= "z"):
+    """The share of characters that are as expected."""
+    return sum(map(expected, text)) / max(len(text), 1)
 
 
 def seats(model, lora):

@@ -12,10 +12,8 @@ def act(env, *texts):
         env.step(text)
 
 
-class Plain(fa.TurnEnv):
-    """One agent, one question, and any answer ends the game."""
-
-    possible_agents = ["a"]
+class _Silent:
+    """A game without state and texts."""
 
     def setup(self, rng):
         pass
@@ -26,8 +24,20 @@ class Plain(fa.TurnEnv):
     def observe_text(self, agent):
         return "?"
 
+
+class Plain(_Silent, fa.TurnEnv):
+    """One agent, one question, and any answer ends the game."""
+
+    possible_agents = ["a"]
+
     def act(self, agent, action):
         return fa.Outcome(done=True)
+
+
+class PlainRound(_Silent, fa.ParallelTurnEnv):
+    """Two agents are asked together. Derived games define `act_all`."""
+
+    possible_agents = ["a", "b"]
 
 
 class Opened(AECEnv):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from bench_helpers import BOLD, play
-from plain_env import Plain
+from plain_env import Plain, PlainRound
 
 import forge_agents as fa
 from forge_agents.bench.records import Record, forfeits_of
@@ -79,17 +79,11 @@ def test_repeated_illegal_decisions_end_in_a_forfeit():
 @pytest.mark.parametrize("seats", [["a", "b"], ["b", "a"]])
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_simultaneous_play_ends_with_a_round(seats, rounds):
-    class Round(fa.ParallelTurnEnv):
+    class Round(PlainRound):
         possible_agents = seats
 
         def setup(self, rng):
             self.round = 0
-
-        def instructions(self, agent):
-            return "Say anything but bad."
-
-        def observe_text(self, agent):
-            return "now"
 
         def act_all(self, actions):
             self.round += 1
@@ -202,14 +196,11 @@ def test_game_is_played_again_after_an_outage_of_its_environment_but_not_of_a_pl
     assert leavers == [("server",)] * (where == "player") and not _outages
 
 
-class High(fa.TurnEnv):
+class High(Plain):
     """The larger number wins. A text that is no number, or that is too long to be shown, makes it fail."""
 
     possible_agents = ("alice", "bob")
     max_observation_chars = 100
-
-    def instructions(self, agent):
-        return ""
 
     def setup(self, rng):
         self.numbers, self.said = rng.permutation(20)[:2], []
@@ -227,11 +218,8 @@ class High(fa.TurnEnv):
         return fa.Outcome(rewards={"alice": reward, "bob": -reward}, done=True)
 
 
-class HighAtOnce(fa.ParallelTurnEnv):
+class HighAtOnce(PlainRound):
     possible_agents = ("alice", "bob")
-
-    def instructions(self, agent):
-        return ""
 
     def setup(self, rng):
         self.numbers = dict(zip(self.possible_agents, rng.permutation(20)[:2].tolist(), strict=True))

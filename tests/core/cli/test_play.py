@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from plain_env import PlainRound
 from rich.console import Console
 
 import forge_agents as fa
@@ -84,21 +85,13 @@ def test_broken_endpoint_is_shown_as_a_failure(typed, serve_chat):
 
 def test_two_people_share_a_terminal(typed):
     @fa.register("play/Pick-v0")
-    class Pick(fa.ParallelTurnEnv):
-        possible_agents = ["a", "b"]
-
+    class Pick(PlainRound):
         def __init__(self, word="left", **kwargs):
             super().__init__(**kwargs)
             self.word = word
 
-        def setup(self, rng):
-            pass
-
         def instructions(self, agent):
             return f"Say {self.word}."
-
-        def observe_text(self, agent):
-            return "Now."
 
         def act_all(self, actions):
             return fa.Outcome(rewards={a: float(output == self.word) for a, output in actions.items()}, done=True)

@@ -4,7 +4,7 @@ import gymnasium
 import pytest
 from gymnasium.spaces import Discrete
 from pettingzoo import ParallelEnv
-from plain_env import Opened, act
+from plain_env import Opened, PlainRound, act
 
 import forge_agents as fa
 from forge_agents.bench.records import forfeits_of
@@ -140,20 +140,10 @@ def test_a_wrapped_array_game_asks_again():
     assert env.last()[0].startswith("O 3 6")
 
 
-class Rounds(fa.ParallelTurnEnv):
+class Rounds(PlainRound):
     """Both speak at once. "bad" is illegal."""
 
-    possible_agents = ["a", "b"]
     max_turns = 4
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return ""
-
-    def observe_text(self, agent):
-        return "?"
 
     def act_all(self, actions):
         return fa.Outcome(info={agent: {"illegal": "bad"} for agent, text in actions.items() if text == "bad"})
@@ -236,19 +226,13 @@ def test_shuffling_leaves_the_game_as_it_is():
     assert again.infos == shuffled.infos, "siblings share the roles"
 
 
-class Meet(fa.ParallelTurnEnv):
+class Meet(PlainRound):
     """Both name a place simultaneously. If they meet, left gets 1 and right 2."""
 
     possible_agents = ["left", "right"]
 
-    def setup(self, rng):
-        pass
-
     def instructions(self, agent):
         return f"You are {agent}."
-
-    def observe_text(self, agent):
-        return "Where do you go?"
 
     def act_all(self, actions):
         met = float(len(set(actions.values())) == 1)

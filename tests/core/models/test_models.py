@@ -793,27 +793,18 @@ def test_tiny_models_refuse_unknown_options(tmp_path, wrong):
 
 @settings(max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_the_tiny_tokenizer_is_bytes(tiny_tokenizer, text):
-    assume(not any(token in text for token in tiny_tokenizer.get_added_vocab()))  # those are one token each
-    ids = tiny_tokenizer.encode(text)
-    assert tiny_tokenizer.decode(ids) == text
+def test_the_tokenizer_is_bytes(tokenizer, text):
+    assume(not any(token in text for token in tokenizer.get_added_vocab()))  # those are one token each
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
     assert ids == list(text.encode())
 
 
-def test_the_tiny_chat_template_marks_turns(tiny_tokenizer):
-    ids = tiny_tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)[
-        "input_ids"
-    ]
-    assert tiny_tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert ids.count(tiny_tokenizer.eos_token_id) == 1
-    assert tiny_tokenizer.decode(ids, skip_special_tokens=True) == "user\nhi\nassistant\n"
-
-
-@pytest.fixture(scope="module")
-def tiny_tokenizer(tiny_llama: Path):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny_llama)
+def test_the_tiny_chat_template_marks_turns(tokenizer):
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert ids.count(tokenizer.eos_token_id) == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "user\nhi\nassistant\n"
 
 
 def test_folder_of_a_run_names_its_models(tmp_path):

@@ -16,7 +16,6 @@ from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
 from forge_agents.rollout.episode import decision_fields, play
 from forge_agents.rollout.players import ModelPlayer, PolicyEngine
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 
@@ -35,11 +34,6 @@ STEPS = st.lists(
     min_size=1,
     max_size=8,
 )
-
-
-@pytest.fixture(scope="module")
-def renderer(tiny_llama):
-    return Renderer.of(tiny_llama)
 
 
 class Says:

@@ -17,7 +17,6 @@ from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.policy_server import PolicyServer
 from forge_agents.rollout import episode as rollout
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.types import Completion, VersionSpan
 
@@ -28,11 +27,6 @@ SAYS = [
     f"<think>one and one</think>I add. {CALL}", "It is 2.", "<think>hm</think>Two", "a", "A", "<think>cut", "fine", "b",
 ]  # fmt: skip
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-
-@pytest.fixture(scope="module")
-def renderer(tiny_llama):
-    return Renderer.of(tiny_llama)
 
 
 class Says:

@@ -364,13 +364,11 @@ def test_command_writes_training_rows_and_escapes_output(tmp_path, capsys):
     assert message.count("is skipped") == 20 and "\nand 5 more\n" in message and "there is nothing to learn" in message
 
 
-def test_imported_rows_are_trained_like_others(tmp_path, tiny_llama):
-    from forge_agents.rollout.rendering import Renderer
+def test_imported_rows_are_trained_like_others(tmp_path, renderer):
     from forge_trainers.offline.config import SFTConfig
     from forge_trainers.offline.data import read_demonstrations
 
     imported(tmp_path, export(conventions(ASKED, CALLED)), export(conventions([*ASKED, CALLED, RESULT], SAID)))
-    renderer = Renderer.of(tiny_llama)
     result = read_demonstrations(tmp_path / "out.jsonl", renderer, SFTConfig(), policy="p", room=9999)
     (item,) = result.items
     taught = renderer.text([*item.ids[item.mask]])

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from plain_env import PlainRound
 
 import forge_agents as fa
 from forge_agents.rollout.alternatives import ForkRule
@@ -18,10 +19,8 @@ MODEL = fa.Policy("m", name="m")
 RULE = ForkRule(samples=2, decisions="every", policies={"m"})
 
 
-class Round(fa.ParallelTurnEnv):
+class Round(PlainRound):
     """Two rounds of two agents, each rewarded with its numbers."""
-
-    possible_agents = ["a", "b"]
 
     def setup(self, rng):
         self.rounds = 0

@@ -8,6 +8,7 @@ from itertools import takewhile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches, _join
@@ -29,13 +30,6 @@ TURNS = st.lists(
     min_size=1,
     max_size=5,
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_llama):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny_llama)
 
 
 class Told:
@@ -486,7 +480,7 @@ def test_calls_of_another_agent_are_no_results_of_own_calls(tokenizer):
     assert [(i.ids.tolist(), i.mask.tolist()) for i in own] == [(i.ids.tolist(), i.mask.tolist()) for i in rendered]
 
 
-class Asking(fa.TurnEnv):
+class Asking(Plain):
     """The second observation has no room in the context, and the last one is a question after the third decision."""
 
     possible_agents = ("a",)
@@ -494,9 +488,6 @@ class Asking(fa.TurnEnv):
 
     def setup(self, rng):
         self.at = 0
-
-    def instructions(self, agent):
-        return ""
 
     def observe_text(self, agent):
         return f"<{self.at}>" + "." * (900 if self.at == 1 else 0)

@@ -12,18 +12,6 @@ from forge_agents.rollout.rendering import ControlTokenError, Renderer
 from forge_agents.rollout.tokenizing import TokenizerLimitError
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_llama):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny_llama)
-
-
-@pytest.fixture(scope="module")
-def renderer(tokenizer):
-    return Renderer(tokenizer)
-
-
 def test_first_prompt_is_the_chat_template(renderer, tokenizer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     expected = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)

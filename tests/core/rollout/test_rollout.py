@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from plain_env import Plain
+from plain_env import Plain, PlainRound
 
 import forge_agents as fa
 from forge_agents.bench.records import forfeits_of
@@ -129,17 +129,9 @@ class Listening(Count):
         return super().act(agent, action.rpartition("\n")[2])
 
 
-class Together(fa.ParallelTurnEnv):
-    possible_agents = ["a", "b"]
-
+class Together(PlainRound):
     def setup(self, rng):
         self.actions = []
-
-    def instructions(self, agent):
-        return ""
-
-    def observe_text(self, agent):
-        return "?"
 
     def act_all(self, actions):
         self.actions += actions.values()

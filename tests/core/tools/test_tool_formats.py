@@ -260,13 +260,6 @@ def test_time_limit_ends_the_wait_and_keeps_tool_errors():
         tool(timeout_s=0)(slow.fn)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_llama):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny_llama)
-
-
 @pytest.mark.parametrize("properties", [{"x": True}, None, True])
 def test_argument_without_a_schema_is_allowed(properties):
     tool = {"function": {"name": "add", "parameters": {"type": "object", "properties": properties}}}

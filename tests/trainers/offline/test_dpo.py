@@ -122,11 +122,6 @@ def test_new_data_to_measure_restarts_the_learner(trainer, starts):
 # ---- what is read
 
 
-@pytest.fixture(scope="module")
-def renderer(tiny_llama):
-    return Renderer.of(tiny_llama)
-
-
 def pairs(data, renderer, **settings):
     return read_pairs(data, renderer, fa.DPOConfig(**settings), policy="hero", room=100)
 

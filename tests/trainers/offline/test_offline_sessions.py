@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import EpisodeGroup
 from forge_trainers.offline.data import read_demonstrations, read_pairs
 from forge_trainers.records.run_folder import RunFolder
@@ -47,11 +46,6 @@ def episode(words, seed=0):
     """An episode whose calls are answered by `words`, in order: sessions a, b, c and a again."""
     answers = iter(words.split())
     return fa.play("sessions/Attempts-v0", fa.Scripted(lambda _: next(answers), name="hero"), seed=seed)
-
-
-@pytest.fixture(scope="module")
-def renderer(tiny_llama):
-    return Renderer.of(tiny_llama)
 
 
 @pytest.fixture

@@ -8,11 +8,6 @@ from forge_agents.rollout.rendering import Renderer
 from forge_trainers.offline.data import read_demonstrations, read_pairs
 
 
-@pytest.fixture(scope="module")
-def renderer(tiny_llama):
-    return Renderer.of(tiny_llama)
-
-
 @pytest.fixture
 def sft(renderer):
     def sft(*rows, **settings):

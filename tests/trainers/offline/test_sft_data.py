@@ -11,7 +11,6 @@ from fake_processes import sampled_turn
 import forge_agents as fa
 from forge_agents.episodes.stored import load_episodes
 from forge_agents.errors import RunFolderError
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import (
     Compaction,
     Episode,
@@ -26,11 +25,6 @@ from forge_agents.types import (
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
 from forge_trainers.records.run_folder import RunFolder
-
-
-@pytest.fixture(scope="module")
-def renderer(tiny_llama):
-    return Renderer.of(tiny_llama)
 
 
 @pytest.fixture

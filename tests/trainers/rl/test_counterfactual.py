@@ -11,7 +11,7 @@ import fake_run
 import numpy as np
 import pytest
 from branching import every_outcome
-from plain_env import Plain, PlainAEC
+from plain_env import Plain, PlainAEC, PlainRound
 
 import forge_agents as fa
 import forge_verifiers as fv
@@ -51,16 +51,10 @@ class InTurn(Plain):
         )
 
 
-class Together(fa.ParallelTurnEnv):
+class Together(PlainRound):
     """Leader and helper choose a bit at the same time."""
 
     possible_agents = InTurn.possible_agents
-
-    def setup(self, rng):
-        pass
-
-    def instructions(self, agent):
-        return ""
 
     def observe_text(self, agent):
         return ""

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_agents.models.control_tokens import defused
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge
 from forge_verifiers.judge.prompts import Part, comparison_of, documents, instructions_for, question_of
@@ -29,9 +28,8 @@ def fences(text):
     return re.findall(r"^<<<(end of )?([\w ]+) ([0-9a-f]{16})>>>$", text, re.MULTILINE)
 
 
-def test_an_injected_text_opens_no_role_and_closes_no_fence(tiny_llama):
+def test_an_injected_text_opens_no_role_and_closes_no_fence(renderer):
     document = documents(played(("2 + 2?", INJECTION)), "answer", 8000)[0][0]
-    renderer = Renderer.of(tiny_llama)
     prompt = renderer.start(instructions_for("Is it right?"), question_of(document, "Yes or no?", key=KEY))
     assert [prompt.count(control) for control in (257, 258)] == [3, 2]  # system, user, and the judge's turn
     text = question_of(document, "Yes or no?", key=KEY)
