@@ -70,12 +70,16 @@ def run_learners(options: Options) -> dict[str, dict[str, dict[str, int]]]:
 def _learner(model: str, *, lora: bool = False, **settings: Any) -> dict[str, dict[str, int]]:
     from forge_agents.models.sizes import ModelSize
     from forge_agents.policy import LoRA
+    from forge_trainers.learner import model as titan_model
     from forge_trainers.learner.core import LearnerCore
     from forge_trainers.learner.memory import learner_bytes
     from forge_trainers.learner.plan import LearnerPlan
 
+    size = ModelSize.of(Path(model))
     config = LearnerPlan(model=model, share_prefixes=False, lora=LoRA() if lora else None, **settings)
-    expected = dict(learner_bytes(ModelSize.of(Path(model)), config))
+    expected = dict(learner_bytes(size, config))
+    expected["logits"] = learner_bytes(size, config, on_cpu=True)["logits"]  # the loss works row by row
+    vars(titan_model)["needs_fsdp"] = lambda _: True  # the layers of a GPU, which keep more than those of a CPU
     core = LearnerCore(config)
     batch = batch_of(WORK, core, share=False)
     core.train_step(batch)
@@ -85,7 +89,7 @@ def _learner(model: str, *, lora: bool = False, **settings: Any) -> dict[str, di
         "expected": {name: expected[name] for name in ("weights", "optimizer")}
         | {"peak": sum(expected.values()) - expected["overhead"]},
         "measured": {
-            "weights": _held(core.model.parameters()),
+            "weights": _held((*core.model.parameters(), *(core._adapter._away if core._adapter else ()))),
             "optimizer": _held(value for state in states for name, value in state.items() if name != "step"),
             "peak": peak,
         },
