@@ -14,6 +14,7 @@ from forge_agents import LoRA, Policy
 from forge_agents.cli import main as cli
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.models.fingerprint import sampled_hash
+from forge_agents.testing import tiny_model
 from forge_trainers.learner import checkpoint
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
@@ -69,6 +70,38 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys, cap
     out = capsys.readouterr().out
     assert "checkpoint  step-000002, held-out reward 0.4000" in out
     assert f"next   forge-agents serve {run / 'mine'}" in out
+
+
+@pytest.mark.parametrize("own", [None, {"compute_dtype": "float32"}])
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_export_is_rounded_as_that_of_the_run(lora, own, random_batch, tmp_path):
+    model = tiny_model(tmp_path / "start", dtype="bfloat16")
+    plan = LearnerPlan(model=str(model), lora=lora, compute_dtype="float32", seed=7, lr=1e-6, threads=1)
+    learner, folder = LearnerCore(plan), tmp_path / "checkpoints/step-000001"
+    learner.train_step(random_batch(seed=1))
+    learner.save(folder / "hero")
+    learner.export(tmp_path / "export")
+    assert not same(tmp_path / "export", model)
+    (folder / "experiment.json").write_text(json.dumps({"step": 1, "policies": ["hero"]}))
+    policy = {"model": str(model), "name": "hero", "lora": None if lora is None else {"rank": 2}, "learner": own}
+    trainer = {"seed": 7, "learner": {"compute_dtype": "bfloat16" if own else "float32"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"policies": {"hero": policy}, "trainer": trainer}))
+    assert same(export_checkpoint(tmp_path), tmp_path / "export")
+
+
+@pytest.mark.parametrize("trainer", [[1], {"seed": -1}, {"seed": "x"}, {"learner": [1]}, {"engine": [1]}])
+def test_settings_that_no_run_writes_are_refused(run, trainer):
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**settings, "trainer": trainer}))
+    with pytest.raises(RunFolderError, match="or other values than a run writes"):
+        export_checkpoint(run)
+
+
+def test_an_export_downloads_no_model_that_a_run_names(run, monkeypatch):
+    monkeypatch.setattr("forge_agents.models.resolve._snapshot", lambda *_: pytest.fail("a download"))
+    (run / "config.yaml").write_text("policies: {hero: {model: stranger/model}}")
+    with pytest.raises(ModelNotFoundError, match="is not on this machine"):
+        export_checkpoint(run)
 
 
 def test_adapter_is_not_exported_on_a_changed_start_model(run, tiny_llama, tmp_path):

@@ -668,10 +668,13 @@ def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, tar
             policy = settings["policies"][name]
             lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
             weights = settings["weights"] if isinstance(settings.get("weights"), Mapping) else {}
-            plan = LearnerPlan(model=str(models.resolve(policy["model"])), lora=lora, dump_folder=dump)
+            rounding, seed = _rounding(settings, policy)
+            model = str(models.resolve(policy["model"], offline=True))
+            plan = LearnerPlan.of(rounding, model=model, lora=lora, seed=seed, dump_folder=dump)
         except (KeyError, TypeError, AttributeError) as cause:
             raise RunFolderError(
-                f"config.yaml has no policy {name!r}, which is in the checkpoint: {cause!r}"
+                f"config.yaml has no policy {name!r}, which is in the checkpoint, or other values than a run writes: "
+                f"{cause!r}"
             ) from cause
         now = hashes_of_models({name: Policy(policy["model"])}).get(name)
         if lora is not None and weights.get(name, now) != now:
@@ -682,6 +685,22 @@ def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, tar
         core = LearnerCore(plan)
         core.load(checkpoint, to_train=False)
         core.export(target)
+
+
+def _rounding(settings: Mapping[str, Any], policy: Mapping[str, Any]) -> tuple[LearnerConfig, int]:
+    """Return the dtype in which a run computed, and its seed, because exports are rounded accordingly.
+
+    Weights that were trained in float32 are rounded randomly: rounding to nearest would undo small updates.
+    """
+    trainer = settings.get("trainer") or {}
+    chosen: dict[str, Any] = {**(trainer.get("learner") or {}), **(policy.get("learner") or {})}
+    dtype: Any = chosen.get("compute_dtype") or "auto"
+    seed = trainer.get("seed", 0)
+    if dtype == "auto" and (trainer.get("engine") or {}).get("dtype") == "bfloat16":  # as in `ProcessConfig.learner_of`
+        dtype = "bfloat16"
+    if type(seed) is not int or not 0 <= seed < 2**32:
+        raise TypeError(f"seed={seed!r:.40}")
+    return LearnerConfig(compute_dtype=dtype), seed
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
