@@ -215,41 +215,7 @@ def test_sigterm_finishes_the_step_and_saves_it(trainer_of, tmp_path, capsys):
     assert json.loads((newest / "experiment.json").read_text())["step"] == len(rows)
 
 
-HINT = '''
-from difflib import SequenceMatcher
-
-import forge_agents as fa
-
-WORDS = ("apple", "river", "candle", "tiger", "piano", "window")
-
-
-@fa.register("my/Hint-v0", tags=("2p", "cooperative"))
-class Hint(fa.TurnEnv):
-    """One seat knows a word and hints at it; the other guesses. Both get the likeness of guess and word."""
-
-    possible_agents = ["giver", "guesser"]
-
-    def setup(self, rng):
-        self.word, self.hint = str(rng.choice(WORDS)), ""
-
-    def instructions(self, agent):
-        return "Describe the word without saying it." if agent == "giver" else "Guess the word. Answer with one word."
-
-    def observe_text(self, agent):
-        return f"Word: {self.word}" if agent == "giver" else f"Hint: {self.hint}"
-
-    def secrets(self, agent):
-        return [self.word] if agent == "guesser" else []
-
-    def act(self, agent, action):
-        if agent == "giver":
-            self.hint = action[:200]
-            return fa.Outcome()
-        likeness = SequenceMatcher(None, action.strip().lower()[:50], self.word).ratio()
-        reward = 0.0 if self.word in self.hint.lower() else likeness
-        return fa.Outcome(rewards={"giver": reward, "guesser": reward}, done=True)
-'''
-
+GAME = Path(__file__).parents[2] / "forge_agents/templates/project/word_duel/game.py"
 BOARD = """
 from pettingzoo.classic import tictactoe_v3
 
@@ -274,14 +240,16 @@ def tic_tac_toe():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_short_custom_games_pass_their_check_and_train(trainer_of, tiny_llama, tmp_path, monkeypatch):
-    """The README's example of an environment."""
+    """The game of the template, and a board of PettingZoo's."""
     pytest.importorskip("pygame")  # PettingZoo's board games import it
     fa.list_envs()
     fa.list_envs()  # the plugins are loaded before the registry is copied
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))
-    for code, most in ((HINT, 30), (BOARD, 15)):
+    names = {"__name__": "snippet"}
+    for code, most in ((GAME.read_text(), 30), (BOARD, 15)):
         assert len([line for line in code.splitlines() if line.strip()]) <= most
-        exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})
+        exec(compile(code, "snippet", "exec"), names)
+    fa.register("my/Hint-v0", tags=("2p", "cooperative"))(names["WordDuel"])
     assert fa.check_env("my/Hint-v0", episodes=2).ok
     assert fa.check_env("my/TicTacToe-v0", episodes=2).ok
 

@@ -135,6 +135,8 @@ def test_a_game_in_turns_that_breaks_is_data(where, told, error):
     assert [episode.error.where for episode in failed] == [told]
     if told == where and where in ("make", "reset", "observe", "step"):
         assert failed[0].error.kind == type(error).__name__ and "test_env_failures" in failed[0].error.trace
+        assert type(error) is not RuntimeError or failed[0].error.message == "boom"
+        assert len(failed[0].turns) == (2 if where in ("observe", "step") else 0)
     assert failed[0].end_reason == "error"
 
 
@@ -379,17 +381,16 @@ def test_results_that_are_no_dictionaries_by_agent_are_named(method, result, mes
     assert finding.message.startswith(f"TypeError: {message}")
 
 
-def test_environment_without_agents_is_refused():
-    class Empty(TwoRounds):
-        possible_agents = []
+@pytest.mark.parametrize(
+    ("agents", "error", "message"),
+    [
+        ([], ValueError, "is empty. Name one or more agents"),
+        ([0, 1], TypeError, "has 0. Names of agents must be strings"),
+    ],
+)
+def test_environment_has_agents_named_by_strings(agents, error, message):
+    class Odd(TwoRounds):
+        possible_agents = agents
 
-    with pytest.raises(ValueError, match="possible_agents is empty. Name one or more agents, such as 'player_0'"):
-        fa.play(Empty, fa.Random())
-
-
-def test_agents_must_be_named_by_strings():
-    class Numbered(TwoRounds):
-        possible_agents = [0, 1]
-
-    with pytest.raises(TypeError, match="possible_agents has 0. Names of agents must be strings, such as 'player_0'"):
-        fa.play(Numbered, fa.Random())
+    with pytest.raises(error, match=f"possible_agents {message}, such as 'player_0'"):
+        fa.play(Odd, fa.Random())

@@ -76,31 +76,6 @@ def test_empty_response_is_an_empty_action():
     assert [t.action for t in episode.turns] == [""] * 4 and episode.error is None
 
 
-@pytest.mark.parametrize("where", ["reset", "step", "observe"])
-def test_environment_error_is_recorded(where):
-    class Broken(Count):
-        def fail(self, place, number):
-            if place == where and len(self.numbers) == number:
-                raise RuntimeError("boom")
-
-        def setup(self, rng):
-            super().setup(rng)
-            self.fail("reset", 0)
-
-        def act(self, agent, action):
-            self.fail("step", 1)
-            return super().act(agent, action)
-
-        def observe_text(self, agent):
-            self.fail("observe", 1)
-            return super().observe_text(agent)
-
-    episode = run(Broken(), says("1"))
-    assert (episode.error.kind, episode.error.message, episode.end_reason) == ("RuntimeError", "boom", "error")
-    assert "boom" in episode.error.trace
-    assert len(episode.turns) == {"reset": 0, "step": 2, "observe": 1}[where]
-
-
 def test_numpy_values_of_infos_are_kept():
     values = {"illegal": np.False_, "success": np.True_, "depth": np.int64(3), "answers": np.array(["5", "6"])}
     values |= {"either": {2, 1}, "seen": {(0, 1): 2}, (1, 2): "cell"}
@@ -148,13 +123,6 @@ def test_environment_receives_reasoning_only_on_request(kind, observes, first):
     assert [(turn.reasoning, turn.action) for turn in episode.turns[:2]] == [("I say 1", "1"), ("", "2")]
 
 
-def test_nan_reward_is_an_error_of_the_episode():
-    env = OneTurn()
-    env.outcome = fa.Outcome(rewards={"a": float("nan")})
-    episode = run(env, says("1"))
-    assert episode.error is not None and "nan" in episode.error.message
-
-
 def test_scripted_player_may_be_a_coroutine_function():
     async def two(observation, agent):
         await asyncio.sleep(0)
@@ -184,12 +152,6 @@ def test_dead_engine_is_raised_and_late_answer_fails_its_episode():
     episode = run_model(fails_with(LateAnswerError("m had 3 of at most 64 tokens")))
     assert (episode.error.where, episode.error.kind) == ("policy", "LateAnswerError")
     assert "3 of at most 64 tokens" in episode.error.message
-
-
-def test_turn_limit_truncates():
-    episode = run(Count(), says("1"), max_turns=3)
-    assert episode.end_reason == "turn_limit" and len(episode.turns) == 3
-    assert episode.trajectories["b"].turns[-1].truncated
 
 
 def test_full_context_ends_the_episode():
@@ -306,15 +268,6 @@ def test_shared_environment_instance_is_refused():
         assert len((await rollout.group(seed=1, size=1)).episodes[0].turns) == 4
 
     asyncio.run(main())
-
-
-def test_episode_that_keeps_failing_is_reported():
-    class Broken(Count):
-        def setup(self, rng):
-            raise RuntimeError("always")
-
-    group = asyncio.run(Rollout(make_env=Broken, env_id="t", policies=fa.Random()).group(seed=1, size=2))
-    assert len(group.failed) == 2
 
 
 def test_concurrent_episodes_are_limited():
