@@ -113,9 +113,10 @@ class Credit:
     `samples` alternatives, for which the environment is copied right before the turn and the same policies play on
     (COMA, arXiv 1705.08926; VinePPO, arXiv 2410.01679). "none": 0."""
     scale: Literal["std", "batch_std", "none"] = "std"
-    """Divisor of the difference. "std": standard deviation of the compared rewards (GRPO). "batch_std": standard
-    deviation of the step's differences without zero-variance groups, per role if `by` names roles (REINFORCE++, arXiv
-    2501.03262). "none": 1 (Dr. GRPO, arXiv 2503.20783). "std" needs the baseline of a group."""
+    """Divisor of the difference. "std": standard deviation of the compared rewards, with divisor n - 1 (GRPO).
+    "batch_std": standard deviation of the step's differences, with divisor n, without zero-variance groups, per role if
+    `by` names roles (REINFORCE++, arXiv 2501.03262). "none": 1 (Dr. GRPO, arXiv 2503.20783). "std" needs a group's
+    baseline."""
     turns: Literal["own", "to_go", "return"] = "own"
     """Use of turn rewards. "own": the reward of a turn is compared. "to_go": as "own", then the advantages of the turn
     and of later turns are summed (process supervision in GRPO, arXiv 2402.03300, section 4.1.3). "return": the rewards
