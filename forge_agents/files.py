@@ -127,7 +127,7 @@ def _others_may_write(status: os.stat_result) -> bool:
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:
-    """Refuse a run folder in which one of our files is a link, a pipe, a socket, a device or far too large.
+    """Refuse a run folder in which one of our files is a link, a pipe, a socket, a device, sparse or far too large.
 
     Reading or writing such an entry would show or overwrite files elsewhere, or block forever. Links to folders, for
     example on larger disks, are allowed, and so are files that no run opens. The folder may be missing.
@@ -140,13 +140,21 @@ def check_plain_files(folder: str | os.PathLike[str]) -> None:
     except OSError:
         return  # opening it later reports the error
     for entry in entries:
-        if entry.name.endswith(_OURS) and not (entry.is_dir() or entry.is_file(follow_symlinks=False)):
+        is_plain = entry.is_file(follow_symlinks=False)
+        if entry.name.endswith(_OURS) and not (is_plain or Path(entry.path).is_dir()):
             what = "a link" if entry.is_symlink() else "not a file"
             raise RunFolderError(
                 f"{entry.path} is {what}. A run folder must hold plain files: remove it, or put a copy there"
             )
-        if entry.name.endswith(_READ_WHOLE) and not entry.is_dir() and (size := entry.stat().st_size) > MAX_BYTES:
+        if entry.name.endswith(_READ_WHOLE) and is_plain and (size := entry.stat().st_size) > MAX_BYTES:
             raise RunFolderError(f"{entry.path} has {size} bytes. Files of a run with such a name are small: remove it")
+        if entry.name.endswith(_OURS) and is_plain:
+            try:
+                check_dense(Path(entry.path))
+            except FileNotFoundError:
+                pass  # a running training has replaced it
+            except ValueError as cause:
+                raise RunFolderError(str(cause)) from None
 
 
 def check_dense(path: Path) -> None:

@@ -18,6 +18,6 @@ def defused(text: str, tokens: Sequence[str] = ()) -> str:
     Servers read control tokens in texts. One agent's text could otherwise open a role in another model's prompt.
     """
     text = _CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
-    for token in sorted(tokens, key=len, reverse=True):
+    for token in sorted(filter(None, tokens), key=len, reverse=True):
         text = text.replace(token, f"{token[0]} {token[1:]}")
     return text

@@ -198,17 +198,17 @@ class Pieces:
         """Return the tokenizer of a policy. None if there is none, or if its texts could be very long."""
         from tokenizers import Tokenizer
 
-        file = next((file for file in self._candidates(policy) if file.is_file()), None)
-        if file is None or file.stat().st_size > _MAX_TOKENIZER_BYTES:
-            return None
         try:
+            file = next((file for file in self._candidates(policy) if file.is_file()), None)
+            if file is None or file.stat().st_size > _MAX_TOKENIZER_BYTES:
+                return None
             settings = {**bounded_json(file.read_bytes(), MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS), **_NOT_DECODED}
             decoders = list(parts(settings.get("decoder")))
             if len(decoders) > _MAX_DECODERS or any(map(_lengthens, decoders)):
                 return None
             check_growth(file, settings)
             return Tokenizer.from_str(json.dumps(settings))
-        except Exception:  # noqa: BLE001  # the library raises this for invalid files
+        except Exception:  # noqa: BLE001  # the library raises this for invalid files; names may be no paths
             return None
 
     def _candidates(self, policy: str) -> Iterator[Path]:

@@ -170,6 +170,8 @@ def test_pieces_join_to_the_response(model, tmp_path):
 def test_an_exported_tokenizer_comes_first_and_none_is_no_error(model, tmp_path):
     assert Pieces(tmp_path, {"hero": "/no/such/model"}).of("hero", [1, 2]) is None
     assert Pieces(tmp_path, {}).of("../../etc", [1]) is None
+    for name in ("~nobody-has-this-name/x", "x" * 5000, "a\0b"):  # of a stranger
+        assert Pieces(tmp_path, {"hero": name}).of("hero", [1]) is Pieces(tmp_path, {}).of(name, [1]) is None
     export = tmp_path / "export"
     export.mkdir()
     (export / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())

@@ -342,6 +342,23 @@ def test_a_run_that_goes_on_with_other_settings_of_the_optimiser_has_those(momen
     assert float(weights(resumed)[name].flatten()[at]) == pytest.approx(shrunk * float(large.flatten()[at]), rel=0.1)
 
 
+@pytest.mark.parametrize("values", [{"maximize": True}, {"eps": "x", "amsgrad": [1]}, {"capturable": True}])
+def test_a_checkpoint_chooses_no_setting_of_the_optimizer(tiny_llama, random_batch, tmp_path, values):
+    """A stranger's checkpoint could otherwise train in the wrong direction, or end the training."""
+    first = LearnerCore(config(tiny_llama, lr=1e-2))
+    first.train_step(random_batch())
+    for step, changes in enumerate(({}, values), 1):
+        for group in (group for optimizer in first._optimizers for group in optimizer.param_groups):
+            group.update(changes)
+        first.save(tmp_path / f"step-{step}")
+    own, strange = (LearnerCore(config(tiny_llama, lr=1e-2)) for _ in range(2))
+    own.load(tmp_path / "step-1")
+    strange.load(tmp_path / "step-2")
+    for core in (own, strange):
+        core.train_step(random_batch(seed=1))
+    assert relative_gap(weights(own), weights(strange)) == 0
+
+
 def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(tiny_llama, random_batch, tmp_path):
     batch = random_batch(seed=1)
     alone, saved = (LearnerCore(config(tiny_llama, lr=1e-2)) for _ in range(2))

@@ -283,6 +283,9 @@ def test_resumed_curriculum_draws_the_same_tasks():
     resumed.load_state_dict(progress.state_dict())
     first, second = (TaskSampler(plan, progress=one) for one in (progress, resumed))
     assert first.tasks(3, 7, 50) == second.tasks(3, 7, 50) != first.tasks(3, 8, 50)
+    progress._replayed = {(f"test/Dice-v0@{number % 4}", number) for number in range(50)}
+    saved = progress.state_dict()  # in one order, also in other processes
+    assert saved["replayed_seeds"].tolist() == sorted(range(50), key=lambda number: (number % 4, number))
     empty = Progress()
     empty.load_state_dict(Progress().state_dict())
     assert empty.shares(plan) == pytest.approx([0.25] * 4)

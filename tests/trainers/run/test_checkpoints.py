@@ -445,6 +445,13 @@ def test_checksums_read_each_file_once(tmp_path, files, problem):
         _checked(tmp_path / "step-000100")
 
 
+def test_link_in_an_older_checkpoint_stops_no_resumed_run(tmp_path):
+    save(tmp_path, 1, 2, scores={1: 0.1, 2: 0.2})
+    (tmp_path / "step-000001/x.npz").symlink_to(tmp_path / "step-000002/experiment.json")
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_best=True)
+    assert checkpoints.best() == tmp_path / "step-000002" and checkpoints.other_measures() == []
+
+
 def test_a_score_of_zero_is_better_than_one_below(tmp_path):
     save(tmp_path, 1, 2, keep=2, scores={1: 0.0, 2: -1.0})
     checkpoints = Checkpoints(tmp_path, keep=2, keep_best=True)

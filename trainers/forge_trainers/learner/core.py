@@ -407,7 +407,12 @@ class LearnerCore:
             raise RunFolderError(f"{folder} has version={version!r:.40}. Expected a whole number from 0 to 2^53")
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         if to_train:
+            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+            settings = [dict(group) for group in groups]
             self._optimizers.load_state_dict(state["optimizer"])
+            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+            for group, own in zip(groups, settings, strict=True):  # a stranger's could be a text, or maximize the loss
+                group.update(own)
             if "random" in state:
                 torch.set_rng_state(state["random"])
             if self._reference is not None and self._reference.moves:

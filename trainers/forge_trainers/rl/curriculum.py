@@ -242,14 +242,15 @@ class Progress:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return success by environment and by seed, for a checkpoint."""
+        replayed = sorted(self._replayed)  # a set has another order in each process
         return {
             "ids": np.array(list(self._success), dtype=np.str_),
             "success": np.array(list(self._success.values()), np.float64).reshape(-1, 2),
             "seed_ids": np.array([env_id for env_id, _ in self._seeds], dtype=np.str_),
             "seeds": np.array([seed for _, seed in self._seeds], np.int64),
             "seed_success": np.array(list(self._seeds.values()), np.float64),
-            "replayed_ids": np.array([env_id for env_id, _ in self._replayed], dtype=np.str_),
-            "replayed_seeds": np.array([seed for _, seed in self._replayed], np.int64),
+            "replayed_ids": np.array([env_id for env_id, _ in replayed], dtype=np.str_),
+            "replayed_seeds": np.array([seed for _, seed in replayed], np.int64),
             "collected_ids": np.array(list(self._collected), dtype=np.str_),
             "collected": np.array(list(self._collected.values()), np.int64),
             "last_step": np.array([self._last[0]], np.int64),

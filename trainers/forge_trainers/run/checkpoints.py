@@ -551,7 +551,7 @@ class Checkpoints:
         for folder in self.complete():
             try:
                 marks[folder] = _Mark.read(folder)
-            except (OSError, ValueError) as cause:
+            except _DAMAGE as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
         return marks
 
