@@ -85,7 +85,8 @@ class EngineClient:
         """Adapters whose weights were loaded so far. "" stands for the model's own."""
         self._failure: BaseException | None = None
         self._max_model_len = 0
-        self._changed = asyncio.Event()
+        self._changed, self._has_store = asyncio.Event(), asyncio.Event()
+        self._has_store.set()
 
     async def start(self) -> Self:
         """Start the engines, each as by `EngineProcess.start`, and return this client.
@@ -196,9 +197,14 @@ class EngineClient:
             self._loaded.append(adapter)
         return timing
 
+    def forget_store(self) -> None:
+        """Let engines that start wait for `use_store`, because a store that is stopped cannot be sent to a process."""
+        self._has_store.clear()
+
     async def use_store(self, store: WeightStoreRef) -> None:
         """Look for new weights in `store` from now on, in place of one that died."""
         self._store = store
+        self._has_store.set()
         for engine in self._live():
             with contextlib.suppress(ActorDiedError, StallError):  # its successor starts with the new store
                 await engine.use_store(store)
@@ -282,18 +288,28 @@ class EngineClient:
         await self._faults.start_with_retries(replica.name, lambda: self._start_engine(replica))
 
     async def _start_engine(self, replica: _Replica) -> None:
+        engine: EngineProcess | None = None
         store = self._store
-        async with self._device_access():
-            engine = await EngineProcess.start(
-                self._config,
-                name=replica.name,
-                store=store,
-                weights_name=self.name,
-                heartbeat_timeout_s=self._heartbeat_timeout_s,
-                timeout_s=self._start_timeout_s,
-            )
-            engine.busy = replica.busy
-            self._processes.append(engine)
+        while engine is None:
+            with_store = self._has_store.wait()
+            await mesh.with_deadline(with_store, self._start_timeout_s, who=replica.name, what="a start (no store)")
+            store = self._store
+            async with self._device_access():
+                try:
+                    engine = await EngineProcess.start(
+                        self._config,
+                        name=replica.name,
+                        store=store,
+                        weights_name=self.name,
+                        heartbeat_timeout_s=self._heartbeat_timeout_s,
+                        timeout_s=self._start_timeout_s,
+                    )
+                except RuntimeError as error:  # Monarch's, if the store was stopped meanwhile
+                    if type(error) is not RuntimeError or (self._has_store.is_set() and store is self._store):
+                        raise
+                    continue
+                engine.busy = replica.busy
+                self._processes.append(engine)
         try:
             await self._catch_up(engine, store)
         except BaseException:

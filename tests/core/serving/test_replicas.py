@@ -299,6 +299,46 @@ async def test_starting_engine_uses_the_replaced_store(monkeypatch):
     assert Played.started[2].version == 2 and hero.pids["hero-0"] is not None
 
 
+@pytest.mark.parametrize("late", [False, True])
+async def test_engine_that_dies_with_its_store_starts_with_the_next_store(monkeypatch, late):
+    """A reference to a store that is stopped cannot be sent to a process."""
+    plain, stopped, given = Played.start.__func__, [], []  # type: ignore[attr-defined]
+
+    async def start(cls: type[Played], *args: Any, store: Any, **options: Any) -> Played:
+        await moments(5)
+        if store in stopped:
+            raise RuntimeError("`ProcMesh` has already been stopped")
+        given.append(store)
+        return await plain(cls, *args, **options)  # type: ignore[no-any-return]
+
+    hero = await replicas(1, store="first store")
+    await hero.load_weights(1)
+    monkeypatch.setattr(Played, "start", classmethod(start))
+    if late:  # the store dies while the engine starts
+        Played.started[0].die()
+        await moments(2)
+    hero.forget_store()
+    stopped.append("first store")
+    Played.started[0].die()
+    await moments()
+    assert given == [] and hero.pids["hero"] is None
+    await hero.use_store("second store")
+    await moments(40)
+    assert given == ["second store"] and hero.pids["hero"] is not None
+
+
+async def test_error_of_a_start_that_no_store_explains_is_raised(monkeypatch):
+    async def start(*_: Any, **__: Any) -> Played:
+        raise RuntimeError("vLLM has no kernel")
+
+    hero = await replicas(1, store="first store")
+    monkeypatch.setattr(Played, "start", start)
+    Played.started[0].die()
+    await moments()
+    with pytest.raises(RuntimeError, match="vLLM has no kernel"):
+        await hero.load_weights(1)
+
+
 async def test_starting_engine_retries_when_weights_are_loaded():
     hero = await replicas(2)
     await hero.load_weights(1)

@@ -126,12 +126,13 @@ def test_new_store_gets_all_weights_before_engines_look_there(monkeypatch):
             hosts=None,
             learners={"hero": SimpleNamespace(use_store=records("learner"), publish=records("publish"))},
             republish={"one": records("one", StallError("slow", "weights")), "two": records("two")},
-            engines={"hero": SimpleNamespace(use_store=records("engine"))},
+            engines={"hero": SimpleNamespace(use_store=records("engine"), forget_store=lambda: calls.append("forget"))},
         )
         await Processes._replace_store(processes, broken, StallError("gone", "weights"))
 
     asyncio.run(main())
-    assert calls == [("stop",), ("learner", "new"), ("publish",), ("one", "new"), ("two", "new"), ("engine", "new")]
+    published = [("learner", "new"), ("publish",), ("one", "new"), ("two", "new")]
+    assert calls == ["forget", ("stop",), *published, ("engine", "new")]
 
 
 class Carrying(Stores):

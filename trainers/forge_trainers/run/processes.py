@@ -286,17 +286,24 @@ class Processes:
         name = learner_name(plans)
 
         async def start() -> dict[str, Learner]:
-            async with self._learner_access():
-                started = await Learner.start_together(
-                    plans,
-                    name=name,
-                    store=self.store.ref,  # read here, because a new store may have replaced the first
-                    world_size=self.config.learner_procs,
-                    heartbeat_timeout_s=self.config.heartbeat_timeout_s,
-                    timeout_s=self.hosts.start_timeout_s,
-                    device_access=self._learner_access,
-                )
-                self._resident[name] = [*started.values()]
+            store = self.store  # read here, because a new store may have replaced the first
+            try:
+                async with self._learner_access():
+                    started = await Learner.start_together(
+                        plans,
+                        name=name,
+                        store=store.ref,
+                        world_size=self.config.learner_procs,
+                        heartbeat_timeout_s=self.config.heartbeat_timeout_s,
+                        timeout_s=self.hosts.start_timeout_s,
+                        device_access=self._learner_access,
+                    )
+                    self._resident[name] = [*started.values()]
+            except RuntimeError as error:  # Monarch's, if the store was stopped meanwhile
+                if type(error) is not RuntimeError or (ended := store.heartbeat.error) is None:
+                    raise
+                await self._mend_store(store, ended)
+                return await start()
             return started
 
         return await self.faults.start_with_retries(name, start)
@@ -354,6 +361,8 @@ class Processes:
             if self.store is not broken:
                 return
             fault = self.faults.record(broken.ref.name, cause)
+            for engine in self.engines.values():  # one may be starting
+                engine.forget_store()
             await broken.stop()
             self.store = store = await _start_store(self.config, self.hosts, self.faults)
             for learner in tuple(self.learners.values()):
