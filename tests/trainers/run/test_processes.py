@@ -11,6 +11,8 @@ import yaml
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
+from forge_agents.runtime.colocation import unshared
+from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import assign_engines
@@ -133,6 +135,41 @@ def test_new_store_gets_all_weights_before_engines_look_there(monkeypatch):
     asyncio.run(main())
     published = [("learner", "new"), ("publish",), ("one", "new"), ("two", "new")]
     assert calls == ["forget", ("stop",), *published, ("engine", "new")]
+
+
+@pytest.mark.parametrize("ended", [None, ActorDiedError("gone", "weights")])
+def test_learner_that_dies_with_its_store_starts_with_the_next_store(ended, monkeypatch):
+    given = []
+
+    async def start_together(plans, *, store, **_):
+        given.append(store)
+        if store == "first":  # as Monarch, which cannot send a reference to a store that is stopped
+            raise RuntimeError("`ProcMesh` has already been stopped")
+        return dict.fromkeys(plans)
+
+    monkeypatch.setattr("forge_trainers.run.processes.Learner.start_together", start_together)
+
+    class Restarting(SimpleNamespace):
+        _start_learners = Processes._start_learners
+
+        async def _mend_store(self, broken, cause):
+            assert broken is self.store and cause is ended
+            self.store = SimpleNamespace(ref="second")
+
+    processes = Restarting(
+        store=SimpleNamespace(ref="first", heartbeat=SimpleNamespace(error=ended)),
+        config=SimpleNamespace(learner_procs=1, heartbeat_timeout_s=60.0),
+        hosts=SimpleNamespace(start_timeout_s=60.0),
+        faults=Faults(),
+        _learner_access=unshared,
+        _resident={},
+    )
+    starting = processes._start_learners({"hero": LearnerPlan(model="m")})
+    if ended is None:
+        with pytest.raises(RuntimeError, match="already been stopped"):
+            asyncio.run(starting)
+        return
+    assert list(asyncio.run(starting)) == ["hero"] and given == ["first", "second"]
 
 
 class Carrying(Stores):
