@@ -62,6 +62,7 @@ def test_control_tokens_of_other_templates_are_broken_up():
     ):
         assert defused(f"a{control}b") == f"a{control[0]} {control[1:]}b"
     assert defused("a [|x| + |y|] b <eof> <extra>") == "a [|x| + |y|] b <eof> <extra>"
+    assert defused("a b", ["", "b"]) == "a b "  # an empty token of a stranger's tokenizer
 
 
 @settings(max_examples=40, deadline=None)
