@@ -137,7 +137,7 @@ class TaskSampler:
         The result depends only on the arguments, and in a curriculum on the progress that a checkpoint keeps, so a
         resumed run collects the same groups.
         """
-        late = None if resample else self._progress.trained_tasks(step)
+        late = None if resample or self.curriculum is None else self._progress.trained_tasks(step)
         if late is not None and len(late) == count and all(env_id in self.agents for env_id, _ in late):
             return self._tasks(late)
         rng = np.random.default_rng([seed, step, resample])
