@@ -139,33 +139,30 @@ class TaskSampler:
         """
         late = None if resample or self.curriculum is None else self._progress.trained_tasks(step)
         if late is not None and len(late) == count and all(env_id in self.agents for env_id, _ in late):
-            return self._tasks(late)
-        rng = np.random.default_rng([seed, step, resample])
-        shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
-        picks = rng.choice(len(self.env_ids), size=count, p=shares)
-        seeds = rng.choice(HELD_OUT_FROM, size=count)
-        pairs = [(self.env_ids[pick], int(env_seed)) for pick, env_seed in zip(picks, seeds, strict=True)]
-        replays: list[EnvSeed | None] = [None] * count
-        if self.curriculum is not None:
-            replays = [self._progress.replayed(self.curriculum, rng) for _ in pairs]
-        if not resample and self._num_tasks:
-            earlier = self._earlier_groups(seed, step, count)
-            new = [number for number, replay in enumerate(replays) if replay is None]
-            for number in new:
-                env_id = pairs[number][0]
-                if env_id in self._num_tasks:
-                    pairs[number] = env_id, self._listed_seed(env_id, seed, earlier[env_id])
-                earlier[env_id] += 1
-        pairs = [replay or pair for replay, pair in zip(replays, pairs, strict=True)]
-        if self.curriculum is not None and not resample:
-            new_groups = Counter(env_id for (env_id, _), replay in zip(pairs, replays, strict=True) if replay is None)
-            self._progress.sampled(step, pairs, new_groups)
-        return self._tasks(pairs)
-
-    def _tasks(self, pairs: list[EnvSeed]) -> list[Task]:
+            pairs = late
+        else:
+            rng = np.random.default_rng([seed, step, resample])
+            shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
+            picks = rng.choice(len(self.env_ids), size=count, p=shares)
+            seeds = rng.choice(HELD_OUT_FROM, size=count)
+            pairs = [(self.env_ids[pick], int(env_seed)) for pick, env_seed in zip(picks, seeds, strict=True)]
+            replays: list[EnvSeed | None] = [None] * count
+            if self.curriculum is not None:
+                replays = [self._progress.replayed(self.curriculum, rng) for _ in pairs]
+            if not resample and self._num_tasks:
+                earlier = self._earlier_groups(seed, step, count)
+                for number in [number for number, replay in enumerate(replays) if replay is None]:
+                    env_id = pairs[number][0]
+                    if env_id in self._num_tasks:
+                        pairs[number] = env_id, self._listed_seed(env_id, seed, earlier[env_id])
+                    earlier[env_id] += 1
+            pairs = [replay or pair for replay, pair in zip(replays, pairs, strict=True)]
+            if self.curriculum is not None and not resample:
+                new = Counter(pair[0] for pair, replay in zip(pairs, replays, strict=True) if replay is None)
+                self._progress.sampled(step, pairs, new)
         return [
-            Task(env_id=env_id, seed=seed, agents=self.agents[env_id], number=number)
-            for number, (env_id, seed) in enumerate(pairs)
+            Task(env_id=env_id, seed=env_seed, agents=self.agents[env_id], number=number)
+            for number, (env_id, env_seed) in enumerate(pairs)
         ]
 
     def _earlier_groups(self, seed: int, step: int, count: int) -> Counter[str]:
