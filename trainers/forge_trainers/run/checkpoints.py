@@ -359,7 +359,7 @@ class Checkpoints:
                 part.load_state_dict(before)
         except (ArithmeticError, LookupError, TypeError, ValueError) as cause:
             raise RunFolderError(
-                f"the state of {name} in {folder} does not fit this call: {cause}. Use the reward and settings "
+                f"the state of {name} in {folder} does not fit this call: {cause!s:.1000}. Use the reward and settings "
                 "that the run was trained with, or choose another out_dir"
             ) from cause
 
