@@ -1,8 +1,8 @@
 """A team of the OpenAI Agents SDK is trained unchanged: a planner hands off to a solver with a calculator.
 
-The two agents do not know that they are trained. Each trains an adapter, and both are rewarded if the last number of
-the answer is right. The hand-off and the calculator are tool calls. A model of this size does not call tools by itself,
-so it first imitates a script that plays both agents. Needs ``pip install 'forge-agents-rl[agents]'``.
+The two agents, each with its own adapter, do not know that they are trained. The team is rewarded if the last number
+of the answer is right. The hand-off and the calculator are tool calls. A model of this size does not call tools by
+itself, so it first imitates a script that plays both agents. Needs ``pip install 'forge-agents-rl[agents]'``.
 
     python examples/agents_sdk.py [--seed 0] [--steps 20] [--lr 5e-4] [--out runs/agents_sdk]
 

@@ -1,7 +1,7 @@
 """A program that calls two models through OpenAI's client is trained unchanged, with a policy for each model name.
 
 The program ``crew`` does not know that it is trained. Its planner solves a small sum and describes the result
-in words. Its writer turns the words into digits. Both are rewarded if the number is right.
+in words. Its writer turns the words into digits. The team is rewarded if the number is right.
 
     python examples/plain_program.py [--steps 20] [--model smollm2-135m-instruct] [--out runs/plain_program]
 """

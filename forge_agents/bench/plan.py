@@ -208,7 +208,7 @@ def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
 
 
 def suite_envs(arguments: Mapping[str, Mapping[str, Any]]) -> list[SuiteEnv]:
-    """Return the environments. Each is made once to read its agents."""
+    """Return the environments, made once each to read their agents."""
     environments = []
     for id_, kwargs in arguments.items():
         spec = registry.spec(id_)

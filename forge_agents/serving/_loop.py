@@ -292,7 +292,7 @@ class Ranks:
         return self.call_here(name, *args)
 
     def load(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """On the first rank: replace all weights on all ranks. Tensors are sent one by one. Each keeps its part."""
+        """On the first rank: replace all weights on all ranks, tensor by tensor. Every rank keeps its part."""
         if self._group is None:
             self.call_here("load_tensors", tensors.items(), version)
             return

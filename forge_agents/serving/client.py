@@ -56,7 +56,7 @@ class EngineClient:
         heartbeat_timeout_s: Seconds after which a silent engine counts as dead.
         timeout_s: Timeout of the start, in seconds.
         router: Router of requests, or None for the one that ``config.routing`` names.
-        device_access: Access to GPUs that others use as well. They call `sleep` and `wake`.
+        device_access: Access to GPUs of other users too, who call `sleep` and `wake`.
     """
 
     def __init__(
