@@ -16,7 +16,7 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", type=str, default="best", help="best, newest, or a name such as step-000020.")
     parser.add_argument("--out", type=str, default="", help="New folder (default: RUN/export-step-NNNNNN).")
     options = parser.parse_args(list(argv))
-    export_checkpoint = plugin_object("forge_trainers.run.checkpoints:export_checkpoint")
+    export_checkpoint = plugin_object("forge_trainers.run.export:export_checkpoint")
     folder = export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print_visible)
     models = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
     print_visible("\n".join(f"model  {model}" for model in models))

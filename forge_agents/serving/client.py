@@ -287,15 +287,14 @@ class EngineClient:
         """Start an engine in a replica's place, and again while starts fail and faults allow it."""
         await self._faults.start_with_retries(replica.name, lambda: self._start_engine(replica))
 
-    async def _start_engine(self, replica: _Replica) -> None:
-        engine: EngineProcess | None = None
-        store = self._store
-        while engine is None:
+    async def _start_process(self, replica: _Replica) -> tuple[EngineProcess, WeightStoreRef | None]:
+        """Start a replica's process. Returns the engine and its store."""
+        while True:
             with_store = self._has_store.wait()
             await mesh.with_deadline(with_store, self._start_timeout_s, who=replica.name, what="a start (no store)")
             store = self._store
-            async with self._device_access():
-                try:
+            try:
+                async with self._device_access():
                     engine = await EngineProcess.start(
                         self._config,
                         name=replica.name,
@@ -304,12 +303,15 @@ class EngineClient:
                         heartbeat_timeout_s=self._heartbeat_timeout_s,
                         timeout_s=self._start_timeout_s,
                     )
-                except RuntimeError as error:  # Monarch's, if the store was stopped meanwhile
-                    if type(error) is not RuntimeError or (self._has_store.is_set() and store is self._store):
-                        raise
-                    continue
-                engine.busy = replica.busy
-                self._processes.append(engine)
+                    engine.busy = replica.busy
+                    self._processes.append(engine)
+                    return engine, store
+            except RuntimeError as error:  # Monarch's, if the store was stopped meanwhile
+                if type(error) is not RuntimeError or (self._has_store.is_set() and store is self._store):
+                    raise
+
+    async def _start_engine(self, replica: _Replica) -> None:
+        engine, store = await self._start_process(replica)
         try:
             await self._catch_up(engine, store)
         except BaseException:

@@ -112,7 +112,7 @@ def test_suggested_commands_quote_the_names_of_folders(name, monkeypatch, tmp_pa
     run = tmp_path / name
     (run / "export").mkdir(parents=True)
     (run / "export/config.json").touch()
-    monkeypatch.setattr("forge_trainers.run.checkpoints.export_checkpoint", lambda *_, **__: run / "export")
+    monkeypatch.setattr("forge_trainers.run.export.export_checkpoint", lambda *_, **__: run / "export")
     policy = ["--policies.hero.model", "m", "--out_dir", str(run)]
     calls = (
         ["export", str(run)],

@@ -141,15 +141,14 @@ async def test_calls_of_all_ranks_do_not_leak_memory(pair: Any) -> None:
     async def call() -> None:
         assert await mesh.call_all(pair, 2, "nap", 0, timeout_s=300, who="pair") == ["rested"] * 2
 
-    growth, until = [], time.monotonic() + 120
-    while min(growth, default=math.inf) >= 2 * 400 * NUM_CALLS and time.monotonic() < until:
-        before = allocated_bytes()
+    before, rounds, per_round, until = allocated_bytes(), 0, math.inf, time.monotonic() + 120
+    # buffers take up to 6 MB on a busy machine, whatever the number of calls
+    while (rounds < 5 or per_round >= 2 * 400 * NUM_CALLS) and time.monotonic() < until:
         for _ in range(NUM_CALLS // AT_ONCE):
             await asyncio.gather(*(call() for _ in range(AT_ONCE)))
-        await asyncio.sleep(1)  # a busy machine frees messages late
-        growth.append(allocated_bytes() - before)
-    # buffers grow in some rounds, and a leak in each: `call_one` of a new mesh leaks 1,100 bytes per call and rank
-    assert min(growth) < 2 * 400 * NUM_CALLS, growth
+        rounds += 1
+        per_round = (allocated_bytes() - before) / rounds
+    assert per_round < 2 * 400 * NUM_CALLS, rounds  # `call_one` of a new mesh leaks 1,100 bytes per call and rank
 
 
 async def test_idle_processes_leave_no_memory_in_the_controller(pair: Any) -> None:

@@ -13,7 +13,7 @@ from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
 from forge_agents.files import Checksums
 from forge_trainers.records.run_folder import saved_reward
 from forge_trainers.rl.credit import Baselines
-from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, _checked
+from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, checked_mark
 
 
 class Learner:
@@ -415,7 +415,7 @@ def test_a_mark_that_leads_out_of_its_folder_is_damaged(tmp_path, mark):
     (folder / "experiment.json").write_text(mark if isinstance(mark, str) else json.dumps(mark))
     assert Checkpoints(tmp_path / "checkpoints", keep=1).best() is None
     with pytest.raises((OSError, ValueError)):
-        _checked(folder)
+        checked_mark(folder)
 
 
 @pytest.mark.parametrize("values", [{"score": []}, {"files": []}, {"files": {"x": 1}}, {"chunk_bytes": None}])
@@ -442,7 +442,7 @@ def test_checksums_read_each_file_once(tmp_path, files, problem):
     mark = tmp_path / "step-000100/experiment.json"
     mark.write_text(json.dumps(json.loads(mark.read_text()) | {"files": files}))
     with pytest.raises(ValueError, match=problem):
-        _checked(tmp_path / "step-000100")
+        checked_mark(tmp_path / "step-000100")
 
 
 def test_link_in_an_older_checkpoint_stops_no_resumed_run(tmp_path):

@@ -18,7 +18,7 @@ from forge_agents.testing import tiny_model
 from forge_trainers.learner import checkpoint
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
-from forge_trainers.run.checkpoints import export_checkpoint
+from forge_trainers.run.export import export_checkpoint
 
 
 @pytest.fixture(scope="module")

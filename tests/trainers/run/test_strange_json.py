@@ -12,7 +12,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.programs.arrow_files import check_files
 from forge_agents.viewer.episodes import Pieces
 from forge_trainers.records.run_folder import read_rows
-from forge_trainers.run.checkpoints import _Mark
+from forge_trainers.run.checkpoints import Mark
 
 
 def tokenizer(folder):
@@ -34,7 +34,7 @@ def values(folder):
 @pytest.mark.parametrize(
     ("file", "read", "result"),
     [
-        (("experiment.json", {"step": 1, "policies": []}), _Mark.read, "it has 1000003 brackets"),
+        (("experiment.json", {"step": 1, "policies": []}), Mark.read, "it has 1000003 brackets"),
         (("config.json", {"architectures": []}), inspect_model, "it has 1000003 brackets"),
         (("config.json", {}), ModelSize.of, "it has 1000002 brackets"),
         (

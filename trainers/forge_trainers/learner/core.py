@@ -407,12 +407,11 @@ class LearnerCore:
             raise RunFolderError(f"{folder} has version={version!r:.40}. Expected a whole number from 0 to 2^53")
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         if to_train:
-            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-            settings = [dict(group) for group in groups]
+            settings = [dict(group) for group in self._param_groups()]
             self._optimizers.load_state_dict(state["optimizer"])
-            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-            for group, own in zip(groups, settings, strict=True):  # a stranger's could be a text, or maximize the loss
-                group.update(own)
+            # of the run: a stranger's could be a text, or maximize the loss
+            for group, of_the_run in zip(self._param_groups(), settings, strict=True):
+                group.update(of_the_run)
             if "random" in state:
                 torch.set_rng_state(state["random"])
             if self._reference is not None and self._reference.moves:
@@ -631,13 +630,14 @@ class LearnerCore:
                 "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
         waited_s = self._writer.wait()  # a checkpoint that is being written reads these tensors
-        config = self.config
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:  # a loaded checkpoint sets them to its own settings
-                group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
+        for group in self._param_groups():
+            group["lr"] = lr
         self._optimizers.step()
         self._optimizers.zero_grad()
         return {"grad_norm": grad_norm, "save_wait_s": waited_s}
+
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def _clip(self) -> float:
         """Clip the gradients by their global norm. Returns the norm before clipping.

@@ -280,7 +280,7 @@ class Progress:
             names = states.texts(state, "collected_ids", -1)
             counts = states.whole(state, "collected", len(names))
             self._collected.update(dict(zip(names, counts.tolist(), strict=True)))
-        if "last_step" in state:
+        if "last_step" in state:  # earlier versions did not save it
             last_ids = states.texts(state, "last_ids", -1)
             last_seeds = states.whole(state, "last_seeds", len(last_ids), high=HELD_OUT_FROM - 1)
             (step,) = states.whole(state, "last_step", 1, low=-1).tolist()

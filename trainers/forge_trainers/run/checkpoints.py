@@ -1,4 +1,4 @@
-"""Checkpoints of a run: learners, other stateful parts, and the step to continue from, and their export.
+"""Checkpoints of a run: learners, other stateful parts, and the step to continue from.
 
 A checkpoint is a folder ``step-NNNNNN``. The folder is complete when it holds ``experiment.json``. Training continues
 while its files are written.
@@ -16,7 +16,6 @@ import math
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -25,29 +24,25 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from forge_agents import safe_yaml
 from forge_agents.bench.fingerprints import digest
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import (
     CHECKPOINT_MARK,
     CHUNK_BYTES,
     Checksums,
-    check_contained,
     check_plain_files,
     complete_checkpoints,
     find_damage,
-    user_path,
 )
 from forge_agents.http_body import bounded_json
 from forge_agents.models import resolve as models
-from forge_agents.policy import LoRA, Policy
+from forge_agents.policy import Policy
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.threads import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import checkpoint_bytes
-from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.records.description import describe
-from forge_trainers.records.run_folder import hashes_of_models, read_arrays
+from forge_trainers.records.run_folder import read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
@@ -76,7 +71,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Mark:
+class Mark:
     """Content of ``experiment.json``."""
 
     step: int
@@ -93,7 +88,7 @@ class _Mark:
     """Size of a chunk in bytes. 0: each file is one chunk."""
 
     @classmethod
-    def read(cls, folder: Path) -> _Mark:
+    def read(cls, folder: Path) -> Mark:
         """Read the mark of a checkpoint. Raises ValueError if it is damaged."""
         check_plain_files(folder)
         text = (folder / CHECKPOINT_MARK).read_text()
@@ -323,7 +318,7 @@ class Checkpoints:
         """Load the parts of the newest checkpoint if it is exported and has `steps` or more. Returns its steps or 0."""
         for folder in self.complete()[:1]:
             try:
-                mark = _Mark.read(folder)
+                mark = Mark.read(folder)
                 if mark.step >= steps and mark.policies == sorted(learners) and (folder / _EXPORTED).exists():
                     self._load_parts(folder)
                     return mark.step
@@ -338,7 +333,7 @@ class Checkpoints:
         """
         for folder in self.complete()[:1]:
             try:
-                mark = _Mark.read(folder)
+                mark = Mark.read(folder)
                 parts = {name: sums for name, sums in mark.files.items() if "/" not in name}
                 if find_damage(folder, parts, chunk_bytes=mark.chunk_bytes):
                     return
@@ -439,7 +434,7 @@ class Checkpoints:
         damaged: dict[Path, BaseException] = {}
         for folder in self.complete():
             try:
-                checking = asyncio.to_thread(_checked, folder)
+                checking = asyncio.to_thread(checked_mark, folder)
                 mark = await with_deadline(checking, self._timeout_s, who=str(folder), what="the check of its sums")
                 if mark.policies == sorted(learners):
                     await all_or_first_error(
@@ -497,7 +492,7 @@ class Checkpoints:
             for learner, files in zip(learners, written, strict=True):
                 sums |= {f"{learner}/{name}": checksum for name, checksum in files.items()}
             finite = score if score is not None and math.isfinite(score) else None
-            mark = _Mark(
+            mark = Mark(
                 step=step,
                 policies=sorted(learners),
                 score=finite,
@@ -545,18 +540,18 @@ class Checkpoints:
             if mark.score is not None and mark.measure in ("", measure)
         }
 
-    def _marks(self) -> dict[Path, _Mark]:
+    def _marks(self) -> dict[Path, Mark]:
         """Return the marks of the readable complete checkpoints, newest first."""
         marks = {}
         for folder in self.complete():
             try:
-                marks[folder] = _Mark.read(folder)
+                marks[folder] = Mark.read(folder)
             except _DAMAGE as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
         return marks
 
 
-def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> None:
+def _check_policies(folder: Path, mark: Mark, learners: Collection[str]) -> None:
     if mark.policies != sorted(learners):
         raise RunFolderError(
             f"{folder} holds the policies {mark.policies!s:.500}, this run trains {sorted(learners)}. Choose another "
@@ -571,7 +566,7 @@ def _is_same(folder: Path, opened: int) -> bool:
     return False
 
 
-def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
+def _put_in_place(draft: Path, final: Path, mark: Mark) -> None:
     """Write the mark of a draft and rename it. After a power cut the checkpoint is whole or has no mark."""
     with (draft / CHECKPOINT_MARK).open("w") as file:
         json.dump(asdict(mark), file)
@@ -588,128 +583,9 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checked(folder: Path) -> _Mark:
+def checked_mark(folder: Path) -> Mark:
     """Return the mark of a checkpoint. Raises ValueError or OSError if a file does not have its checksum."""
-    mark = _Mark.read(folder)
+    mark = Mark.read(folder)
     if damage := find_damage(folder, mark.files, chunk_bytes=mark.chunk_bytes):
         raise ValueError(damage)
     return mark
-
-
-def export_checkpoint(
-    run: str | os.PathLike[str],
-    *,
-    checkpoint: str = "best",
-    out: str | os.PathLike[str] | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Path:
-    """Write the weights of one checkpoint in Hugging Face format, in this process alone.
-
-    Args:
-        run: Run folder: the ``out_dir`` of a `GRPOTrainer`, `SFTTrainer` or `DPOTrainer`.
-        checkpoint: "best" (lowest exploitability if the run measures it, or else highest held-out reward, or else the
-            newest), "newest", or a name such as "step-000020".
-        out: New folder. None: ``RUN/export-step-NNNNNN``.
-        say: Called with a line about the checkpoint before the export.
-
-    Returns:
-        The folder: a model, or one subfolder per policy if several were trained.
-
-    Raises:
-        RunFolderError: Run or checkpoint are missing or damaged, or `out` exists.
-    """
-    folder = user_path(run)
-    check_contained(folder)
-    settings, chosen = _settings(folder), _select(folder, checkpoint)
-    target = user_path(out) if out else folder / f"export-{chosen.name}"
-    if target.exists():
-        raise RunFolderError(f"{target} exists already. Name another folder with --out, or remove it")
-    try:
-        mark = _checked(chosen)
-    except (OSError, ValueError) as cause:
-        raise RunFolderError(f"checkpoint {chosen} is damaged: {cause}") from cause
-    if say is not None:
-        say(f"checkpoint  {chosen.name}, {_score_of(mark, settings)}")
-    for name in mark.policies:
-        _export_policy(settings, name, chosen / name, target if len(mark.policies) == 1 else target / name)
-    return target
-
-
-def _score_of(mark: _Mark, settings: Mapping[str, Any]) -> str:
-    """Describe the score of a checkpoint: minus the exploitability in runs that measure it."""
-    trainer = settings.get("trainer")
-    exploited = isinstance(trainer, Mapping) and trainer.get("exploitability_samples")
-    name = "exploitability" if exploited else "held-out reward"
-    return f"no {name}" if mark.score is None else f"{name} {-mark.score if exploited else mark.score:.4f}"
-
-
-def _select(folder: Path, name: str) -> Path:
-    """Return the checkpoint of a run that `name` stands for. Raises RunFolderError if there is none."""
-    checkpoints = Checkpoints(folder / "checkpoints", keep=1)
-    complete = {path.name: path for path in checkpoints.complete()}
-    if not complete:
-        raise RunFolderError(f"{folder} holds no complete checkpoint. checkpoint_every sets how often one is written")
-    newest = next(iter(complete.values()))
-    by_name = {"best": checkpoints.best() or newest, "newest": newest, **complete}
-    if name not in by_name:
-        raise RunFolderError(f"{folder} has no checkpoint {name!r}. It has {', '.join(by_name)}")
-    return by_name[name]
-
-
-def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, target: Path) -> None:
-    """Write the weights of one policy.
-
-    Raises RunFolderError if the run's settings do not have it, or its adapter was trained on another model.
-    """
-    from forge_trainers.learner.core import LearnerCore
-
-    with tempfile.TemporaryDirectory() as dump:
-        try:
-            policy = settings["policies"][name]
-            lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
-            weights = settings["weights"] if isinstance(settings.get("weights"), Mapping) else {}
-            rounding, seed = _rounding(settings, policy)
-            model = str(models.resolve(policy["model"], offline=True))
-            plan = LearnerPlan.of(rounding, model=model, lora=lora, seed=seed, dump_folder=dump)
-        except (KeyError, TypeError, AttributeError) as cause:
-            raise RunFolderError(
-                f"config.yaml has no policy {name!r}, which is in the checkpoint, or other values than a run writes: "
-                f"{cause!r}"
-            ) from cause
-        now = hashes_of_models({name: Policy(policy["model"])}).get(name)
-        if lora is not None and weights.get(name, now) != now:
-            raise RunFolderError(
-                f"{policy['model']}, the start model of policy {name}, has changed since the run (hash "
-                f"{weights[name]}, now {now}), so its adapter does not fit. Restore the model, and export again"
-            )
-        core = LearnerCore(plan)
-        core.load(checkpoint, to_train=False)
-        core.export(target)
-
-
-def _rounding(settings: Mapping[str, Any], policy: Mapping[str, Any]) -> tuple[LearnerConfig, int]:
-    """Return the dtype in which a run computed, and its seed, because exports are rounded accordingly.
-
-    Weights that were trained in float32 are rounded randomly: rounding to nearest would undo small updates.
-    """
-    trainer = settings.get("trainer") or {}
-    chosen: dict[str, Any] = {**(trainer.get("learner") or {}), **(policy.get("learner") or {})}
-    dtype: Any = chosen.get("compute_dtype") or "auto"
-    seed = trainer.get("seed", 0)
-    if dtype == "auto" and (trainer.get("engine") or {}).get("dtype") == "bfloat16":  # as in `ProcessConfig.learner_of`
-        dtype = "bfloat16"
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise TypeError(f"seed={seed!r:.40}")
-    return LearnerConfig(compute_dtype=dtype), seed
-
-
-def _settings(folder: Path) -> Mapping[str, Any]:
-    """Return the settings of a run, with its policies by name under ``policies``."""
-    file = folder / "config.yaml"
-    try:
-        settings = safe_yaml.read(file)
-        return {**settings, "policies": settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}}
-    except OSError as cause:
-        raise RunFolderError(f"{file} cannot be read ({cause}). Give the folder of a training run") from cause
-    except (ValueError, AttributeError, KeyError, TypeError) as cause:
-        raise RunFolderError(f"{file} names no policies ({cause!r}). Give the folder of a training run") from cause
