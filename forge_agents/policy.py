@@ -481,7 +481,10 @@ class Scripted:
 
     @cached_property
     def _takes_agent(self) -> bool:
-        arguments = inspect.signature(self.fn).parameters.values()
+        try:
+            arguments = inspect.signature(self.fn).parameters.values()
+        except ValueError:  # built-ins such as `str` have no signature
+            return False
         return sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in arguments) > 1
 
 

@@ -129,5 +129,6 @@ def test_name_must_be_usable_as_a_file_name():
 def test_scripted_takes_one_or_two_arguments_and_must_return_text():
     assert fa.Scripted(lambda observation: observation.upper())("x", "a") == "X"
     assert fa.Scripted(lambda observation, agent: agent + observation)("x", "a") == "ax"
+    assert fa.Scripted(str)("x", "a") == "x"  # the class has no signature
     with pytest.raises(TypeError, match="returned int for 'a'"):
         fa.Scripted(lambda observation: 3)("x", "a")
