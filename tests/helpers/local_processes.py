@@ -23,7 +23,8 @@ class LocalLearner:
     def __init__(self, config, base=None, publisher=None):
         self.config, self.core = config, LearnerCore(config, base=base)
         self.busy_s, self.max_sample_tokens = 0.0, self.core.max_sample_tokens
-        self._publisher, self._dtype = publisher, getattr(torch, self.core.config.compute_dtype)
+        self.compute_dtype = self.core.config.compute_dtype
+        self._publisher, self._dtype = publisher, getattr(torch, self.compute_dtype)
 
     @classmethod
     async def start_together(cls, plans, *, store=None, **_):

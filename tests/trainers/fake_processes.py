@@ -83,7 +83,7 @@ class Counting:
 
 
 class Learner:
-    name, version, busy_s = "learner", 0, 0.0
+    name, version, busy_s, compute_dtype = "learner", 0, 0.0, "float32"
 
     async def set_total_steps(self, total):
         pass

@@ -150,7 +150,7 @@ def test_changed_verifier_or_label_of_a_resumed_run_loses_its_earlier_scores(tmp
     async def nothing(*_, **__):
         return {}
 
-    learner = SimpleNamespace(load=nothing, start_save=nothing, finish_save=nothing)
+    learner = SimpleNamespace(load=nothing, start_save=nothing, finish_save=nothing, compute_dtype="float32")
     played = [group(0.2, 0.8, seed=seed).episodes[0].trajectories["player_0"] for seed in range(8)]
     played += [group(0.8, 0.2, seed=seed).episodes[0].trajectories["player_0"] for seed in range(8, 16)]
     first, checkpoints = resumed(positive, label=solved)

@@ -19,6 +19,8 @@ from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, check
 class Learner:
     """Keeps a number in a file."""
 
+    compute_dtype = "float32"
+
     def __init__(self, value=0):
         self.value, self.free, self.error = value, threading.Event(), None
         self.free.set()
@@ -405,6 +407,7 @@ def test_damaged_reward_state_is_an_error(tmp_path):
         *({"step": 1, "policies": ["hero"], "score": score} for score in ([], {}, "", math.nan, math.inf)),
         *({"step": 1, "policies": ["hero"], "files": files} for files in ([], "", {"hero/a": 1}, {"hero/a": []})),
         *({"step": 1, "policies": ["hero"], "chunk_bytes": size} for size in (None, "", 1, 1.5, math.nan)),
+        *({"step": 1, "policies": [], "compute_dtypes": each} for each in ([], "", {"a": "int8"}, {"a": ["bfloat16"]})),
         "[" * 100_000,
     ],
 )

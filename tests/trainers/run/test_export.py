@@ -72,24 +72,26 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run, capsys, cap
     assert f"next   forge-agents serve {run / 'mine'}" in out
 
 
-@pytest.mark.parametrize("own", [None, {"compute_dtype": "float32"}])
+@pytest.mark.parametrize("dtypes", ["float32 bfloat16", "bfloat16 bfloat16", "bfloat16 float32"])
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
-def test_export_is_rounded_as_that_of_the_run(lora, own, random_batch, tmp_path):
-    model = tiny_model(tmp_path / "start", dtype="bfloat16")
-    plan = LearnerPlan(model=str(model), lora=lora, compute_dtype="float32", seed=7, lr=1e-6, threads=1)
+def test_export_on_any_machine_is_rounded_as_that_of_the_run(lora, dtypes, random_batch, tmp_path, monkeypatch):
+    dtype, stored = dtypes.split()
+    monkeypatch.setattr("forge_trainers.learner.config.has_fast_bfloat16", lambda: dtype == "float32")
+    model = tiny_model(tmp_path / "start", dtype=stored)
+    plan = LearnerPlan(model=str(model), lora=lora, compute_dtype=dtype, seed=7, lr=1e-6, threads=1)
     learner, folder = LearnerCore(plan), tmp_path / "checkpoints/step-000001"
     learner.train_step(random_batch(seed=1))
     learner.save(folder / "hero")
     learner.export(tmp_path / "export")
     assert not same(tmp_path / "export", model)
-    (folder / "experiment.json").write_text(json.dumps({"step": 1, "policies": ["hero"]}))
-    policy = {"model": str(model), "name": "hero", "lora": None if lora is None else {"rank": 2}, "learner": own}
-    trainer = {"seed": 7, "learner": {"compute_dtype": "bfloat16" if own else "float32"}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"policies": {"hero": policy}, "trainer": trainer}))
+    mark = {"step": 1, "policies": ["hero"], "compute_dtypes": {"hero": dtype}}
+    (folder / "experiment.json").write_text(json.dumps(mark))
+    policy = {"model": str(model), "name": "hero", "lora": None if lora is None else {"rank": 2}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"policies": {"hero": policy}, "trainer": {"seed": 7}}))
     assert same(export_checkpoint(tmp_path), tmp_path / "export")
 
 
-@pytest.mark.parametrize("trainer", [[1], {"seed": -1}, {"seed": "x"}, {"learner": [1]}, {"engine": [1]}])
+@pytest.mark.parametrize("trainer", [[1], {"seed": -1}, {"seed": "x"}])
 def test_settings_that_no_run_writes_are_refused(run, trainer):
     settings = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**settings, "trainer": trainer}))

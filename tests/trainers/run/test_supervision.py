@@ -46,7 +46,7 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
         engines = turns.register("engines", offload=waits_for_engines, onload=goes)
         learners = turns.register("learner", offload=goes, onload=goes)
         about = {"config": LearnerConfig(), "procs": None, "actors": None, "world_size": 1, "heartbeat": None}
-        about["max_sample_tokens"] = 8
+        about |= {"max_sample_tokens": 8, "compute_dtype": "float32"}
         busy = BusyTime()
         settings = {"device_access": learners, "busy": busy, **about}
         pair = [Learner("learner", learner_name=name, **settings) for name in ("a", "b")]

@@ -66,14 +66,14 @@ class LearnerActor(Actor):
         self._one_at_a_time = asyncio.Lock()
 
     @concurrent_endpoint
-    async def build(self) -> dict[str, int]:
-        """Load the model. Called once. Returns `LearnerCore.max_sample_tokens` of each learner."""
+    async def build(self) -> dict[str, tuple[int, str]]:
+        """Load the model. Called once. Returns `LearnerCore.max_sample_tokens` and the dtype of each learner."""
         from forge_trainers.learner.core import LearnerCore
 
-        def build() -> dict[str, int]:
+        def build() -> dict[str, tuple[int, str]]:
             for learner, config in self._configs.items():
                 self._cores[learner] = LearnerCore(config, base=next(iter(self._cores.values()), None))
-            return {learner: core.max_sample_tokens for learner, core in self._cores.items()}
+            return {name: (core.max_sample_tokens, core.config.compute_dtype) for name, core in self._cores.items()}
 
         async with self._one_at_a_time:
             return await self._on_thread(build)

@@ -43,6 +43,7 @@ class Learner:
         actors: Any,
         world_size: int,
         max_sample_tokens: int,
+        compute_dtype: str,
         heartbeat: Heartbeat,
         device_access: DeviceAccess = unshared,
         busy: BusyTime | None = None,
@@ -53,6 +54,8 @@ class Learner:
         self.world_size = world_size
         self.max_sample_tokens = max_sample_tokens
         """Number of tokens of the longest sample that `train_step` accepts."""
+        self.compute_dtype = compute_dtype
+        """What the setting is on the device of the learner: "bfloat16" or "float32"."""
         self.version = 0
         """Version of the weights: number of training steps since the start model."""
         self.last_publish: dict[str, float] = {}
@@ -157,7 +160,7 @@ class Learner:
                 losses = {config.loss: find_loss(config.loss) for config in configs.values()}
                 actors = procs.spawn("learner", LearnerActor, configs, name, store, losses)
                 building = mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name)
-                longest, *_ = await heartbeat.guard(building)
+                built, *_ = await heartbeat.guard(building)
             heartbeat.start_timeout()
         except BaseException:
             heartbeat.end()
@@ -172,7 +175,8 @@ class Learner:
                 procs=procs,
                 actors=actors,
                 world_size=world_size,
-                max_sample_tokens=longest[learner_name],
+                max_sample_tokens=built[learner_name][0],
+                compute_dtype=built[learner_name][1],
                 heartbeat=heartbeat,
                 device_access=device_access,
                 busy=busy,

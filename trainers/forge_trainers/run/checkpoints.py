@@ -86,6 +86,8 @@ class Mark:
     """Size in bytes and CRC-32 of every chunk of each other file, by path."""
     chunk_bytes: int = 0
     """Size of a chunk in bytes. 0: each file is one chunk."""
+    compute_dtypes: dict[str, str] = field(default_factory=dict)
+    """Dtype in which each learner computed: "bfloat16" or "float32"."""
 
     @classmethod
     def read(cls, folder: Path) -> Mark:
@@ -113,11 +115,14 @@ class Mark:
         values: dict[str, Any] = vars(self)  # of a stranger
         score, chunk_bytes, files = values["score"], values["chunk_bytes"], values["files"]
         sums = files.values() if isinstance(files, dict) else [None]
+        dtypes = values["compute_dtypes"]
+        known = {"bfloat16", "float32"}
         valid = {
             "score": score is None or (type(score) in (int, float) and math.isfinite(score)),
             "measure": isinstance(values["measure"], str),
             "chunk_bytes": type(chunk_bytes) is int and (chunk_bytes == 0 or chunk_bytes >= _MIN_CHUNK_BYTES),
             "files": all(isinstance(each, list) and each and all(type(n) is int for n in each) for each in sums),
+            "compute_dtypes": isinstance(dtypes, dict) and known.issuperset(map(str, dtypes.values())),
         }
         return next((f"{name} is {values[name]!r:.80}" for name, is_valid in valid.items() if not is_valid), "")
 
@@ -499,6 +504,7 @@ class Checkpoints:
                 measure=self.measure,
                 files=sums,
                 chunk_bytes=CHUNK_BYTES,
+                compute_dtypes={name: learner.compute_dtype for name, learner in learners.items()},
             )
             if not _is_same(draft, opened):  # the run folder was moved, and another run has begun there
                 raise FileNotFoundError(f"{draft} was replaced")

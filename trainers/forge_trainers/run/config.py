@@ -95,18 +95,14 @@ class ProcessConfig:
         Raises TypeError or ValueError if one is unknown, has a wrong value or cannot differ between policies.
         """
         settings = self.learner.for_policy(policy)
-        settings = replace(settings, compute_dtype=compute_dtype_of(settings.compute_dtype, self.engine.dtype))
+        if settings.compute_dtype == "auto" and self.engine.dtype == "bfloat16":
+            settings = replace(settings, compute_dtype="bfloat16")  # the engine would round small updates away
         settings = settings.for_old_samples() if self.max_staleness else settings
         try:
             refuse_ineffective(settings, only=policy.learner or {})
         except ValueError as cause:
             raise ValueError(f"policy {policy.name!r}: {cause}") from None
         return settings
-
-
-def compute_dtype_of(learner: Any, engine: Any) -> Any:
-    """Return a learner's `compute_dtype` next to engines of a `dtype`, which in bfloat16 would lose small updates."""
-    return "bfloat16" if learner == "auto" and engine == "bfloat16" else learner
 
 
 def refuse_ineffective(

@@ -17,7 +17,6 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.records.run_folder import hashes_of_models
 from forge_trainers.run.checkpoints import Checkpoints, Mark, checked_mark
-from forge_trainers.run.config import compute_dtype_of
 
 
 def export_checkpoint(
@@ -55,7 +54,8 @@ def export_checkpoint(
     if say is not None:
         say(f"checkpoint  {chosen.name}, {_score_of(mark, settings)}")
     for name in mark.policies:
-        _export_policy(settings, name, chosen / name, target if len(mark.policies) == 1 else target / name)
+        dtype = mark.compute_dtypes.get(name, "auto")
+        _export_policy(settings, name, dtype, chosen / name, target if len(mark.policies) == 1 else target / name)
     return target
 
 
@@ -80,8 +80,10 @@ def _select(folder: Path, name: str) -> Path:
     return by_name[name]
 
 
-def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, target: Path) -> None:
-    """Write the weights of one policy.
+def _export_policy(settings: Mapping[str, Any], name: str, dtype: Any, checkpoint: Path, target: Path) -> None:
+    """Write the weights of one policy, rounded as by a learner that computes in `dtype`.
+
+    Weights that were trained in float32 are rounded randomly: rounding to nearest would undo small updates.
 
     Raises RunFolderError if the run's settings do not have it, or its adapter was trained on another model.
     """
@@ -92,9 +94,9 @@ def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, tar
             policy = settings["policies"][name]
             lora = None if policy.get("lora") is None else LoRA(**policy["lora"])
             weights = settings["weights"] if isinstance(settings.get("weights"), Mapping) else {}
-            rounding, seed = _rounding(settings, policy)
             model = str(models.resolve(policy["model"], offline=True))
-            plan = LearnerPlan.of(rounding, model=model, lora=lora, seed=seed, dump_folder=dump)
+            computed = LearnerConfig(compute_dtype=dtype)
+            plan = LearnerPlan.of(computed, model=model, lora=lora, seed=_seed(settings), dump_folder=dump)
         except (KeyError, TypeError, AttributeError) as cause:
             raise RunFolderError(
                 f"config.yaml has no policy {name!r}, which is in the checkpoint, or other values than a run writes: "
@@ -111,18 +113,12 @@ def _export_policy(settings: Mapping[str, Any], name: str, checkpoint: Path, tar
         core.export(target)
 
 
-def _rounding(settings: Mapping[str, Any], policy: Mapping[str, Any]) -> tuple[LearnerConfig, int]:
-    """Return the dtype in which a run computed, and its seed, because exports are rounded accordingly.
-
-    Weights that were trained in float32 are rounded randomly: rounding to nearest would undo small updates.
-    """
-    trainer = settings.get("trainer") or {}
-    chosen: dict[str, Any] = {**(trainer.get("learner") or {}), **(policy.get("learner") or {})}
-    dtype: Any = compute_dtype_of(chosen.get("compute_dtype") or "auto", (trainer.get("engine") or {}).get("dtype"))
-    seed = trainer.get("seed", 0)
+def _seed(settings: Mapping[str, Any]) -> int:
+    """Return the seed of a run, which exports are rounded with."""
+    seed = (settings.get("trainer") or {}).get("seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise TypeError(f"seed={seed!r:.40}")
-    return LearnerConfig(compute_dtype=dtype), seed
+    return seed
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
