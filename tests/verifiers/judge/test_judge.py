@@ -14,7 +14,7 @@ from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import Endpoint
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Judge, Pairs, Reasoned, Ruler, Scale
+from forge_verifiers import Judge, Pairs, PerTurn, Reasoned, Ruler, Scale
 
 
 def said(*actions, seed=0, task="2 + 2?"):
@@ -315,6 +315,24 @@ def test_turn_without_a_reply_costs_its_trajectory_the_score(serve_chat):
     assert list(result.failed) == [0] and "refused" in result.failed[0]
 
 
+def test_turn_that_confuses_the_judge_costs_its_trajectory_the_score(serve_chat):
+    """A mean without the turn would be 1 for the first trajectory, and 0.5 for the same one with an ordinary turn."""
+
+    def reply(request):
+        return "I will not answer" if "evade" in answers_in(request)["answer"] else is_four(request)
+
+    trajectories = [said("4", "evade"), said("4", "5"), said("4", "4"), said("evade")]
+    with Judge(serve_chat(reply).endpoint, "Is it right?", view="turns") as judge:
+        result = judge.assess(trajectories)
+        np.testing.assert_array_equal(result.scores, [np.nan, 0.5, 1.0, np.nan])
+        np.testing.assert_array_equal(np.concatenate(result.turns), [1, np.nan, 1, 0, 1, 1, np.nan])
+        assert not result.failed
+        per_turn = PerTurn(Judge(judge, "Is it right?")).assess(trajectories)
+        np.testing.assert_array_equal(per_turn.scores, [np.nan, 0.5, 1.0, np.nan])
+        chosen = Judge(judge, "Is it right?", view=lambda t: None if t.turns[-1].action == "5" else "4")
+        np.testing.assert_array_equal(PerTurn(chosen).score(trajectories), [1.0, 1.0, 1.0, 1.0])
+
+
 def test_nonsense_abstains_and_is_counted(serve_chat):
     def reply(request):
         return "As a language model" if is_four(request) == "no" else "yes"
@@ -369,6 +387,44 @@ def test_text_without_valid_comparisons_abstains(serve_chat):
     with Judge(serve_chat(reply).endpoint, "Which is longer?", answer=Pairs()) as judge:
         np.testing.assert_array_equal(judge.score([said("1"), said("22"), said("333")]), [0.0, 1.0, np.nan])
         assert judge.usage.nonsense == 4
+
+
+@pytest.mark.parametrize("refusal", ["neither", "unlikely"])
+def test_text_that_confuses_the_judge_where_it_would_lose_has_no_better_score(serve_chat, refusal):
+    """ "22" is longer than "1" and loses against the others. Without these comparisons its score was 1."""
+
+    def reply(request):
+        lengths = {name[-1]: len(text) for name, text in answers_in(request).items()}
+        letter = max(lengths, key=lengths.get)
+        likely = 0.9
+        if min(lengths.values()) == 2:
+            if refusal == "neither":
+                return refusal
+            likely = 0.001
+        return with_logprobs([{letter: likely, "As": 0.05}])
+
+    texts = [said("1" * length) for length in (1, 2, 3, 4, 5)]
+    with Judge(serve_chat(reply).endpoint, "Which is longer?", answer=Pairs()) as judge:
+        scores = judge.score(texts)
+        expected = [0, 1, 2, 3, 4] if refusal == "unlikely" else [0, 2.5, 1.5, 2.5, 3.5]
+        np.testing.assert_allclose(scores, np.array(expected) / 4)
+        assert judge.usage.nonsense == (6 if refusal == "neither" else 0)
+
+
+def test_long_reason_is_not_cut_before_its_verdict(serve_chat):
+    """A text could otherwise evade its verdict by a reason in a script whose characters have several tokens."""
+
+    def reply(request):
+        text = json.dumps({"reason": "x" * 700, "pass": False})
+        if request["max_tokens"] >= 800:
+            return text
+        choice = {"index": 0, "message": {"role": "assistant", "content": text[:340]}, "finish_reason": "length"}
+        return 200, {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+
+    server = serve_chat(reply)
+    with Judge(server.endpoint, "Is it right?", answer=Reasoned()) as judge:
+        assert judge.score([said("5")]).tolist() == [0.0] and judge.usage.nonsense == 0
+    assert [request["max_tokens"] for request in server.requests] == [340, 1840]
 
 
 def test_load_and_server_errors_are_waited_out(serve_chat):

@@ -79,6 +79,34 @@ def test_question_that_exceeds_the_context_is_shortened_and_answered():
     talk.close()
 
 
+def test_model_that_dies_is_restarted_once_for_all_judges_that_share_it():
+    class DiesOnce(FakeChat):
+        async def ask(self, question):
+            starts = self.starts
+            self.queried.append(question.text)
+            await asyncio.sleep(0.2 if starts == 1 else 0.5)
+            if starts == 1 and question.text != "slow":
+                raise ActorDiedError("the model died")
+            if starts == 1:
+                await asyncio.sleep(30)
+            return Reply(text=question.text, shares={}, prompt_tokens=1, completion_tokens=1)
+
+    chat, replies = DiesOnce(left_s=60), {}
+    talk = conversation(chat)
+
+    def ask(name):
+        replies[name] = [reply.text for reply in talk.ask([question(name)])]
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("a", "b", "c", "slow")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert replies == {name: [name] for name in ("a", "b", "c", "slow")}
+    assert (chat.starts, chat.stops) == (2, 1)
+    talk.close()
+
+
 def test_model_that_keeps_dying_is_reported():
     chat = FakeChat(deaths=9)
     talk = conversation(chat)

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from transformers import AutoTokenizer
@@ -17,7 +18,7 @@ from forge_agents.runtime import mesh
 from forge_agents.serving import EngineConfig, EngineProcess
 from forge_agents.types import Completion
 from forge_verifiers import Judge
-from forge_verifiers.judge.clients import EngineChat, Question
+from forge_verifiers.judge.clients import Conversation, EngineChat, Question
 
 TEXTS = {1: "yes", 2: "no", 3: "The"}
 
@@ -55,6 +56,38 @@ def test_mass_of_the_choices_is_unconstrained(free, mass):
     reply = asyncio.run(chat.ask(question))
     assert reply.text == "yes" and reply.shares == {"yes": pytest.approx(0.8), "no": pytest.approx(0.2)}
     assert reply.mass == pytest.approx(mass)
+
+
+@pytest.mark.parametrize(("context", "limits"), [(4000, [1840]), (400, [390, 395, 398])])
+def test_answer_that_needs_more_tokens_than_characters_is_not_cut(context, limits):
+    """A reason of 300 characters may have 1,800 tokens. If the context has no room for them, the text is shortened."""
+    asked = []
+
+    class Engine(FakeEngine):
+        max_model_len = context
+
+        async def generate(self, prompt_ids, sampling, **options):
+            asked.append(sampling.max_tokens)
+            reason = "length" if sampling.max_tokens < 396 else "stop"
+            return Completion(token_ids=(2,), logprobs=(-0.5,), finish_reason=reason, versions=())
+
+    chat = EngineChat("m", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
+    chat._engine = Engine({})
+    chat._renderer = SimpleNamespace(
+        start=lambda instructions, text: (9,) * len(text),
+        closing=lambda ids: (),
+        answer=lambda text, cut: (),
+        text=lambda ids: "".join(TEXTS[token] for token in ids),
+    )
+    chat.start = chat.stop = AsyncMock()
+    question = Question(
+        instructions="", text="x" * 10, choices=(), schema={}, max_tokens=340, most_tokens=1840,
+        shorter=lambda times: "x" * (10 >> times),
+    )  # fmt: skip
+    talk = Conversation(chat, name="judge", start_timeout_s=5.0)
+    (reply,) = talk.ask([question])
+    talk.close()
+    assert reply.text == "no" and asked == limits
 
 
 SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"

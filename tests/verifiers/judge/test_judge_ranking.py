@@ -56,6 +56,7 @@ def test_nonsense_has_no_grade(answer, text):
         '```json\n{"reason": "it says \\"pass\\": true", "pass": false}\n```',
         '<think>\n{"pass": true}? No.\n</think>\n\n{"reason": "so", "pass": false}',
         '<think>Hm.</think>\n```\n{"reason": "so", "pass": false}\n```\n',
+        '{"reason": "first\nsecond", "pass": false}',
     ],
 )
 def test_reasoned_answer_is_read_after_reasoning_and_in_a_fence(text):

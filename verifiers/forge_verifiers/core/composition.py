@@ -139,13 +139,17 @@ class PerTurn(Nested):
         return max_duration_s(self.verifier, _prefixes(trajectories), default_s)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The score of each turn and their mean without abstentions, or NaN if one failed or none has a score."""
+        """The score of each turn and their mean without abstentions, or NaN if one failed or none has a score.
+
+        An abstention of a judge counts as a failure, see `Composable.grades_each_text`.
+        """
         prefixes = _prefixes(trajectories)
         result = assessed(self.verifier, prefixes) if prefixes else Assessment(scores=np.empty(0, np.float32))
         ends = np.cumsum([len(trajectory.turns) for trajectory in trajectories])
         turns = np.split(result.scores, ends[:-1]) if len(trajectories) else []
         failed = {int(np.searchsorted(ends, k, side="right")): reason for k, reason in result.failed.items()}
-        return Assessment(scores=turn_means(turns, failed), turns=turns, failed=failed)
+        needs_all = getattr(self.verifier, "grades_each_text", False)
+        return Assessment(scores=turn_means(turns, failed, needs_all=needs_all), turns=turns, failed=failed)
 
 
 def _prefixes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

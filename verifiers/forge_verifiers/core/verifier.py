@@ -91,6 +91,9 @@ class Composable:
     score_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest score. Weighted sums may exceed [0, 1]. An `Ensemble` and the check of a `Gate` do not accept
     such verifiers."""
+    grades_each_text: bool = False
+    """True if the verifier abstains only from texts that confuse it. Such a turn costs its trajectory the score,
+    because a mean of the other turns would rise without it."""
     exact: bool = False
     """True if a right answer always scores 1. Checks do, graded scores do not. `check_verifier` tests it."""
 
@@ -197,13 +200,18 @@ def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
     return np.array([numbers.setdefault((t.env_id, t.seed, t.agent), len(numbers)) for t in trajectories], np.intp)
 
 
-def turn_means(turns: Sequence[Scores | NDArray[np.float64]], failed: Collection[int]) -> Scores:
+def turn_means(
+    turns: Sequence[Scores | NDArray[np.float64]], failed: Collection[int], *, needs_all: bool = False
+) -> Scores:
     """Return the mean of each trajectory's turn scores without abstentions: float32 ``[n]``, or NaN without a score.
 
-    The trajectories in `failed` get NaN, because their means would rise without the turn that failed.
+    The trajectories in `failed` get NaN, because their means would rise without the turn that failed. With `needs_all`,
+    an abstention has the same effect.
     """
     means = [
-        math.nan if row in failed or np.isnan(scores).all() else float(np.nanmean(scores))
+        math.nan
+        if row in failed or np.isnan(scores).all() or (needs_all and np.isnan(scores).any())
+        else float(np.nanmean(scores))
         for row, scores in enumerate(turns)
     ]
     return np.array(means, np.float32)

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +64,9 @@ class Question:
     schema: Mapping[str, Any]
     """JSON schema of the answer."""
     max_tokens: int
+    """Number of tokens that an answer usually takes at most. Without room for them a question is too long."""
+    most_tokens: int = 0
+    """Number of tokens that any answer takes at most, if that is more."""
     shorter: Callable[[int], str] | None = None
     """Returns the text with parts of it cut to half their length, a given number of times."""
 
@@ -93,6 +97,8 @@ class Conversation:
     def __init__(self, chat: Chat, *, name: str, start_timeout_s: float) -> None:
         self.chat, self._name, self._start_timeout_s = chat, name, start_timeout_s
         self._thread: LoopThread | None = None
+        self._replaced: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+        """Threads of models that died, whose questions are asked again."""
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -102,14 +108,15 @@ class Conversation:
     def ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
         """The reply to each question, or its error. All questions run concurrently, each with its own timeout.
 
-        A model that dies is restarted once, and unanswered questions are repeated.
+        A model that dies is restarted once, and unanswered questions are repeated. Judges that share the model may
+        ask at the same time: the first that notices the death restarts the model for all.
         """
-        replies = self._ask(questions)
+        thread = self._running()
+        replies = self._ask(thread, questions)
         lost = [k for k, reply in enumerate(replies) if isinstance(reply, ActorDiedError)]
         if lost:
-            _LOG.warning("the model of %s died and is restarted: %s", self._name, replies[lost[0]])
-            self.close()
-            for k, reply in zip(lost, self._ask([questions[k] for k in lost]), strict=True):
+            self._replace(thread, replies[lost[0]])
+            for k, reply in zip(lost, self._ask(self._running(), [questions[k] for k in lost]), strict=True):
                 replies[k] = reply
         return replies
 
@@ -120,7 +127,18 @@ class Conversation:
     def close(self) -> None:
         """Stop the model if it is running. The next question starts it again."""
         with self._lock:
-            thread, self._thread = self._thread, None
+            self._stop()
+
+    def _replace(self, dead: LoopThread, error: object) -> None:
+        """Stop the model of a thread unless another judge has done so."""
+        with self._lock:
+            if self._thread is dead:
+                _LOG.warning("the model of %s died and is restarted: %s", self._name, error)
+                self._replaced.add(dead)
+                self._stop()
+
+    def _stop(self) -> None:
+        thread, self._thread = self._thread, None
         if thread is None:
             return
         atexit.unregister(self.close)
@@ -129,7 +147,7 @@ class Conversation:
         finally:
             thread.close()
 
-    def _ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
+    def _ask(self, thread: LoopThread, questions: Sequence[Question]) -> list[Reply | BaseException]:
         limit_s = self.chat.max_duration_s(len(questions)) + _SLACK_S
 
         async def answer(question: Question) -> Reply:
@@ -143,7 +161,12 @@ class Conversation:
         async def all_at_once() -> list[Reply | BaseException]:
             return await asyncio.gather(*map(answer, questions), return_exceptions=True)
 
-        return self._running().run(all_at_once(), timeout_s=limit_s + _SLACK_S, what=f"{len(questions)} questions")
+        try:
+            return thread.run(all_at_once(), timeout_s=limit_s + _SLACK_S, what=f"{len(questions)} questions")
+        except ActorDiedError as error:
+            if thread not in self._replaced:  # closed by the user
+                raise
+            return [error] * len(questions)
 
     async def _ask_fitting(self, question: Question) -> Reply:
         """Ask, and shorten a question that is too long for the model: a long text must not evade its grade.
@@ -204,6 +227,9 @@ class EndpointChat:
             used = math.inf if reply.usage is None else reply.usage.completion_tokens
             if not _only_reasons(reply) and used > question.max_tokens:  # a single empty reply was no reasoning
                 self._reasoning_tokens = _REASONING_TOKENS
+        elif reply.text and reply.finish_reason == "length" and question.most_tokens > question.max_tokens:
+            limit += question.most_tokens - question.max_tokens
+            reply = await self._ask(question, limit)
         if _only_reasons(reply):
             raise EndpointError(self._no_answer(limit))
         shares, mass = shares_of(_alternatives(reply.text, reply.logprobs, question.choices), question.choices)
@@ -355,14 +381,20 @@ class EngineChat:
                 f"a question of {len(prompt_ids)} tokens and {question.max_tokens} for the answer exceed the "
                 f"{engine.max_model_len} that {self._name} holds. Lower max_chars or raise the engine's max_model_len"
             )
+        limit = min(max(question.max_tokens, question.most_tokens), engine.max_model_len - len(prompt_ids))
         completion = await engine.generate(
             prompt_ids,
-            Sampling(temperature=0.0, max_tokens=question.max_tokens),
+            Sampling(temperature=0.0, max_tokens=limit),
             choices=question.choices,
             json_schema=None if question.choices else question.schema,
             top_logprobs=_TOP if question.choices else 0,
             timeout_s=self._timeout_s,
         )
+        if completion.finish_reason == "length" and limit < question.most_tokens:
+            raise QuestionTooLongError(
+                f"a question of {len(prompt_ids)} tokens and its answer exceed the {engine.max_model_len} that "
+                f"{self._name} holds. Lower max_chars or max_reason_chars, or raise the engine's max_model_len"
+            )
         mass = math.nan
         if question.choices:  # under the constraint they sum to 1, so ask what the model would say without it
             free = await engine.generate(

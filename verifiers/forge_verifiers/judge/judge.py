@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ from forge_verifiers.judge.prompts import (
 if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _Form: TypeAlias = YesNo | Scale | Reasoned | Pairs | ScoreSheet
 _Replies: TypeAlias = Mapping[str, Reply | BaseException]
@@ -201,6 +202,11 @@ class Judge(Composable):
         """True if the trajectories of a group are compared with each other."""
         return isinstance(self.answer, Pairs | Ruler)
 
+    @property
+    def grades_each_text(self) -> bool:  # type: ignore[override]
+        """True unless a function chooses the text, which may be None."""
+        return not callable(self.view)
+
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
         """The bound for a start and all questions."""
         if isinstance(self.answer, Pairs):
@@ -238,22 +244,13 @@ class Judge(Composable):
         texts = [[ask(d) for d in each] for each in views]
         drafts = {ask(d): (self.answer, partial(self._shorter, ask, (d,))) for each in views for d in each}
         replies = self._ask(drafts, sum(map(len, texts)))
-        grades = self._grades({text: reply for text, reply in replies.items() if isinstance(reply, Reply)})
+        grades = _grades(self.answer.grade, replies)
         self._count_nonsense(replies, grades)
         values = [[math.nan if (g := grades.get(text)) is None else g for text in questions] for questions in texts]
         rows = [np.array(row) for row in values]
         turns = [row.astype(np.float32) for row in rows] if self.view == "turns" else None
         failed = {row: e for row, each in enumerate(texts) if (e := _error(replies, each))}
-        return Assessment(scores=turn_means(rows, failed), turns=turns, failed=failed)
-
-    def _grades(self, replies: Mapping[str, Reply]) -> dict[str, float | None]:
-        """The grade of each reply. If most have one, unlikely choices count as well: the graded text caused them."""
-        assert not isinstance(self.answer, Pairs | Ruler)
-        grades = {text: self.answer.grade(reply) for text, reply in replies.items()}
-        without = [text for text, grade in grades.items() if grade is None]
-        if 2 * len(without) < len(grades):
-            grades |= {text: self.answer.grade(replace(replies[text], mass=math.nan)) for text in without}
-        return grades
+        return Assessment(scores=turn_means(rows, failed, needs_all=True), turns=turns, failed=failed)
 
     def _compare(self, answer: Pairs, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
         matches = [
@@ -265,18 +262,26 @@ class Judge(Composable):
         both = [(ask((first, second)), ask((second, first))) for _, first, second in matches]
         orders = [pair for _, first, second in matches for pair in ((first, second), (second, first))]
         replies = self._ask({ask(p): (answer, partial(self._shorter_group, ask, p)) for p in orders}, len(orders))
-        winners = {t: answer.grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
+        winners = _grades(answer.grade, replies)
         self._count_nonsense(replies, winners)
         won: defaultdict[tuple[int, Document], list[float]] = defaultdict(list)
         lost: dict[tuple[int, Document], str] = {}
+        undecided: list[tuple[tuple[int, Document], tuple[int, Document]]] = []
         for (group, first, second), (forward, backward) in zip(matches, both, strict=True):
+            winner, reverse = winners.get(forward), winners.get(backward)
             if error := _error(replies, (forward, backward)):
                 lost |= {(group, first): error, (group, second): error}
-            winner, reverse = winners.get(forward), winners.get(backward)
-            if winner is not None and reverse is not None:
+            elif winner is None or reverse is None:
+                undecided.append(((group, first), (group, second)))
+            else:
                 points = 0.5 if winner == reverse else float(winner == "A")  # the same letter twice: position bias
                 won[group, first].append(points)
                 won[group, second].append(1 - points)
+        compared = set(won)
+        for pair in undecided:  # a tie, or a text that confuses the judge could evade its defeats only
+            if compared.issuperset(pair):
+                for text in pair:
+                    won[text].append(0.5)
         scores, failed = np.full(len(views), math.nan, np.float32), {}
         for row, (group, each) in enumerate(zip(groups.tolist(), views, strict=True)):
             if each and (group, each[0]) in won:
@@ -358,7 +363,14 @@ class Judge(Composable):
         question = partial(Question, instructions=self._instructions)
         outcomes = self._conversation.ask(
             [
-                question(text=text, shorter=shorter, choices=f.choices, schema=f.schema, max_tokens=f.max_tokens)
+                question(
+                    text=text,
+                    shorter=shorter,
+                    choices=f.choices,
+                    schema=f.schema,
+                    max_tokens=f.max_tokens,
+                    most_tokens=f.most_tokens if isinstance(f, Reasoned) else 0,
+                )
                 for text, (f, shorter) in unique.items()
             ]
         )
@@ -412,6 +424,16 @@ def _name_of(model: str | Policy) -> str:
     if not isinstance(name, str):
         raise TypeError(f"Judge got {type(model).__name__}. Give a Policy, a model's name, an Endpoint or a Judge")
     return name
+
+
+def _grades(grade: Callable[[Reply], T | None], replies: _Replies) -> dict[str, T | None]:
+    """The grade of each reply. If most have one, unlikely choices count as well: the graded text caused them."""
+    answered = {text: reply for text, reply in replies.items() if isinstance(reply, Reply)}
+    grades = {text: grade(reply) for text, reply in answered.items()}
+    without = [text for text, each in grades.items() if each is None]
+    if 2 * len(without) < len(grades):
+        grades |= {text: grade(replace(answered[text], mass=math.nan)) for text in without}
+    return grades
 
 
 def _error(replies: _Replies, questions: Iterable[str]) -> str:

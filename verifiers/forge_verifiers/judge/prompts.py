@@ -284,6 +284,11 @@ class Reasoned:
         return self.max_reason_chars + 40
 
     @property
+    def most_tokens(self) -> int:
+        r"""Enough for any reason: a character may be escaped as ``\u1234``, with six tokens."""
+        return 6 * self.max_reason_chars + 40
+
+    @property
     def schema(self) -> dict[str, Any]:
         """JSON schema of the answer. The reason comes first, so that the decision depends on it."""
         return {
@@ -455,7 +460,7 @@ def _answer_of(text: str) -> str:
 
 def _json_in(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)  # models break lines in texts
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
