@@ -124,18 +124,21 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> None:
 
 async def _until_terminated(work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`. Returns whether SIGTERM ended it."""
-    task, terminated = asyncio.ensure_future(work), []
+    task, terminated, loop = asyncio.ensure_future(work), [], asyncio.get_running_loop()
 
-    def stop() -> None:
+    def stop(*_: object) -> None:
         terminated.append(True)
-        task.cancel()
+        loop.call_soon_threadsafe(task.cancel)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    # a signal for `loop.add_signal_handler` is lost while many other calls wait for a busy loop
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         await task
     except asyncio.CancelledError:
         if not terminated:
             raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return bool(terminated)
 
 

@@ -1,6 +1,10 @@
+import asyncio
 import os
 import shutil
+import signal
 import socket
+import threading
+import time
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -314,3 +318,28 @@ def test_unknown_run_settings_are_refused_and_escaped(run, content, message):
 def test_settings_without_policies_serve_a_model(run, content):
     write_settings(run, content)
     assert models(run) == ({"guess": str(run / "export")}, {"guess": "guess"})
+
+
+def test_sigterm_ends_the_server_although_many_calls_wait_for_its_loop():
+    """asyncio's own handlers lose a signal while hundreds of calls of other threads wait."""
+
+    async def work():
+        loop = asyncio.get_running_loop()
+
+        def flood():
+            for _ in range(5000):
+                loop.call_soon_threadsafe(int)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        thread.join()  # the loop is busy meanwhile
+        await asyncio.sleep(30)
+
+    async def short():
+        pass
+
+    before = signal.getsignal(signal.SIGTERM)
+    start = time.monotonic()
+    assert asyncio.run(serving._until_terminated(work())) and time.monotonic() - start < 20
+    assert not asyncio.run(serving._until_terminated(short())) and signal.getsignal(signal.SIGTERM) is before
