@@ -333,6 +333,24 @@ def test_turn_that_confuses_the_judge_costs_its_trajectory_the_score(serve_chat)
         np.testing.assert_array_equal(PerTurn(chosen).score(trajectories), [1.0, 1.0, 1.0, 1.0])
 
 
+def test_text_that_the_endpoint_refuses_is_an_abstention_if_others_are_answered(serve_chat):
+    """As a failure the text would have the mean score of its group in a sum, and be no evidence in an ensemble."""
+
+    def reply(request):
+        text = answers_in(request)["answer"]
+        return (400, {"error": {"message": "content filter"}}) if text == "filtered" else is_four(request)
+
+    with Judge(serve_chat(reply).endpoint_with(retries=0), "Is it right?") as judge:
+        texts = [said("4"), said("4 "), said("5"), said("filtered")]
+        result = judge.assess(texts)
+        np.testing.assert_array_equal(result.scores, [1, 1, 0, np.nan])
+        assert not result.failed and (judge.usage.nonsense, judge.usage.failed) == (1, 0)
+        total = (judge + Rule(lambda t: 0.5, name="half")).score(texts)
+        np.testing.assert_array_equal(total, [1.5, 1.5, 0.5, 0.5])
+        single = judge.assess([said("4"), said("filtered")])  # nothing says that the text is the cause
+        assert list(single.failed) == [1] and "content filter" in single.failed[1]
+
+
 def test_nonsense_abstains_and_is_counted(serve_chat):
     def reply(request):
         return "As a language model" if is_four(request) == "no" else "yes"

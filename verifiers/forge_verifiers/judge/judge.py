@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Policy
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Assessment, Composable, Scores, group_ids, turn_means
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
+_REFUSED = (400, 403, 422)
+"""Statuses by which endpoints refuse a single text."""
 _Form: TypeAlias = YesNo | Scale | Reasoned | Pairs | ScoreSheet
 _Replies: TypeAlias = Mapping[str, Reply | BaseException]
 """Reply or error by question."""
@@ -60,7 +63,7 @@ class JudgeUsage:
     repeated: int = 0
     """Questions not sent because they were repeated in the same call."""
     nonsense: int = 0
-    """Replies that were not an answer, so that the judge abstained."""
+    """Replies that were not an answer, so that the judge abstained, and refusals if most questions are answered."""
     failed: int = 0
     """Questions without a reply. The trajectories count as failed, not as abstentions."""
     cut_chars: int = 0
@@ -374,6 +377,8 @@ class Judge(Composable):
                 for text, (f, shorter) in unique.items()
             ]
         )
+        if 2 * sum(isinstance(outcome, Reply) for outcome in outcomes) > len(outcomes):
+            outcomes = [_reply_of(outcome) for outcome in outcomes]
         answered = [reply for reply in outcomes if isinstance(reply, Reply)]
         self._count(
             questions=len(unique),
@@ -434,6 +439,16 @@ def _grades(grade: Callable[[Reply], T | None], replies: _Replies) -> dict[str, 
     if 2 * len(without) < len(grades):
         grades |= {text: grade(replace(answered[text], mass=math.nan)) for text in without}
     return grades
+
+
+def _reply_of(outcome: Reply | BaseException) -> Reply | BaseException:
+    """An endpoint's refusal, such as that of a content filter, as a reply that is no answer. The text caused it.
+
+    As a failure it would be no evidence, and a text that nobody may grade would have the reward of an average one.
+    """
+    if isinstance(outcome, EndpointError) and outcome.status in _REFUSED:
+        return Reply(text=str(outcome), shares={}, prompt_tokens=0, completion_tokens=0)
+    return outcome
 
 
 def _error(replies: _Replies, questions: Iterable[str]) -> str:
