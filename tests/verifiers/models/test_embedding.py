@@ -53,7 +53,7 @@ def test_group_answers_are_compared_with_the_mean_of_the_others(tiny_bert):
     for k in range(3):
         others = sum(vectors[j] for j in range(3) if j != k)
         expected.append(float(vectors[k] @ others / np.linalg.norm(others)))
-    played = [said(text, seed=1) for text in texts] + [said("alone", seed=2), said(None, seed=1), said("", seed=1)]
+    played = [said(text, seed=1) for text in texts] + [said("alone", seed=2), said(None, seed=1)]
     scores = EmbeddingSimilarity(folder, against="group").score(played)
     np.testing.assert_allclose(scores[:3], np.clip(expected, 0, 1), atol=1e-5)
     assert np.isnan(scores[3:]).all()
@@ -64,7 +64,7 @@ def test_group_answers_are_compared_with_the_mean_of_the_others(tiny_bert):
 
 def test_without_answer_or_reference_it_abstains(tiny_bert):
     verifier = EmbeddingSimilarity(tiny_bert())
-    assert np.isnan(verifier.score([said("x"), said(None, "x"), said("", "x"), said("x", "")])).all()
+    assert np.isnan(verifier.score([said("x"), said(None, "x"), said("x", ""), said("", "")])).all()
     assert verifier.score([]).shape == (0,)
     chosen = EmbeddingSimilarity(tiny_bert(), extract=lambda t: t.turns[0].action.partition(":")[2])
     assert chosen.score([said("Answer:x", "x"), said("no colon", "x")])[0] == pytest.approx(1.0, abs=1e-5)
@@ -79,3 +79,17 @@ def test_wrong_arguments_are_refused(tiny_bert):
     for options in ({"against": "gold"}, {"floor": 1.0}, {"batch_tokens": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}="):
             EmbeddingSimilarity("m", **options)
+
+
+@pytest.mark.parametrize("floor", [-1.0, 0.0, 0.5])
+def test_empty_answer_scores_zero_and_changes_no_other_score(tiny_bert, floor):
+    """A policy could otherwise avoid low scores by empty answers."""
+    folder = tiny_bert()
+    verifier = EmbeddingSimilarity(folder, floor=floor)
+    assert verifier.score([said("", "x"), said(" \n", "x")]).tolist() == [0.0, 0.0]
+    group = EmbeddingSimilarity(folder, against="group", floor=floor)
+    others = group.score([said("yes"), said("yes!")])
+    scores = group.score([said("yes"), said("yes!"), said(""), said(" ")])
+    assert scores.tolist() == [*others.tolist(), 0.0, 0.0]
+    np.testing.assert_array_equal(group.score([said("yes"), said("")]), [np.nan, 0.0])
+    assert np.isnan(group.score([said(""), said("")])).all()

@@ -380,8 +380,11 @@ class EmbeddingSimilarity(_TextVerifier):
         self._model = TextModel("AutoModel", model, name=name, **limits)
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Similarities, float32 [n], or NaN without an answer, a reference, or another answer in the group."""
-        answers = [self._extract(trajectory) or None for trajectory in trajectories]
+        """Similarities, float32 [n], or NaN without turns, a reference, or another answer in the group.
+
+        An empty answer scores 0: a policy could otherwise avoid low scores by empty answers.
+        """
+        answers = [self._extract(trajectory) for trajectory in trajectories]
         if self._against == "reference":
             references = [gold_answers(trajectory, self._answer_key) or () for trajectory in trajectories]
             vectors = self._vectors([*answers, *(text for texts in references for text in texts)])
@@ -393,7 +396,7 @@ class EmbeddingSimilarity(_TextVerifier):
 
     def _vectors(self, texts: Sequence[str | None]) -> dict[str, np.ndarray]:
         """Unit vectors, float64, by text."""
-        unique = list(dict.fromkeys(text for text in texts if text))
+        unique = list(dict.fromkeys(text for text in texts if text and text.strip()))
         if not unique:
             return {}
         rows = self._model.rows(unique, _mean_over_tokens).numpy().astype(np.float64)
@@ -407,21 +410,30 @@ def _mean_over_tokens(output: Any, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(vectors: Mapping[str, np.ndarray], answer: str | None, references: Sequence[str]) -> float:
-    cosines = [float(vectors[answer] @ vectors[text]) for text in references if text and answer is not None]
-    return max(cosines, default=math.nan)
+    others = [vectors[text] for text in references if text in vectors]
+    if answer is None or not others:
+        return math.nan
+    return max(float(vectors[answer] @ other) for other in others) if answer in vectors else _LOWEST
 
 
 def _to_group(vectors: Mapping[str, np.ndarray], answers: Sequence[str | None], groups: Sequence[int]) -> list[float]:
     members: defaultdict[int, list[np.ndarray]] = defaultdict(list)
     for answer, group in zip(answers, groups, strict=True):
-        if answer is not None:
+        if answer is not None and answer in vectors:
             members[group].append(vectors[answer])
     sums = {group: np.sum(rows, axis=0) for group, rows in members.items()}
     cosines = []
     for answer, group in zip(answers, groups, strict=True):
-        if answer is None or len(members[group]) < 2:
+        vector = None if answer is None else vectors.get(answer)
+        if answer is None or len(members[group]) < (1 if vector is None else 2):
             cosines.append(math.nan)
-            continue
-        others = sums[group] - vectors[answer]
-        cosines.append(float(vectors[answer] @ others / max(float(np.linalg.norm(others)), 1e-12)))
+        elif vector is None:
+            cosines.append(_LOWEST)
+        else:
+            others = sums[group] - vector
+            cosines.append(float(vector @ others / max(float(np.linalg.norm(others)), 1e-12)))
     return cosines
+
+
+_LOWEST = -1.0
+"""Cosine of an empty answer."""
