@@ -5,6 +5,7 @@ A message says what arrived, what was expected and what to do.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -12,6 +13,9 @@ from typing import Any
 
 DISTRIBUTION = "forge-agents-rl"
 """Name of this project for pip, for messages that name an extra."""
+
+USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError, GeneratorExit)
+"""Exceptions that count as a failure of a user's function. KeyboardInterrupt is Ctrl-C."""
 
 
 class ForgeError(Exception):

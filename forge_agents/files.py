@@ -11,6 +11,7 @@ import re
 import secrets
 import shlex
 import stat
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -238,6 +239,8 @@ def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
 def lock_file(path: Path) -> IO[str]:
     """Open and lock a file that only this user can open, because whoever may read a file may lock it. Closing unlocks.
 
+    Forked children do not hold the lock: a child of an environment may live longer than the run.
+
     Raises:
         BlockingIOError: Another process holds the lock.
         OSError: The file cannot be opened.
@@ -249,7 +252,22 @@ def lock_file(path: Path) -> IO[str]:
     except OSError:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "r+", encoding="utf-8")
+    file = os.fdopen(descriptor, "r+", encoding="utf-8")
+    _locked.add(file)
+    return file
+
+
+_locked: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+"""Open files of `lock_file`."""
+
+
+def _release_locks() -> None:
+    """Close the files of `lock_file` in a forked child. The parent keeps its locks."""
+    for file in tuple(_locked):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_release_locks)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from forge_agents.envs.env import CONVERSATION, as_json, forked, hook, may_be_silent, visible_action, writable
 from forge_agents.envs.foreign import by_agent, find_lost_reward
 from forge_agents.errors import (
+    USER_ERRORS,
     ActorDiedError,
     ArgumentError,
     BudgetError,
@@ -333,12 +334,14 @@ async def run_env_code(
     Raises:
         FailureError: The code failed.
     """
+    off_loop = getattr(env, "off_loop", None)
     try:
-        off_loop = getattr(env, "off_loop", None)
         return call(*args, **kwargs) if off_loop is None else await off_loop(where, call, *args, **kwargs)
     except FailureError:
         raise
-    except (Exception, SystemExit) as cause:  # environments are user code: any failure concerns only the episode
+    except USER_ERRORS as cause:  # environments are user code: any failure concerns only the episode
+        if off_loop is not None and isinstance(cause, asyncio.CancelledError | GeneratorExit):
+            raise  # the episode was canceled
         if where == "make" and isinstance(cause, _CALLER_ERRORS):
             raise
         raise FailureError(where, cause) from cause

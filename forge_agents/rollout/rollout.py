@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from forge_agents.display import printable
 from forge_agents.envs.env import forked
-from forge_agents.errors import ArgumentError
+from forge_agents.errors import USER_ERRORS, ArgumentError
 from forge_agents.policy import AnyPolicy, Oracle, PolicyMapping, Random, resolve_policies
 from forge_agents.rollout.alternatives import Fork, ForkRule, Forks
 from forge_agents.rollout.episode import FailureError, PlayableEnv, play, run_env_code
@@ -224,7 +224,7 @@ def close(env: PlayableEnv, env_id: str) -> None:
     """Close an environment. A failure is only a warning, because the episode is complete without it."""
     try:
         env.close()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # environments are user code
+    except USER_ERRORS as error:  # environments are user code
         exception = traceback.TracebackException.from_exception(error)
         frame, text = exception.stack[-1], printable(str(exception))
         warnings.warn(  # shown once if it is always the same

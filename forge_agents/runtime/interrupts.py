@@ -7,6 +7,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
@@ -198,11 +199,31 @@ def _on_sigint(handler: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, handler)
+    before = _handle(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _handle(number: int, handler: Any) -> Any:
+    """Set the handler of a signal in this process, and return the previous one, which its forked children keep.
+
+    Otherwise SIGTERM would not end a child of an environment, such as a process of `multiprocessing`.
+    """
+    if handler is signal.default_int_handler:
+        return signal.signal(number, handler)
+    owner, before = os.getpid(), signal.getsignal(number)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            handler(number, frame)
+        else:
+            signal.signal(number, before)
+            signal.raise_signal(number)
+
+    signal.signal(number, handle)
+    return before
 
 
 class Interrupt:
@@ -223,7 +244,7 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._on_signal)
+                self._before[number] = _handle(number, self._on_signal)
         else:
             self._in_threads.append(self)
         return self

@@ -48,6 +48,11 @@ _GRACE_S, _DEAD_GRACE_S = 2.0, 0.3
 _log = logging.getLogger(__name__)
 _LATE_S = 1.0
 """A thread that wakes up so much too late, and after twice the time that it wanted to wait, was blocked."""
+_LOST_AT_START: dict[type[BaseException], tuple[str, ...]] = {
+    ValueError: ("error creating proc", "error spawning proc mesh"),
+    RuntimeError: ("error spawning",),
+}
+"""Parts of Monarch's errors, by type, if a process ends or takes more than 30 s before it can be called."""
 _MAX_LATE = 8
 """Number of late wake-ups that a wait does not count. So a thread that is always blocked notices stalls as well."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -419,8 +424,9 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
     if isinstance(error, SupervisionError):
         reason = _deaths.name_signals(" ".join(str(error).split()))
         return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_hint(who)}", who)
-    if type(error) is RuntimeError and "error spawning" in str(error):  # raised by Monarch if the process is gone
-        return ActorDiedError(f"{who} died while it was started. Look at {log_hint(who)}", who)
+    if any(text in str(error) for text in _LOST_AT_START.get(type(error), ())):
+        late = " or took over 30 s for its first answer" * ("Timeout(" in str(error))
+        return ActorDiedError(f"{who} died{late} while it was started. Look at {log_hint(who)}", who)
     return error
 
 

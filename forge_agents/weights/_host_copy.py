@@ -7,7 +7,6 @@ that pulls reuses the same pages.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 
 from forge_agents.errors import StallError
+from forge_agents.files import lock_file
 from forge_agents.runtime.private_folder import private_folder
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Entry, Process
@@ -157,16 +157,13 @@ class HostCopy(Records):
         return self._pages
 
 
-def _lock(name: str) -> IO[bytes] | None:
+def _lock(name: str) -> IO[str] | None:
     """Return a lock that all processes of the host share by name, or None if it is taken.
 
     The lock ends with its process. The lock file is in the private folder of the host's run. Another user could take
     the name of an abstract socket.
     """
-    lock = (private_folder() / f"{name}.lock").open("ab")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(private_folder() / f"{name}.lock")
     except BlockingIOError:
-        lock.close()
         return None
-    return lock

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +162,23 @@ def test_runs_and_models_in_folders_of_others_are_reported(tmp_path, tiny_llama,
     for name in ("run", "games", "model"):
         assert f"can replace files of {tmp_path / name} while" in caplog.text
     tmp_path.chmod(0o700)
+
+
+def test_forked_child_that_lives_longer_does_not_hold_a_lock(tmp_path):
+    lock, (reader, writer) = lock_file(tmp_path / "x.lock"), os.pipe()
+    if (child := os.fork()) == 0:
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        with pytest.raises(BlockingIOError):
+            lock_file(tmp_path / "x.lock")  # the child gave up its copy, not the lock
+        lock.close()
+        lock_file(tmp_path / "x.lock").close()
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_only_the_user_can_open_a_lock(tmp_path):

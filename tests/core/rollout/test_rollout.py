@@ -139,6 +139,16 @@ def test_scripted_player_error_is_recorded():
     assert [t.agent for t in episode.turns] == ["a"]
 
 
+@pytest.mark.parametrize("method", ["reset", "observe_text", "act"])
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_environment_that_ends_or_cancels_something_fails_its_episode(method, kind):
+    def fail(*args, **options):
+        raise kind("of a library")
+
+    error = run(type("Failing", (Count,), {method: fail})(), says("1")).error
+    assert (error.kind, error.message) == (kind.__name__, "of a library")
+
+
 def fails_with(error):
     def fail(sampling, seed):
         raise error

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,6 +23,31 @@ def test_first_signal_requests_a_stop_and_second_interrupts():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _sleep(begun):
+    begun.set()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_forked_child_as_without_training(number):
+    context, messages = multiprocessing.get_context("fork"), []
+
+    async def fork():
+        with Interrupt(messages.append) as interrupt:
+            begun = context.Event()
+            child = context.Process(target=_sleep, args=(begun,), daemon=True)
+            child.start()
+            assert begun.wait(60)
+            os.kill(child.pid, number)
+            child.join(10)
+            code = child.exitcode
+            child.kill()
+            return code, interrupt.requested
+
+    code = {signal.SIGINT: 1, signal.SIGTERM: -signal.SIGTERM}[number]  # Ctrl-C raises KeyboardInterrupt in the child
+    assert LoopRunner().run(fork()) == (code, False) and not messages
 
 
 def test_a_runner_keeps_its_loop_between_calls_and_closes_once():

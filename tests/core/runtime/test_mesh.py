@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from process_checks import allocated_bytes, ended_within, runs
 
@@ -263,6 +264,27 @@ async def test_process_that_ends_before_it_is_watched_is_noticed(monkeypatch: py
         assert mesh.ended(procs) == [pid]
         monkeypatch.setattr(mesh, "with_deadline", noted)
     assert limits_s and max(limits_s) < 1, "a restart does not wait for an end that Monarch does not notice"
+
+
+async def test_process_that_is_killed_before_it_is_connected_has_died(probe_actors: ModuleType) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    async with spawned("early") as procs:
+        probe = procs.spawn("probe", probe_actors.Probe)
+        asking = asyncio.ensure_future(mesh.with_deadline(probe.pid.call_one(), 200, who="early", what="pid"))
+        new: set[int] = set()
+        await wait_for(lambda: new.update({child.pid for child in psutil.Process().children()} - before) or new)
+        os.kill(new.pop(), signal.SIGKILL)
+        with pytest.raises(ActorDiedError, match="early died while it was started") as caught:
+            await asking
+        assert caught.value.who == "early"
+
+
+def test_process_that_is_not_connected_in_time_counts_as_dead() -> None:
+    late = ValueError("error spawning proc mesh: statuses: Timeout(30.001s)=0..1")
+    error = mesh.as_local_error(late, who="engine", what="start")
+    assert isinstance(error, ActorDiedError) and "took over 30 s for its first answer" in str(error)
+    other = ValueError("another")
+    assert mesh.as_local_error(other, who="engine", what="start") is other
 
 
 async def test_stop_ends_the_processes_and_may_be_called_twice(probe_actors: ModuleType) -> None:

@@ -203,6 +203,15 @@ def test_missing_info_of_a_verifier_is_reported_with_available_info(tried):
     assert f"which {where} takes. It has " in said
 
 
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError])
+def test_verifier_that_ends_the_program_abstains_from_random_play(tried, kind):
+    def ends(trajectory):
+        raise kind(4)
+
+    said = tried(reward=fa.Ensemble([fa.Rule(ends), fa.Rule(lambda trajectory: 1.0, name="kind")]))
+    assert f"reward ends fails on random play, and may on a model's: {kind.__name__}: 4" in said
+
+
 class Scorer:
     name = "scorer"
 

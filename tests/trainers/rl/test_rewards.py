@@ -327,6 +327,15 @@ def test_a_reward_that_raises_is_named():
     assert caught.value.__notes__ == ["reward <lambda> raised this for a batch of 4 trajectories"]
 
 
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError])
+def test_a_reward_that_would_end_the_program_is_named(kind):
+    def ends(trajectories):
+        raise kind(4)
+
+    with pytest.raises(RuntimeError, match=f"reward ends raised {kind.__name__}: 4"):
+        scored([group((0, 0), (1, 1))], ends)
+
+
 def test_untrained_groups_are_warned_of(caplog):
     items = scored([group((0, 0), (1, 0))])
     with pytest.raises(TypeError, match="trained='hero' is a string"):

@@ -1,11 +1,13 @@
+import asyncio
 import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from forge_agents import Ensemble
+from forge_agents import Ensemble, Rule
 from forge_agents.types import Trajectory
 from forge_verifiers import Composable
 from forge_verifiers.ensemble import panel
@@ -77,6 +79,22 @@ def test_hanging_call_frees_its_slot(monkeypatch):
     assert verdicts[0].failure == "timeout" and "0.1 s" in verdicts[0].failed[0]
     assert verdicts[1].failure == "" and verdicts[1].scores.tolist() == [0.5] * 12
     assert caller.call({0: ROWS})[0].failed[11].startswith("skipped")
+
+
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("share", ["all rows", "a row"])
+def test_verifier_that_ends_or_cancels_something_fails_at_once(kind, share):
+    rows = iter(range(len(ROWS)))
+
+    def ends(trajectory):
+        if share == "all rows" or next(rows) == 3:
+            raise kind("of a library")
+        return 1.0
+
+    result = Caller([Rule(ends, name="ends")], timeout_s=600.0).call({0: ROWS})[0]
+    assert result.failure == ("error" if share == "all rows" else "")
+    assert set(result.failed) == (set(range(len(ROWS))) if share == "all rows" else {3})
+    assert result.failed[3].startswith(f"{kind.__name__}: of a library")
 
 
 def test_timeout_of_a_waiting_call_begins_at_its_start(monkeypatch):

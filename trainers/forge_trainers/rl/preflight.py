@@ -17,7 +17,7 @@ import numpy as np
 
 from forge_agents.envs.env import TextGame
 from forge_agents.envs.seeds import HELD_OUT_FROM
-from forge_agents.errors import PreflightError
+from forge_agents.errors import USER_ERRORS, PreflightError
 from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Oracle, Policy, Random, Scripted
@@ -281,7 +281,7 @@ def _try(leaf: Any, trajectories: Sequence[Trajectory], *, in_ensemble: bool, sa
             say(f"preflight: reward {name} fails on {len(failed)} of {count}: {next(iter(failed.values()))}")
         elif not assessment.failed and np.isnan(assessment.scores).all():
             say(f"preflight: reward {name} abstains from all {count}, whose info has {info_keys(trajectories[0])}")
-    except Exception as error:
+    except USER_ERRORS as error:
         subject = f"reward {name}" if isinstance(leaf, Composable) else f"reward {describe_function(leaf)}"
         if _scores_one(leaf, trajectories[0]):
             raise PreflightError(
@@ -296,7 +296,7 @@ def _try(leaf: Any, trajectories: Sequence[Trajectory], *, in_ensemble: bool, sa
             leaf.load_state_dict(state)
 
 
-def _is_mistake(error: Exception) -> bool:
+def _is_mistake(error: BaseException) -> bool:
     """Return whether an error does not depend on the trajectories, such as an unknown name or attribute."""
     if isinstance(error, ScoreError | NameError | ImportError | NotImplementedError):
         return True

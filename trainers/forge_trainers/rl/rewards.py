@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_agents.display import printable
-from forge_agents.errors import ArgumentError
+from forge_agents.errors import USER_ERRORS, ArgumentError
 from forge_agents.types import Reward, Trajectory
 from forge_verifiers.core.functions import name_of
 from forge_verifiers.core.verifier import (
@@ -224,7 +224,9 @@ def assess(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Ass
     method = getattr(reward, "assess", None)
     try:
         result = method(trajectories) if callable(method) else Assessment(scores=reward(trajectories))
-    except Exception as error:
+    except USER_ERRORS as error:
+        if not isinstance(error, Exception):  # SystemExit would end the program without a reason
+            raise RuntimeError(f"reward {name} raised {type(error).__name__}: {error}") from error  # noqa: TRY004
         error.add_note(f"reward {name} raised this for a batch of {len(trajectories)} trajectories")
         raise
     noise = None if result.noise is None else np.asarray(result.noise, np.float32)

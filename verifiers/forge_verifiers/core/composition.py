@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_agents.errors import USER_ERRORS
 from forge_agents.types import Trajectory
 from forge_verifiers.core.functions import describe_error
 from forge_verifiers.core.verifier import (
@@ -96,7 +97,7 @@ def _assess_rows(
         result = assessed(verifier, [trajectories[row] for row in rows])
     except ScoreError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         if len(rows) == len(trajectories):
             raise
         reason = describe_error(error)

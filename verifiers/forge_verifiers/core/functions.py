@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from forge_agents.errors import ArgumentError
+from forge_agents.errors import USER_ERRORS, ArgumentError
 from forge_agents.imports import is_library
 from forge_agents.types import Trajectory
 
@@ -84,7 +84,7 @@ class Signature:
         else:
             try:
                 values = self.function(**self._arguments(selected)) if selected else []
-            except Exception as error:  # noqa: BLE001  # a user's code: the error is reported for these rows
+            except USER_ERRORS as error:  # reported for these rows
                 values = [None] * len(rows)
                 failed |= dict.fromkeys(rows, describe_error(error))
         if np.shape(values)[:1] != (len(rows),):
@@ -134,11 +134,11 @@ def grade_each(
     If all raise, the first error is raised, unless they are a part of `total` trajectories.
     """
     values: list[Any] = []
-    errors: dict[int, Exception] = {}
+    errors: dict[int, BaseException] = {}
     for row, trajectory in enumerate(trajectories):
         try:
             values.append(grade(trajectory))
-        except Exception as error:  # noqa: BLE001  # a user's code: the error is reported for its row
+        except USER_ERRORS as error:  # reported for its row
             values.append(None)
             errors[row] = error
     if errors and len(errors) == (len(trajectories) if total is None else total):
@@ -146,7 +146,7 @@ def grade_each(
     return FunctionResults(values=values, failed={row: describe_error(error) for row, error in errors.items()})
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line, with the file and line that raised it."""
     trace = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in trace if not is_library(frame.filename)] or trace

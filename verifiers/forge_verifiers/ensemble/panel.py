@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from forge_agents import states
 from forge_agents.display import printable
+from forge_agents.errors import USER_ERRORS
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import CombinerReport
 from forge_verifiers.core.functions import describe_error
@@ -183,13 +184,13 @@ class _Call(threading.Thread):
         super().__init__(name=f"verifier {verifier.name}", daemon=True)
         self.k, self.verifier, self.trajectories, self._ended = k, verifier, trajectories, ended
         self.result: Assessment | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.timeout_s, self.deadline = timeout_s, math.inf
 
     def run(self) -> None:
         try:
             self.result = assessed(self.verifier, self.trajectories)
-        except Exception as error:  # noqa: BLE001  # any error of a verifier is counted as its failure
+        except USER_ERRORS as error:  # counted as a failure of the verifier
             self.error = error
         self._ended.put(self.k)
 
