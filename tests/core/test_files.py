@@ -167,9 +167,10 @@ def test_runs_and_models_in_folders_of_others_are_reported(tmp_path, tiny_llama,
 def test_forked_child_that_lives_longer_does_not_hold_a_lock(tmp_path):
     lock, (reader, writer) = lock_file(tmp_path / "x.lock"), os.pipe()
     if (child := os.fork()) == 0:
-        os.read(reader, 1)
-        os._exit(0)
+        os.write(writer, b"x")
+        signal.pause()
     try:
+        assert os.read(reader, 1) == b"x"
         with pytest.raises(BlockingIOError):
             lock_file(tmp_path / "x.lock")  # the child gave up its copy, not the lock
         lock.close()
