@@ -36,6 +36,15 @@ def test_cache_key_covers_what_verifiers_may_read():
     assert content_key(sampled) == content_key(short) and len(base) == 16
 
 
+def test_cache_key_covers_any_info():
+    zeros, other = np.zeros(2000), np.zeros(2000)
+    other[1000] = 1  # its repr leaves this number out
+    infos = [{"x": zeros}, {"x": other}, {(1, 2): zeros}, {(1, 2): other}, {1: "a", "b": 2}, {"x": lambda: 1}]
+    keys = [content_key(said("x", info=info)) for info in infos]
+    assert len(set(keys)) == len(infos)
+    assert keys == [content_key(said("x", info=info)) for info in infos]
+
+
 def test_equal_content_is_scored_once():
     judge, asked = counting()
     ensemble = Ensemble([judge])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import pickle
 import queue
 import threading
 import time
@@ -107,8 +108,19 @@ def content_key(trajectory: Trajectory) -> bytes:
         for turn in t.turns
     ]
     content = (t.env_id, t.seed, t.agent, t.instructions, t.initial_reward, dict(t.info), turns)
-    text = json.dumps(content, sort_keys=True, default=repr)
+    try:
+        text = json.dumps(content, sort_keys=True, default=_plain)
+    except TypeError:  # the info of a trajectory that no environment made may have keys of several types
+        text = _plain(content)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+
+
+def _plain(value: Any) -> str:
+    """Content of an object that is not of JSON's types. The repr of a large array leaves most numbers out."""
+    try:
+        return pickle.dumps(value).hex()
+    except Exception:  # noqa: BLE001  # objects of users may refuse in any way
+        return repr(value)
 
 
 class ScoreCache:
