@@ -47,7 +47,7 @@ If the entry is None or absent, the agent's main conversation continues with the
 
 
 _MAX_ARRAY = 64
-"""Maximum number of array elements stored in infos. Longer arrays are abbreviated as NumPy prints them."""
+"""Maximum number of array elements in infos and results of tools. Longer arrays are abbreviated as NumPy prints them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +121,26 @@ def as_json(value: Any) -> Any:
     Deeply nested values are returned as JSON text, and values that cannot be serialized as ``str(value)``.
     """
     try:
-        text = json.dumps(value, default=_plain)
-        plain = json.loads(text)
+        text = json.dumps(value, default=plain)
+        loaded = json.loads(text)
     except (TypeError, ValueError, RecursionError) as cause:  # unsupported keys, self-references
         try:
             return str(value)
         except (ValueError, RecursionError):  # Python refuses to format integers of more than 4300 digits
             return f"unprintable {type(value).__name__} ({cause})"
-    return plain if is_shallow(plain) else text
+    return loaded if is_shallow(loaded) else text
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Convert a value that `json.dumps` does not know, as its `default`."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.size <= _MAX_ARRAY:
         return value.tolist()
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    if callable(plain := getattr(type(value), "model_dump", None)):  # pydantic
-        return plain(value)
+    if callable(dump := getattr(type(value), "model_dump", None)):  # pydantic
+        return dump(value)
     return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 

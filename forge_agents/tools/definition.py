@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
+from forge_agents.envs.env import plain
 from forge_agents.errors import did_you_mean
 from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.tools.arguments import check_arguments
@@ -187,7 +188,7 @@ def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
         return _error_result(call, error)
     try:
         result = _call(selected, call.arguments)
-        text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
+        text = result if isinstance(result, str) else json.dumps(result, default=plain, ensure_ascii=False)
     except Exception as cause:  # noqa: BLE001  # tools are user code: the model gets the error
         kind = "" if isinstance(cause, ValueError | ArithmeticError) and str(cause) else f"{type(cause).__name__}: "
         return _error_result(call, f"{kind}{cause}")

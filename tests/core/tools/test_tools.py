@@ -1,7 +1,9 @@
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,6 +193,27 @@ def test_functions_that_run_later_are_no_tools():
     for later in (wait, count):
         with pytest.raises(TypeError, match=f"tool {later.__name__} is an async function or a generator"):
             tool(later)
+
+
+def test_numbers_and_dataclasses_of_a_result_are_json():
+    @dataclass
+    class Item:
+        name: str
+        price: Any
+
+    @tool
+    def stock() -> dict[str, Any]:
+        "List the stock."
+        return {
+            "count": np.int64(2),
+            "items": [Item("pen", np.float32(0.5))],
+            "shelves": np.arange(3),
+            "sizes": {"s", "l"},
+        }
+
+    result = run_tool([stock], call("stock"))
+    items = [{"name": "pen", "price": 0.5}]
+    assert json.loads(result.content) == {"count": 2, "items": items, "shelves": [0, 1, 2], "sizes": ["l", "s"]}
 
 
 def test_text_in_a_structured_result_is_readable():
