@@ -47,7 +47,7 @@ If the entry is None or absent, the agent's main conversation continues with the
 
 
 _MAX_ARRAY = 64
-"""Maximum number of array elements in infos and results of tools. Longer arrays are abbreviated as NumPy prints them."""
+"""Maximum number of array elements in infos and results of tools. Longer arrays are abbreviated as NumPy does."""
 
 
 @dataclass(frozen=True, slots=True)
