@@ -28,6 +28,8 @@ MODULE_FLAG = "--trust_module"
 _file_texts: list[str] = []
 """Texts of the settings files of this call, perhaps of a stranger."""
 _trusted: list[str] = []
+_run_folders: list[Path] = []
+"""Folders of runs whose settings were read, perhaps of strangers."""
 
 
 def add_user_folder(folder: Path) -> None:
@@ -44,13 +46,44 @@ def import_user_module(name: str) -> ModuleType:
     """Import a module that the user has named.
 
     Raises:
-        UntrustedModuleError: A settings file names the module. See `restrict_modules`.
+        UntrustedModuleError: A settings file names the module. See `restrict_modules` and `exclude_run_folder`.
         ImportError: There is no such module, or its import fails.
     """
     if any(f"{name}:" in text for text in _file_texts):
         _check_trusted(name.partition(".")[0])
     sys.path += [folder for folder in _user_folders if folder not in sys.path]
+    if not all(name.split(".")):  # a relative import, for which Python raises TypeError
+        raise ModuleNotFoundError(f"No module named {name!r}")
+    if _run_folders and name.partition(".")[0] not in _trusted:
+        _check_folder(name)
     return importlib.import_module(name)
+
+
+def exclude_run_folder(folder: Path) -> None:
+    """Make `import_user_module` refuse modules in the folder of a run, which may be a stranger's.
+
+    The current folder may be that folder or one above it, where ``run.module`` names a module of the run.
+    """
+    if (resolved := folder.resolve()) not in _run_folders:
+        _run_folders.append(resolved)
+
+
+def _check_folder(name: str) -> None:
+    """Raise UntrustedModuleError if a module, or a package that contains it, lies in an excluded folder."""
+    parts = name.split(".")
+    for number in range(1, len(parts) + 1):
+        try:  # this imports the packages around the module, which were checked before
+            spec = importlib.util.find_spec(".".join(parts[:number]))
+        except (ImportError, ValueError):
+            return  # the import itself explains it
+        if spec is None:
+            return
+        for place in (*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())):
+            if any(Path(place).resolve().is_relative_to(folder) for folder in _run_folders):
+                raise UntrustedModuleError(
+                    f"the module {name} lies in the folder of a run, whose code is not run. Move the module to the "
+                    f"current folder, or add {MODULE_FLAG} {parts[0]} to allow this"
+                )
 
 
 def restrict_modules(files: Iterable[Any], trusted: Iterable[str] = ()) -> None:
@@ -172,6 +205,8 @@ def extend_path() -> None:
 def import_object(place: str, what: str) -> Any:
     """Return the object at "package.module:name". `what` names the setting in the ValueError if there is none."""
     module, _, name = place.partition(":")
+    if not name:  # `import_user_module` would not recognize the module of a file, and its import may run anything
+        raise ValueError(f"{what} {place!r} names no object of a module. Write 'package.module:object'.")
     try:
         return check_origin(getattr(import_user_module(module), name), place)
     except UntrustedModuleError as cause:

@@ -17,13 +17,19 @@ from forge_agents.cli.yaml_file import ValueLoader, YamlFile, as_text, plain
 from forge_agents.display import visible_error
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
-from forge_agents.imports import add_user_folder, restrict_modules
+from forge_agents.imports import add_user_folder, exclude_run_folder, restrict_modules
 from forge_agents.settings import field_hints
 
 T = TypeVar("T")
 
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
+set_parsing_settings(
+    docstring_parse_attribute_docstrings=True,
+    # A file would otherwise call any function with arguments of its choice: `{class_path: os.system, init_args: ...}`
+    # in place of any value.
+    instantiate_subclass_spec_in_any=False,
+    import_path_denylist=["*", "forge_agents.__main__"],
+    import_path_allowlist=["forge_agents", "forge_envs", "forge_trainers", "forge_verifiers"],
+)
 
 _loaders_dumpers.yaml_default_loader = ValueLoader  # type: ignore[assignment]  # its own loader, in C, has no bounds
 
@@ -163,13 +169,17 @@ _OF_RUNS = ("metrics.jsonl", "episodes.jsonl", "plan.yaml", "checkpoints", ".loc
 def _find_beside(file: Path, values: dict[str, Any]) -> None:
     """Find the modules, data and models that a file names in the folder of the file.
 
-    Modules in the folder of a run are not found, because the run may be a stranger's.
+    Modules in the folder of a run are refused, because the run may be a stranger's.
     """
-    folder = file.parent.resolve()
-    if folder == Path.cwd():
-        return
-    if not any((folder / name).exists() for name in _OF_RUNS):
+    folder, current = file.parent.resolve(), Path.cwd()
+    # a project in the current folder may have checkpoints of another program
+    of_runs = [name for name in _OF_RUNS if folder != current or name != "checkpoints" or file.name == "config.yaml"]
+    if any((folder / name).exists() for name in of_runs):
+        exclude_run_folder(folder)
+    elif folder != current:
         add_user_folder(folder)
+    if folder == current:
+        return
 
     def look(values: dict[str, Any]) -> None:
         for key, value in values.items():

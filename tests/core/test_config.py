@@ -470,6 +470,35 @@ def test_settings_of_a_run_name_no_code_of_installed_packages(changes, config, c
     restrict_modules([])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env_args": {"x": {"class_path": "os.mkdir", "init_args": {"path": "made"}}}},
+        {"env_args": {"x": [{"y": {"class_path": "os.mkdir", "init_args": {"path": "made"}}}]}},
+        {"env_args": {"class_path": "os.mkdir", "init_args": {"path": "made"}}},
+        {"env_args": {"x": {"class_path": "this.s"}}},
+        {"policies": {"team": {"class_path": "this.s"}}},
+        {"trainer": {"credit": {"class_path": "this.s"}}},
+        {"trainer": {"credit": "this"}},
+        {"trainer": {"credit": "this.s"}},
+        {"trainer": {"tracker": "this"}},
+        {"trainer": {"engine": {"routing": "this.s"}}},
+        {"trainer": {"learner": {"loss": "this"}}},
+        {"reward": "this"},
+        {"reward": "this:"},
+        {"reward": "..this:s"},
+    ],
+    ids=str,
+)
+def test_settings_call_nothing_and_import_no_module_without_an_object(changes, config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((SystemExit, ValueError, TypeError)):
+        run = read(config(**changes))
+        run.load_reward()
+        fa.make(run.played, **run.env_args)
+    assert "this" not in sys.modules and not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_settings_written_as_a_text_are_refused(inside, bench_file, capsys):
     """The parser would read the text as YAML, unseen by the check of keys."""

@@ -3,6 +3,7 @@ import contextlib
 import importlib
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from forge_agents.cli import scaffold
 from forge_agents.cli.config import parse
 from forge_agents.envs.registry import UnknownIdError
 from forge_agents.errors import ForgeError
-from forge_agents.imports import add_user_folder
+from forge_agents.imports import add_user_folder, restrict_modules
 from forge_agents.policy import Random
 from forge_agents.rollout.rollout import Rollout
 from forge_trainers.run_file import RunConfig
@@ -80,6 +81,37 @@ def test_modules_in_the_folder_of_a_run_are_not_run(tmp_path, monkeypatch, name)
     (run / "config.yaml").write_text("env: forge/Relay-v0\nreward: evil_reward:f\npolicies: {own: {model: m}}\n")
     (run / name).touch()
     raises(ValueError, "No module named 'evil_reward'", read("run/config.yaml").load_reward)
+
+
+@pytest.mark.parametrize(("current", "module"), [("run", "evil"), (".", "run.evil"), ("..", "project.run.evil")])
+def test_current_folder_makes_no_module_of_a_run_importable(tmp_path, monkeypatch, current, module):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run = tmp_path / "project" / "run"
+    run.mkdir(parents=True)
+    monkeypatch.chdir(run.parent / current)
+    add_user_folder(Path.cwd())  # as the command line does
+    (run / "evil.py").write_text("raise AssertionError('a module of a stranger was imported')")
+    (run.parent / current / "of_user.py").write_text("f = len")
+    (run / "metrics.jsonl").touch()
+    config = run / "config.yaml"
+    config.write_text(f"env: forge/Relay-v0\nreward: {module}:f\npolicies: {{own: {{model: m}}}}\n")
+    raises(ValueError, f"the module {module} lies in the folder of a run", read(str(config)).load_reward)
+    raises(AssertionError, "of a stranger", read(str(config), "--trust_module", module.split(".")[0]).load_reward)
+    if current != "run":
+        assert read(str(config), "--reward", "of_user:f").load_reward() is len
+    restrict_modules([])
+
+
+def test_project_in_the_current_folder_may_have_checkpoints_of_another_program(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    add_user_folder(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "reward_of_project.py").write_text("def f(trajectories): pass")
+    (tmp_path / "train.yaml").write_text(
+        "env: forge/Relay-v0\nreward: reward_of_project:f\npolicies: {own: {model: m}}\n"
+    )
+    assert read("train.yaml").load_reward().__name__ == "f"
 
 
 def test_tasks_next_to_a_run_file_are_found(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 from forge_agents import safe_yaml
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, user_path
-from forge_agents.imports import restrict_modules_of
+from forge_agents.imports import exclude_run_folder, restrict_modules_of
 from forge_agents.serving.routing import router_class
 from forge_trainers.forecast.model import EpisodeShape, Measurement, Plan, TurnShape
 from forge_trainers.losses.registry import find_loss
@@ -110,6 +110,7 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None) -> M
     except ValueError as cause:
         raise RunFolderError(f"{cause}. Give the out_dir of a run") from cause
     restrict_modules_of([settings])
+    exclude_run_folder(path)
     warm = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] > _FIRST_STEPS]
     rows = [row for row in warm if "time/evaluate_s" not in row]  # evaluations slow a collection down
     if len(rows) < 2:
