@@ -491,11 +491,14 @@ def test_settings_of_a_run_name_no_code_of_installed_packages(changes, config, c
     ids=str,
 )
 def test_settings_call_nothing_and_import_no_module_without_an_object(changes, config, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((SystemExit, ValueError, TypeError)):
+    def use():
         run = read(config(**changes))
         run.load_reward()
         fa.make(run.played, **run.env_args)
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((SystemExit, ValueError, TypeError)):
+        use()
     assert "this" not in sys.modules and not (tmp_path / "made").exists()
 
 
