@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from forge_agents.cli.yaml_file import Switch
 from forge_agents.errors import did_you_mean
-from forge_agents.settings import alternatives, field_hints, is_mapping, meanings, nested_kind
+from forge_agents.settings import MAX_INTEGER, alternatives, field_hints, is_mapping, meanings, nested_kind
 
 _WHOLE = re.compile(r"[-+]?\d+(?:\.\d*)?[eE]\+?\d{1,2}|[-+]?\d+\.0*")
 """Whole numbers that look like floats, such as 1e5."""
@@ -77,6 +77,10 @@ class FileSettings:
             return _switched(value, members)
         if isinstance(value, float) and value.is_integer() and int in members and float not in members:
             return int(value)  # as 1e5, which YAML reads as a float
+        if isinstance(value, int) and abs(value) > MAX_INTEGER and float in members:  # the parser would convert it
+            raise ValueError(
+                f"{at} is {reprlib.repr(value)}. It must be at most {MAX_INTEGER}, and not below -{MAX_INTEGER}"
+            )
         return value
 
 

@@ -33,7 +33,7 @@ from forge_agents.repeated_prompts import overlap, text_after
 from forge_agents.row_keys import is_cut, is_cut_reason, is_learned, marks_of
 
 Source: TypeAlias = str | os.PathLike[str]
-_PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+_PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """Exceptions that parsing an arbitrary file may raise."""
 _MAX_ANSWERS = 128
 _UNKNOWN_CALLS = "answers that call a tool which is not listed"

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
@@ -453,7 +454,7 @@ def _result(reply: bytes, noise: bytes) -> SandboxResult:
 
 @lru_cache
 def _interpreter(python: str) -> dict[str, Any]:
-    """Path of an interpreter and the paths that it must read: itself, its library, the system's libraries."""
+    """Path of an interpreter and the paths it must read: itself, its library, the system's libraries, time zones."""
     script = (
         "import json, os, site, sys, sysconfig; real = os.path.realpath; "
         "python = getattr(sys, '_base_executable', sys.executable); packages = site.getsitepackages([sys.base_prefix])"
@@ -465,7 +466,7 @@ def _interpreter(python: str) -> dict[str, Any]:
         raise SandboxError(f"python={python!r} does not run: {process.stderr.decode()[-300:]}")
     real, prefix, platlib, packages, stdlib = json.loads(process.stdout)
     system = [f"{prefix}/lib", f"{prefix}/{platlib}", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-    readable = _covering([stdlib, real, *system])
+    readable = _covering([stdlib, real, *system, *zoneinfo.TZPATH])
     below = tuple(f"{path}/" for path in readable)
     hidden = [path for path in packages if path.startswith(below) and Path(path).is_dir()]
     return {"python": real, "readable": readable, "hidden": hidden}

@@ -66,6 +66,12 @@ def resolve_reference(parameters: Mapping[str, Any], part: Mapping[str, Any]) ->
     return place
 
 
+def required_names(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names of a schema's ``required``, without entries that are no names."""
+    required = schema.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+
+
 def check_arguments(tool: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     """Return an error message for the model if the arguments do not fit the schema, else an empty string.
 
@@ -78,8 +84,7 @@ def check_arguments(tool: str, parameters: Mapping[str, Any], arguments: Mapping
         for name in arguments:
             if name not in properties:
                 return _unknown(tool, name, schemas)
-    required = parameters.get("required")
-    for name in required if isinstance(required, list) else ():
+    for name in required_names(parameters):
         if name not in arguments:
             return f"{tool} needs the argument {name!r}"
     return _schema_error(tool, parameters, arguments, schemas)

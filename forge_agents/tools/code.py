@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 from forge_agents.sandbox import Sandbox, SandboxResult, validate_path
@@ -35,9 +34,15 @@ class Workspace:
 
     def __init__(self, sandbox: Sandbox | None = None, files: Mapping[str, bytes] | None = None) -> None:
         self.sandbox = sandbox or Sandbox()
-        self._files: dict[str, bytes] = {}
+        self._clear()
         for path, content in (files or {}).items():
             self.put(path, content)
+
+    def _clear(self) -> None:
+        self._files: dict[str, bytes] = {}
+        self._folders: set[str] = set()
+        self._num_bytes = 0
+        """Bytes of all files in the sandbox's folder. A sum, because a program may leave thousands of files."""
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -51,17 +56,20 @@ class Workspace:
             ValueError: The path leaves the folder, is a folder or below a file, or a limit would be exceeded.
         """
         name, limits = validate_path(path), self.sandbox.limits
-        for other in self._files:
-            if other.startswith(f"{name}/") or name.startswith(f"{other}/"):
-                raise ValueError(f"{path!r} cannot be a file next to {other!r}")
-        files = {**self._files, name: content}
-        num_bytes = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in files.values())
+        folders = _folders(name)
+        if name in self._folders or not self._files.keys().isdisjoint(folders):
+            other = next(each for each in self._files if each.startswith(f"{name}/") or each in folders)
+            raise ValueError(f"{path!r} cannot be a file next to {other!r}")
+        old = self._files.get(name)
+        num_bytes = self._num_bytes + _on_disk(content) - _on_disk(old or b"")
         if len(content) > limits.file_mb << 20 or num_bytes > limits.disk_mb << 20:
             raise ValueError(f"{path!r} has {len(content)} bytes. There is no room for so many")
-        folders = set[str]().union(*map(_folders, files))
-        if len(files) + len(folders) > limits.files * _FILES_FRACTION:
-            raise ValueError(f"{path!r} makes {len(files)} files in {len(folders)} folders. There is no room for them")
-        self._files[name] = content
+        num_files = len(self._files) + (old is None)
+        num_folders = len(self._folders) + len(folders - self._folders)
+        if num_files + num_folders > limits.files * _FILES_FRACTION:
+            raise ValueError(f"{path!r} makes {num_files} files in {num_folders} folders. There is no room for them")
+        self._files[name], self._num_bytes = content, num_bytes
+        self._folders |= folders
 
     def run(self, code: str, *, stdin: str = "") -> SandboxResult:
         """Run a program in the folder and keep its files.
@@ -71,7 +79,7 @@ class Workspace:
             SandboxError: The sandbox itself failed.
         """
         result = self.sandbox.run(code, stdin=stdin, files=self._files, collect=True)
-        self._files = {}
+        self._clear()
         for path, content in sorted(result.files.items()):
             try:
                 self.put(path.encode().decode(), content)
@@ -122,9 +130,12 @@ class Workspace:
         return [self.python, self.read_file, self.write_file, self.list_files]
 
 
-@functools.lru_cache(maxsize=4096)
-def _folders(path: str) -> frozenset[str]:
-    return frozenset(path[:at] for at, character in enumerate(path) if character == "/")
+def _folders(path: str) -> set[str]:
+    return {path[:at] for at, character in enumerate(path) if character == "/"}
+
+
+def _on_disk(content: bytes) -> int:
+    return -(-len(content) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def format_result(result: SandboxResult) -> str:

@@ -8,6 +8,7 @@ import json
 import re
 import types
 import typing
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -189,12 +190,19 @@ def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
     try:
         result = _call(selected, call.arguments)
         text = result if isinstance(result, str) else json.dumps(result, default=plain, ensure_ascii=False)
-    except Exception as cause:  # noqa: BLE001  # tools are user code: the model gets the error
-        kind = "" if isinstance(cause, ValueError | ArithmeticError) and str(cause) else f"{type(cause).__name__}: "
-        return _error_result(call, f"{kind}{cause}")
+    except (Exception, SystemExit, CancelledError) as cause:  # noqa: BLE001  # user code: the model gets the error
+        return _error_result(call, _describe(cause))
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}... ({len(text) - MAX_RESULT_CHARS} characters cut)"
     return ToolResult(name=call.name, content=text, ok=True)
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # code of the user as well
+        text = ""
+    return text if text and isinstance(error, ValueError | ArithmeticError) else f"{type(error).__name__}: {text}"
 
 
 def _error_result(call: ToolCall, reason: str) -> ToolResult:

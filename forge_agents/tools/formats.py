@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import did_you_mean
 from forge_agents.files import is_shallow
-from forge_agents.tools.arguments import argument_schemas, resolve_reference
+from forge_agents.tools.arguments import argument_schemas, required_names, resolve_reference
 from forge_agents.tools.definition import Tool, ToolResult
 from forge_agents.types import ToolCall
 
@@ -356,7 +356,7 @@ def _example_value(schema: Any, tool: Tool, depth: int = 3) -> Any:
     every, either, just_one = (_as_list(schema.get(keyword)) for keyword in ("allOf", "anyOf", "oneOf"))
     branches = [*every[:32], *either[:1], *just_one[:1]]
     values = [_example_value(branch, tool, depth - 1) for branch in branches] if depth else []
-    kind, needed = schema.get("type"), _as_list(schema.get("required"))
+    kind, needed = schema.get("type"), required_names(schema)
     parts = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
     if kind == "object" or (kind is None and "required" in schema):
         merged = {key: value for each in values if isinstance(each, dict) for key, value in each.items()}

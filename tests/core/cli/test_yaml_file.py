@@ -197,6 +197,7 @@ def test_texts_in_settings_are_bounded(run, refused, bomb):
         ("steps: 1000000000", "steps=1000000000 must be at most 10000000"),
         (f"steps: {'9' * 900}", "must be at most 9223372036854775807"),
         (f"trainer: {{learner: {{lr: {'9' * 900}}}}}", "trainer.learner.lr is 999"),
+        (f"trainer: {{learner: {{entropy_coef: -{'9' * 900}}}}}", "trainer.learner.entropy_coef is -999"),
         ("league: {opponents_per_step: 1000000000000}", "of the league must be at most 1000000, got 1000000000000"),
         ("warm_start: {team: {data: forge/Relay-v0, games: 2000000}}", "games=2000000 must be at most 1000000"),
         ("warm_start: {team: {data: x, trainer: {batch_size: 2000000}}}", "batch_size=2000000 must be at most 1000000"),

@@ -281,6 +281,7 @@ ODD = [
     ({"prompt": "hi", "completion": None}, "it contains no answer"),
     ({"messages": None, "completion": None}, "it contains no answer"),
     ({"resourceSpans": [7]}, "its form is unknown"),
+    ({"attributes": [{"key": "n", "value": {"intValue": float("inf")}}]}, "its form is unknown"),
     ({"spanId": "a", "attributes": [{"key": "gen_ai.input.messages", "value": {"stringValue": "[{"}}]}, "Expecting"),
     (export({"llm.input_messages.x.message.role": "user"}), "its form is unknown"),
     (export({"gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "blob"}]}]'}), "a part of type 'blob'"),

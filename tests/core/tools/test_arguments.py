@@ -112,6 +112,8 @@ def test_multiplying_references_hit_the_time_limit(keyword, monkeypatch):
         {"$ref": "#/$defs/missing"},
         {"type": 5},
         {"properties": ["x"], "required": "x"},
+        {"type": "object", "properties": {"x": {}}, "required": [["x"], {"x": "y"}, None]},
+        {"type": "object", "allOf": [{"type": "object", "required": [["x"]]}]},
         {"allOf": {"x": 1}, "$ref": 7},
         {"patternProperties": {"(": {}}},
     ],

@@ -1,5 +1,6 @@
 import copy
 import sys
+import time
 
 import pytest
 
@@ -93,6 +94,15 @@ def test_no_program_can_leave_a_folder_that_the_next_run_cannot_have(program):
         box.run(program)
         assert 40 < len(box.files) < 360
         assert use(box, "python", code="print(6 * 7)").content == "42"
+
+
+def test_many_files_take_linear_time():
+    names = [f"{'a/' * 60}{number}" for number in range(3000)]
+    started = time.thread_time()
+    box = Workspace(Sandbox(limits=SandboxLimits(disk_mb=300, files=20_000)), dict.fromkeys(names, b""))
+    assert time.thread_time() - started < 3 and len(box.files) == 3000  # 60 s if each looks at all others
+    with pytest.raises(ValueError, match="'a/a' cannot be a file next to 'a/a/a/"):
+        box.put("a/a", b"")
 
 
 def test_copies_of_an_environment_have_separate_files():

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -144,6 +145,40 @@ def test_exceptions_and_long_results_are_texts():
     )
     assert (failed.ok, failed.content) == (False, "Error: KeyError: 'key'")
     assert flood.ok and flood.content.endswith("x... (5 characters cut)")
+
+
+class Silent(Exception):  # noqa: N818  # as some libraries have them
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(
+    ("error", "content"),
+    [
+        (SystemExit(2), "Error: SystemExit: 2"),  # as of argparse
+        (asyncio.CancelledError(), "Error: CancelledError: "),
+        (Silent(), "Error: Silent: "),
+    ],
+)
+def test_tool_that_ends_or_cancels_something_is_an_error_text(error, content, waits):
+    @fa.tool(timeout_s=60 if waits else None)
+    def end() -> str:
+        """End."""
+        raise error
+
+    result = run_tool([end], call("end"))
+    assert (result.ok, result.content) == (False, content)
+
+
+def test_interrupt_of_a_tool_is_the_users():
+    @fa.tool
+    def interrupted() -> str:
+        """End."""
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tool([interrupted], call("interrupted"))
 
 
 @pytest.mark.parametrize(
