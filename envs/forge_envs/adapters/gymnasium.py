@@ -10,6 +10,7 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv, as_json
 from forge_agents.errors import ArgumentError
+from forge_agents.imports import import_user_module
 from forge_envs.adapters.contained import Randomness, failure
 from forge_envs.adapters.listing import entry, register_ids
 
@@ -38,13 +39,14 @@ class GymnasiumText(TurnEnv):
     is the agent's.
 
     Args:
-        game: Gymnasium's id, e.g. ``"FrozenLake-v1"``.
+        game: Gymnasium's id, e.g. ``"FrozenLake-v1"``, or ``"module:id"`` of a module that registers it.
         illegal_reward: Reward of a text without an action. None: the lowest reward of all steps that are left in
             CliffWalking and Taxi, otherwise -1. Set it for games in which an agent can lose more.
         **options: Arguments of `gymnasium.make`.
 
     Raises:
-        ArgumentError: The action space is neither discrete nor text, or the observations cannot be written as text.
+        ArgumentError: There is no such environment, its action space is neither discrete nor text, or its observations
+            cannot be written as text.
     """
 
     possible_agents = ("player",)
@@ -124,11 +126,17 @@ def _make(game: str, options: dict[str, Any]) -> Any:
     """Make the environment, with text rendering if available."""
     import gymnasium
 
-    bare = gymnasium.make(game, **options)
+    module, _, env_id = str(game).rpartition(":")
+    if module:  # not by `gymnasium.make`, because a settings file may name only some modules
+        import_user_module(module)
+    try:
+        bare = gymnasium.make(env_id, **options)
+    except gymnasium.error.Error as cause:
+        raise ArgumentError(f"Gymnasium cannot make {env_id!r}: {cause}") from cause
     if "render_mode" in options or "ansi" not in bare.metadata.get("render_modes", ()):
         return bare
     bare.close()
-    return gymnasium.make(game, render_mode="ansi", **options)
+    return gymnasium.make(env_id, render_mode="ansi", **options)
 
 
 def _is_writable(space: Any) -> bool:

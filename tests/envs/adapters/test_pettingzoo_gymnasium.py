@@ -1,4 +1,5 @@
 import re
+import sys
 
 import gymnasium
 import numpy as np
@@ -9,6 +10,8 @@ from team_play import act, begin
 
 import forge_agents as fa
 from forge_agents.envs.env import may_be_silent
+from forge_agents.errors import ArgumentError, UntrustedModuleError
+from forge_agents.imports import restrict_modules
 
 pytest.importorskip("rlcard")
 CLASSIC = ("connect_four", "hanabi", "leduc_holdem", "rps", "texas_holdem", "texas_holdem_no_limit", "tictactoe")
@@ -181,3 +184,26 @@ def test_users_own_text_environments_are_found_by_name():
 def test_environments_of_arrays_are_refused():
     with pytest.raises(TypeError, match="wrap"):
         fa.make("gymnasium/CartPole-v1")
+
+
+def test_file_makes_gymnasium_import_no_other_module(tmp_path, monkeypatch):
+    (tmp_path / "lakes_of_mine.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Lake-v0', 'gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv', max_episode_steps=9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    file = {"env_args": {"game": "this:X-v0", "of_mine": "lakes_of_mine:Lake-v0"}}
+    try:
+        restrict_modules([file])
+        with pytest.raises(UntrustedModuleError, match="names code of this"):
+            fa.make("gymnasium/FrozenLake-v1", game="this:X-v0")
+        assert "this" not in sys.modules
+        assert fa.make("gymnasium/FrozenLake-v1", game="lakes_of_mine:Lake-v0").unwrapped._env.spec.id == "Lake-v0"
+    finally:
+        restrict_modules([])
+        gymnasium.registry.pop("Lake-v0", None)
+
+
+def test_unknown_environment_of_gymnasium_is_an_error_of_its_name():
+    with pytest.raises(ArgumentError, match="Gymnasium cannot make 'Nowhere-v1': Environment `Nowhere` doesn't exist"):
+        fa.make("gymnasium/Nowhere-v1")
