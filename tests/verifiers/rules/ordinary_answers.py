@@ -467,4 +467,20 @@ TABLES = {
         Antwort:⏎- 41⏎- 42 ⇏ 41 ¦ Antwort:⏎- 41⏎- 42 ⇏ -41 ¦ La respuesta es:⏎- 41⏎- 42 ⇏ 42 ¦ **Respuesta:**⏎1. 42 ⇒ 42
         答案是:⏎- 42 ⇒ 42 ¦ **Respuesta:**⏎1. 41⏎2. 42 ⇏ 1
     """,
+    "factorials": r"""
+        n! ⇒ n! ¦ n! ⇏ n ¦ \boxed{n!} ⇒ n! ¦ \boxed{n!} ⇏ n ¦ $n!$ ⇒ n! ¦ $n!$ ⇏ n ¦ The answer is $n!$. ⇒ n!
+        The answer is $n!$. ⇏ n ¦ The answer is n!. ⇒ n! ¦ There are $n!$ orders. ⇒ n! ¦ n \cdot (n-1)! ⇒ n!
+        The answer is $(2n)!$. ⇒ (2n)! ¦ The answer is $(2n)!$. ⇏ 2n ¦ \frac{1}{2}n! ⇒ \frac{n!}{2}
+        \boxed{5!} ⇒ 120 ¦ \boxed{5!} ⇏ 5 ¦ The answer is 120! ⇒ 120 ¦ It is **120!** ⇒ 120 ¦ The answer is $n$! ⇒ n
+    """,
+    "signs and words of other languages": r"""
+        90º ⇒ 90° ¦ 90˚ ⇒ 90° ¦ 80º ⇏ 90° ¦ 25 celsius ⇒ 25 °C ¦ 25 Fahrenheit ⇏ 25 °C ¦ 15 Prozent ⇒ 15%
+        15 por ciento ⇒ 0.15 ¦ 15 процентов ⇒ 15% ¦ 15パーセント ⇒ 15% ¦ 16 Prozent ⇏ 15% ¦ 1,5·10⁻⁷ ⇒ 1.5e-7
+        3,5 \times 10^{-4} ⇒ 0.00035 ¦ 3,5·10⁻⁷ ⇏ 35e-7 ¦ 10**6 ⇒ 1000000 ¦ 1.5*10**-7 ⇒ 1.5e-7 ¦ 10**6 ⇏ 60
+        0.333… ⇒ 1/3 ¦ It is 0.333…. ⇒ 1/3 ¦ 0.333… ⇏ 0.333 ¦ 42… ⇒ 42
+    """,
+    "denials and bounds after a value": r"""
+        42 (incorrect) ⇏ 42 ¦ 42 [wrong] ⇏ 42 ¦ It is 41 (wrong). ⇏ 41 ¦ 42 at least ⇏ 42 ¦ 42 at most ⇏ 42
+        42 if n is even and 41 if n is odd ⇏ 42
+    """,
 }

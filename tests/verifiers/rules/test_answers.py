@@ -75,6 +75,17 @@ def test_notations_of_an_answer_differ_from_other_answers(text, gold, is_right):
     assert numeric == is_right or np.isnan(numeric)  # the gold answer is no number
 
 
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        *(("Yes\nIt is, because 7 has no divisors.", "yes"), ("No\n\n15 = 3 * 5", "no")),
+        *(("答えは「東京」です。", "東京"), ("『東京』", "東京"), ('The answer is "Paris!"', "Paris")),
+    ],
+)
+def test_words_on_a_line_of_their_own_and_in_quotation_marks_are_read(text, gold):
+    assert Exact().score([said(text, gold), said(text, "Rome")]).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize("topic", TABLES)
 def test_ordinary_answers_are_accepted_and_near_ones_refused(topic):
     rows = read_table(TABLES[topic])
@@ -224,6 +235,14 @@ def test_spaces_of_latex_take_little_time(space):
     start = time.process_time()
     parse_answer.__wrapped__("42 " + space * 20_000 + "x")
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("rule", [Exact(), Numeric(), SelfConsistency()])
+@pytest.mark.parametrize("text", ["1" * 20_000 + "than ", "2020-" + "\\%" * 10_000, "2020-" + "$ " * 10_000 + "x"])
+def test_hostile_answers_take_every_rule_little_time(rule, text):
+    start = time.process_time()
+    rule.score([said(text, "42")] * 2)
+    assert time.process_time() - start < 3  # 0.1 s; with patterns of quadratic time over 10 s
 
 
 def test_runs_of_combining_marks_and_gold_answers_are_cut():

@@ -82,14 +82,21 @@ def _language(info: str) -> str:
     return word[0].lower() if word else ""
 
 
+def _ends_quote(state: object, start_line: int, end_line: int, silent: bool) -> bool:
+    """A rule of markdown-it that forms no block, and in a silent call ends the quote before the line."""
+    return silent
+
+
 @cache
 def _parser(*, fenced: bool, indented: bool = False) -> MarkdownIt:
     """A parser of fenced or indented blocks, or both, whose time grows linearly with hostile texts.
 
-    If it reads both, a line indented by four spaces closes no fence.
+    If it reads both, a line indented by four spaces closes no fence. A quote ends with its last line that begins with
+    ">": with lines that may continue its paragraph, each of many quotes would be searched up to the end of the text.
     """
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark").disable(["html_block", "reference", "heading", "lheading", "hr"])
     parser.core.ruler.enableOnly(["normalize", "block"])
+    parser.block.ruler.push("end of quotes", _ends_quote, {"alt": ["blockquote"]})
     return parser if indented else parser.disable("code" if fenced else "fence")

@@ -209,7 +209,7 @@ _NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "
 """Words before "is the answer" that are not answers."""
 _VERDICTS = frozenset({"wrong", "incorrect", "correct", "right"})
 _POLAR = frozenset({"yes", "no", "true", "false"})
-_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2013\u2014]|\s-\s|$)", re.IGNORECASE)
+_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\n\u2013\u2014]|\s-\s|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)(?:\W{0,4}$|,?\s(?:because|since|as)\s)", re.IGNORECASE)
 _NAME = re.compile(
     r"(?!(?:I|It|This|That|We|You|Yes|No|Let|Sure)\b)[^\W\d_a-z][\w.'\u2019-]*"

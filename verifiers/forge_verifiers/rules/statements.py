@@ -77,7 +77,9 @@ DOUBTING = re.compile(
     re.IGNORECASE,
 )
 """Text after a value that offers an alternative."""
-SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=(?!\u00a0)\s|[*_\"$]|$)(?!\s*=)|[\u3002\u0964]|\n|</")
+SENTENCE = re.compile(
+    r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])(?:[.!?](?=(?!\u00a0)\s|[*_\"]|$)|[.?](?=\$))(?!\s*=)|[\u3002\u0964]|\n|</"
+)
 """End of a sentence."""
 STARTS = re.compile(
     r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*){0,2}[-+\u2212]?"
@@ -145,7 +147,7 @@ _HEAD = re.compile(
 )
 WRONG = re.compile(  # "42 is wrong", "42 is not the answer"
     r"\b(?:is|are|was|were|would\s+be)\s+(?:(?:clearly|also|both|definitely|simply|just|the|a)\s+)*"
-    r"(?:wrong|incorrect|false|mistaken)\b(?:\s+answer)?|(?<=\d)\s+(?:is|are|was|would\s+be)\s+too\s+\w+"
+    r"(?:wrong|incorrect|false|mistaken)\b(?:\s+answer)?|\s[(\[](?:wrong|incorrect|false)[)\]]|(?<=\d)\s+(?:is|are|was|would\s+be)\s+too\s+\w+"
     r"|\b(?:is|are|was|can)(?:n['\u2019]t|\s+not|not)\s+(?:be\s+)?(?:(?:the|a|my|our)\s+)?(?:(?:final|correct|right)\s+)*"
     r"(?:answer|correct|right|true|it)\b",
     re.IGNORECASE,
@@ -259,11 +261,15 @@ _LIST_MARK = re.compile(
     r"\s*(?:[-*\u2022\u25cf\u25aa]|\d{1,2}[.)]|(?:option|candidate|possibility|guess|attempt)\s\d{1,2}[.:)])\s+",
     re.IGNORECASE,
 )
+_FACTORIAL = re.compile(r"(?:(?<![A-Za-z])[a-z]|\((?:[^()A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z]))+\))!")
+"""A factorial in plain text, in contrast to a sentence that ends with an exclamation mark."""
+_FORMULA_SIGNS = ("$$", "$", "\\(", "\\[")
+_REPEATING = re.compile(r"\.\d{0,9}?(\d{1,6})\1+\u2026$")  # 0.333...
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
 _ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 0x1F700)))
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
 _PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
-_PAIRS += [("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a")]
+_PAIRS += [("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a"), ("\u300c", "\u300d"), ("\u300e", "\u300f")]
 _OPENINGS = frozenset(opening[0] for opening, _ in _PAIRS)
 
 
@@ -519,27 +525,36 @@ def strip_markup(text: str) -> str:
         return text
     if "**" in text:
         text = _BOLD.sub(r"\1", text)
+    is_formula = False
     for _ in range(6):
         before = text
-        text = _balanced(_SPACES.sub("", text.strip()).rstrip(",;:!?\u3002").strip())
-        if text.endswith(".") and not text.endswith("..."):
-            text = text[:-1].rstrip()
-        text = text.rstrip(_ORNAMENTS)
+        text = _without_punctuation(text, is_formula=is_formula)
         if text.count("$") == 1:
             text = _OPEN.sub("", text)
         for sign in ("**", "*"):  # "**Answer: 42**"
             if text.count(sign) == 1 and (text.endswith(sign) or (text.startswith(sign) and not text.startswith("* "))):
                 text = text.removesuffix(sign).removeprefix(sign)
+        if text.startswith('"') and text.count('"') == 1:  # "Paris!", whose mark ended the sentence
+            text = text[1:]
         if text.startswith(("\\", "{")) and (wrapped := _WRAPPED.fullmatch(text)):
             text = str(wrapped[wrapped.lastindex or 0])
         for opening, closing in _PAIRS if text[:1] in _OPENINGS else ():
             inner = text[len(opening) : -len(closing)]
             if inner and text == opening + inner + closing and opening not in inner:
-                text = inner
+                text, is_formula = inner, opening in _FORMULA_SIGNS
                 break
         if text == before:
             break
     return text
+
+
+def _without_punctuation(text: str, *, is_formula: bool) -> str:
+    """The text without closing punctuation and ornaments. The sign of a factorial remains."""
+    is_factorial = is_formula or any(match.end() == len(text) for match in _FACTORIAL.finditer(text))
+    text = _balanced(_SPACES.sub("", text.strip()).rstrip(",;:?\u3002" if is_factorial else ",;:!?\u3002").strip())
+    if text.endswith(".") and not text.endswith("..."):
+        text = text[:-1].rstrip()
+    return text if _REPEATING.search(text) else text.rstrip(_ORNAMENTS)
 
 
 def bare_value(text: str) -> str:

@@ -49,11 +49,12 @@ _OPTIONS = re.compile(r"[A-Ea-e](?:,?[A-Ea-e])*")
 _STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
 _COMPUTED = re.compile(r"\\(?:sum|int|prod|lim|det|[bp]?mod|gcd)(?![A-Za-z])|!")
 """Operations that a number in an answer does not have."""
+_BLANK = re.compile(r"[\s~$]|\\[,;:!% ]")
 _OPERATOR = re.compile(
-    r"[\w)\]}!'%](?:[\s~$]|\\[,;:!% ])*(?:\\(?:text|math[a-z]+)\{\s*)?"
+    r"[\w)\]}!'%](?:\\(?:text|math[a-z]+)\{)?"
     r"(?:[-+*/\u00b7\u00d7\u00f7\u2044\u2212\u2217\u22c5]|\\(?:times|cdot|div|ast)(?![A-Za-z]))"
 )
-"""An operator between two operands."""
+"""An operator between two operands, in a text without `_BLANK`."""
 _IRRATIONAL = re.compile(
     r"(?:\^|\*\*)\s*[{(]?\s*-?\s*(?:\d*\.\d|\d+\s*/|\\[dt]?frac)|[\u03c0\u221a]|(?<![A-Za-z])e(?![A-Za-z])"
     r"|(?<![A-Za-z])(?:sqrt|pi|exp|ln|log|(?:arc)?(?:sin|cos|tan)h?)(?![A-Za-z])"
@@ -185,7 +186,7 @@ def _is_calculation(text: str, *, is_exact: bool = False) -> bool:
     if read_quantity(text) or assigned(text)[1] or _SCIENTIFIC.fullmatch(text):
         return False
     is_irrational = not is_exact and _IRRATIONAL.search(text)
-    return bool(_COMPUTED.search(text) or (_OPERATOR.search(text) and not is_irrational))
+    return bool(_COMPUTED.search(text) or (_OPERATOR.search(_BLANK.sub("", text)) and not is_irrational))
 
 
 def _number(text: str, end: float) -> Quantity | None:

@@ -105,7 +105,8 @@ _NO_UNITS = frozenset(
         r"\w+",
         "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh sqrt exp ln lg log abs alpha beta gamma delta "
         "epsilon theta lambda mu nu rho sigma tau phi omega pi frac binom infinity half halves third thirds quarter "
-        "quarters tenths hundredths squared cubed factorial over times plus minus less more mod modulo and or "
+        "quarters tenths hundredths squared cubed factorial over times plus minus less more least most mod modulo and "
+        "or if unless when otherwise "
         # "thousand" and "million" in other languages
         "mil mille tausend tusen duizend ribu bin millones milhões millionen millions miljoner miljoen juta milyon "
         "тысяч тысячи тысяча миллион миллиона миллионов हजार हज़ार लाख करोड़ ألف آلاف مليون هزار میلیون χιλιάδες "
@@ -120,10 +121,12 @@ _NO_WORD = re.compile(
     rf"{ALTERNATIVE}|{NEGATION}|{BOUND}|以|未|左右|不|和|与|と|多|余|超|이상|이하|미만|정도", re.IGNORECASE
 )
 _HOURS = re.compile(r"^(\d+)\s?h\s?([0-5]?\d)\s?m?$")  # 8h30m
+_PERCENT_WORDS = {"%", "percent", "per cent", "pct", "percentage", "prozent", "procent", "pour cent", "por ciento"}
+_PERCENT_WORDS |= {"por cento", "per cento", "процент", "процента", "процентов", "パーセント", "퍼센트"}
 _HYPHEN = re.compile(
     r"^-(?=(?:inch|foot|yard|mile|meter|pound|gram|second|minute|hour|day|week|month|year|dollar|degree)\b)"
 )
-_PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h"}
+_PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h", "celsius": "°C", "fahrenheit": "°F"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+")
 _TIMES = re.compile(
     r"\s*\*\s*|\s+(?!squared|cubed|\^)(?<!square\s)(?<!cubic\s)(?<!sq\s)(?<!sq\.\s)(?<!cu\s)(?<!cu\.\s)"
@@ -139,10 +142,10 @@ _GROUPED = re.compile(
     r"([-+]?\d{1,3}(?:([,' _\u00a0\u202f\u2009]|\{,\}|\\[,!]|,\\!)\d{3})(?:\2\d{3})*)(?:([.,])(\d+))?"
 )
 _DOTTED = re.compile(r"([-+]?\d{1,3}(?:(?:\.\d{3}){2,}|(?:\.\d{3})+(?=,)))(?:,(\d+))?")
-_LITERAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+_LITERAL = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?")
 _COMMA = re.compile(r"[-+]?(?:\d{2,}|0),\d+|[-+]?\d,\d{2,}")
 _COMMA_BEFORE_UNIT = re.compile(
-    r"^([-+]?\d+),(\d{1,2}|\d{4,})(?=\s?(?:%|[€£]|(?:[ckm]?m|[km]?g|[hls]|percent|euros?)\b))|^([-+]?[€£]\s?\d+),(\d\d)$"
+    r"^([-+]?\d+),(\d{1,2}|\d{4,})(?=\s?(?:%|[€£]|(?:[ckm]?m|[km]?g|[hls]|percent|euros?)\b)|\s*(?:\*|x|\\times|\\cdot)\s*10\s*\^)|^([-+]?[€£]\s?\d+),(\d\d)$"
 )
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 _LETTER_SCALES = {"K": "thousand", "M": "million", "B": "billion"}
@@ -152,6 +155,7 @@ _WRAPPED = re.compile(
 )
 _DEGREES = re.compile(r"(?<=\d)\^\s*\{?\s*o\s*\}?(?![A-Za-z])|\^\s*\{?\s*\\circ\s*\}?|\\degree\b")
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
+_SIGNS |= str.maketrans({"\u00ba": "°", "\u02da": "°"})  # taken for the degree sign
 _SIGNS |= str.maketrans(
     {"\u2019": "'", "\u2044": "/", "\u2215": "/", "\u2236": ":", "\u00b5": "\u03bc", "\u2103": "°C", "\u2109": "°F"}
 )
@@ -213,6 +217,7 @@ def cleaned(text: str) -> str:
     text = re.sub(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))", ".", text)  # 6{,}02 in Europe
     text = re.sub(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,|\\!)(?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", re.sub(r"(?<!\\)\\[ ,;:!]|~", " ", text).replace(r"\%", "%"))
+    text = re.sub(r"(?<=\d)\*\*(?=\(?[-+]?\d)", "^", text)
     text = _LOWERED.sub(lambda m: f"_{{{_plain(m[0])}}}", text)
     text = _RAISED.sub(lambda m: f"^{{{_plain(m[0])}}}", text)
     return _VULGAR.sub(lambda m: f" {_plain(m[0])}", text).strip()
@@ -364,10 +369,10 @@ def read_unit(text: str, *, spaced: bool) -> Unit | None:
     if re.fullmatch(MEASURE, last.lower()) and (words or spaced):
         unit = read_unit(words, spaced=spaced) if words else Unit(())
         return replace(unit, remark=last.lower()) if unit else None
+    if text.lower() in _PERCENT_WORDS:
+        return PERCENT
     if re.fullmatch(COUNTER, text) or _is_foreign_unit(text, spaced):
         return Unit(((text, 1),))
-    if text.lower() in {"%", "percent", "per cent", "pct", "percentage"}:
-        return PERCENT
     text = _PHRASES.get(text.lower(), text)
     temperature = _TEMPERATURE.fullmatch(text)
     if temperature and temperature[1] not in "Kk":
