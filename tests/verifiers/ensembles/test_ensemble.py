@@ -112,6 +112,8 @@ def coins():
     [
         (coins(), {}, True),
         (coins(), {"anchors": ["coin0"]}, False),
+        ([*coins()[1:], Rule(lambda t: 0.0, name="strict")], {"anchors": ["strict"]}, True),
+        ([*coins()[1:], Rule(lambda t: 1.0 if t.info["votes"][0] else None, name="rule")], {"anchors": ["rule"]}, False),
         (coins(), {"label": lambda t: t.info["truth"] if t.seed % 8 == 0 else None}, False),
         (coins(), {"combine": "mean"}, False),
         (judges(), {}, False),
@@ -126,6 +128,17 @@ def test_undetermined_direction_warns_once_in_training(verifiers, options, warns
     assert len(warnings) == warns
     assert all("ensemble: on 128 rows none of 5 verifiers" in text for text in warnings)
     assert all("anchors=, or label=" in text for text in warnings)
+
+
+def test_report_does_not_rest_on_an_anchor_that_never_varies():
+    strict = Rule(lambda t: 0.0, name="strict")
+    ensemble = Ensemble([*judges(), strict], anchors=["strict"])
+    ensemble.score(ROWS)
+    text = "and the anchor strict scores all of them the same: the direction rests on 6 verifiers"
+    assert any(text in note for note in ensemble.report().notes)
+    informed = Ensemble([*judges(), strict], anchors=["strict", "judge5"])
+    informed.score(ROWS)
+    assert "which responses count as correct follows the anchor judge5" in informed.report().notes
 
 
 def test_mistakes_in_priors_and_labels_name_their_source():

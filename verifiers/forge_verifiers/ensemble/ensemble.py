@@ -287,12 +287,13 @@ class Ensemble(Composable):
         evidence = None if fitted is None else self._evidence()
         clusters = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.clusters
         names = [v.name for v in self.verifiers]
-        num_labels, anchors = self._num_labels, [names[k] for k in self._anchors]
+        num_labels, deciding = self._num_labels, self._varying_anchors
+        anchors, constant = ([names[k] for k in self._anchors if (k in deciding) == varies] for varies in (True, False))
         estimates = self._panel.report(fitted, self.families, evidence)
         reference = has_reference(num_labels, anchors)
         rows = with_reasons(estimates, evidence, clusters, has_reference=reference)
         notes = [] if fitted is None else fitted.notes(names, has_reference=reference)
-        notes += direction(rows, evidence, num_labels=num_labels, anchors=anchors)
+        notes += direction(rows, evidence, num_labels=num_labels, anchors=anchors, constant_anchors=constant)
         return EnsembleReport(
             name=self.name,
             combiner=self._combiner.name,
@@ -385,16 +386,16 @@ class Ensemble(Composable):
     def _warn_of_direction(self) -> None:
         """Warn once if many rows do not determine which responses are correct."""
         rows = len(self._window.groups)
-        if self._warned or rows < _MIN_ROWS_FOR_WARNING or has_reference(self._num_labels, self._anchors):
+        if self._warned or rows < _MIN_ROWS_FOR_WARNING or has_reference(self._num_labels, self._varying_anchors):
             return
         fitted = self._combiner.report()
         if np.isnan(fitted.tpr - fitted.fpr + fitted.tpr_error).all() or fitted.side.any():
             return
         self._warned = True
         _LOG.warning(
-            "%s: on %d rows none of %d verifiers is known to be better or worse than chance, and no anchors or labels "
-            "say which responses are correct. Its reward may rise without better answers, or prefer wrong ones. Give "
-            "anchors=, or label= with the right answers of a few dozen trajectories. report() has the details",
+            "%s: on %d rows none of %d verifiers is known to be better or worse than chance, and no labels or anchors "
+            "that vary say which responses are correct. Its reward may rise without better answers, or prefer wrong "
+            "ones. Give anchors=, or label= with the right answers of a few dozen trajectories. See report()",
             self.name,
             rows,
             len(self.verifiers),
@@ -413,8 +414,19 @@ class Ensemble(Composable):
             disagreement=disagreement(matrix.scores[rows], probability[rows].astype(np.float64)),
             spread=spread,
             means=mean_scores(matrix.scores[rows]),
-            witnesses=self._anchors or witnesses(fitted, self._window.scores),
+            witnesses=self._anchors + ([] if self._varying_anchors else witnesses(fitted, self._window.scores)),
         )
+
+    @property
+    def _varying_anchors(self) -> list[int]:
+        """The anchors that vary in the window. An anchor that rates all rows the same decides nothing."""
+        return [k for k in self._anchors if self._varies(k)]
+
+    def _varies(self, k: int) -> bool:
+        scores, queried = self._window.scores[:, k], self._window.queried[:, k]
+        values = len(np.unique(scores[~np.isnan(scores)]))
+        votes = self._combiner.fills_abstentions and bool((np.isnan(scores) & queried).any())
+        return values > 1 or (values == 1 and votes)
 
     @property
     def _num_labels(self) -> int:

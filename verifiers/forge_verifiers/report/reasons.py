@@ -81,12 +81,18 @@ def independent_votes(rows: Sequence[VerifierReport], evidence: Evidence | None,
 
 
 def direction(
-    rows: Sequence[VerifierReport], evidence: Evidence | None, *, num_labels: int, anchors: Sequence[str]
+    rows: Sequence[VerifierReport],
+    evidence: Evidence | None,
+    *,
+    num_labels: int,
+    anchors: Sequence[str],
+    constant_anchors: Sequence[str] = (),
 ) -> list[str]:
     """A sentence on what decides which responses count as correct, or empty if the combiner estimates no rates.
 
     Scores have two consistent interpretations, each the reverse of the other. Without labels or an anchor, the combiner
-    uses the one in which the majority of the verifiers is better than chance.
+    uses the one in which the majority of the verifiers is better than chance. `constant_anchors` give all rows one
+    score.
     """
     estimated = [
         k for k, row in enumerate(rows) if not math.isnan(row.tpr - row.fpr + row.difference_error) and row.weight > 0
@@ -104,12 +110,15 @@ def direction(
         return [text]
     if anchors:
         return [f"which responses count as correct follows the anchor {', '.join(anchors)}"]
+    missing = "no labels or anchors say which responses are correct"
+    if constant_anchors:
+        names = ", ".join(constant_anchors)
+        missing = f"no labels say which responses are correct, and the anchor {names} scores all of them the same"
     better, worse, unknown = ([k for k in estimated if rows[k].side == side] for side in (1, -1, 0))
     if not better and not worse:
-        missing = "no labels or anchors say which responses are correct, and the scores do not tell either"
-        return [f"{missing}: no verifier is known to be better or worse than chance"]
+        return [f"{missing}, and the scores do not tell either: no verifier is known to be better or worse than chance"]
     text = (
-        "no labels or anchors say which responses are correct: the direction rests on "
+        f"{missing}: the direction rests on "
         f"{_counted(rows, evidence, better)} better than chance against {_counted(rows, evidence, worse)} worse than "
         "chance"
     )
