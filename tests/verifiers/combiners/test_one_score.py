@@ -45,6 +45,20 @@ def test_more_votes_for_a_response_never_lower_its_value(name, ordinary, accurac
             assert value[-1] > value[0]
 
 
+@pytest.mark.parametrize("seed", [15, 100, 208, 216, 271])
+def test_rare_vote_for_a_response_does_not_lower_a_high_value(seed):
+    """The few votes of the rule make its evidence uncertain, which moves P(correct) towards 0.5."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.choice([32, 64, 128, 256]))
+    y = rng.random(n) < rng.choice([0.3, 0.5, 0.8])
+    graded = np.clip(0.5 + 0.5 * (y[:, None] - 0.5) + rng.normal(0, 0.2, (n, 4)), 0, 1)
+    rate = rng.choice([0.02, 0.05, 0.1])
+    vote = np.where(rng.random(n) < np.where(y, 1.2 * rate, rate), 1.0, np.nan)
+    model = combiners.get("default").fit(np.column_stack([graded, vote]), np.arange(n) // 8)
+    silent, accepted = (model.predict_proba(np.column_stack([graded, np.full(n, x)])) for x in (np.nan, 1.0))
+    assert (accepted >= silent).all()
+
+
 @pytest.mark.parametrize("name", combiners.names())
 def test_one_score_verifiers_separate_right_from_wrong(name: str) -> None:
     s, y = votes(0)

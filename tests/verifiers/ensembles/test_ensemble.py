@@ -113,7 +113,11 @@ def coins():
         (coins(), {}, True),
         (coins(), {"anchors": ["coin0"]}, False),
         ([*coins()[1:], Rule(lambda t: 0.0, name="strict")], {"anchors": ["strict"]}, True),
-        ([*coins()[1:], Rule(lambda t: 1.0 if t.info["votes"][0] else None, name="rule")], {"anchors": ["rule"]}, False),
+        (
+            [*coins()[1:], Rule(lambda t: 1.0 if t.info["votes"][0] else None, name="rule")],
+            {"anchors": ["rule"]},
+            False,
+        ),
         (coins(), {"label": lambda t: t.info["truth"] if t.seed % 8 == 0 else None}, False),
         (coins(), {"combine": "mean"}, False),
         (judges(), {}, False),

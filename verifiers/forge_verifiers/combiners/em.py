@@ -205,6 +205,9 @@ def expectation_maximization(data: Data, start: Floats) -> Fit:
         correlated = (correlation - np.eye(len(correlation))) @ shared
         posterior = np.where(labeled, q, _posterior_without(log_odds, correlated))
     variance = np.where(data.counts > 0, (1.0 / (both + 1.0)).sum(axis=0), 0.0)
+    if data.monotone.any():  # else a rare vote for a response lowers a high P(correct), because it is less certain
+        average = (normalize(data.counts) * variance).sum(axis=1, keepdims=True)
+        variance[data.monotone] = np.where(data.counts > 0, average, 0.0)[data.monotone]
     return Fit(q, rates, table, variance, smoothed, prompts, shared)
 
 
