@@ -325,6 +325,15 @@ def test_folder_of_another_version_says_what_it_lacks(folders, tmp_path, name, c
         read_run(other)
 
 
+def test_modules_in_a_measured_run_are_not_run(folders, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)  # as the current folder
+    routed = lambda text: text.replace("routing: prefix", "routing: measured_run.evil:Router")  # noqa: E731
+    run = copy_run(folders["sync"], tmp_path / "measured_run", config=routed)
+    (run / "evil.py").write_text("raise AssertionError('a module of a stranger was imported')")
+    with pytest.raises(RunFolderError, match="the module measured_run.evil lies in the folder of a run"):
+        read_run(run)
+
+
 def test_unknown_routing_is_refused():
     settings = settings_of(config())
     settings["trainer"]["engine"]["routing"] = "affinity"
