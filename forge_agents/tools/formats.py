@@ -66,7 +66,7 @@ def _find_calls(
         hint = did_you_mean(format, FORMATS)
         raise ValueError(f"format={format!r} is unknown; choose from auto, {', '.join(FORMATS)}.{hint}")
     functions = [(t.schema if isinstance(t, Tool) else t)["function"] for t in tools]
-    schemas = {function["name"]: argument_schemas(function["parameters"]) for function in functions}
+    schemas = {function["name"]: argument_schemas(function.get("parameters") or {}) for function in functions}
     return list(itertools.islice(_read(text, format, schemas), MAX_CALLS))
 
 

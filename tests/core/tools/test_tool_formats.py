@@ -267,6 +267,13 @@ def test_argument_without_a_schema_is_allowed(properties):
     assert read.arguments == {"x": 1} and not read.error
 
 
+@pytest.mark.parametrize("text", ['CALL now {"a": 1}', '<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'])
+@pytest.mark.parametrize("more", [{}, {"parameters": None}, {"description": "The time."}])
+def test_schema_without_parameters_is_that_of_a_tool(text, more):
+    schema = {"type": "function", "function": {"name": "now", **more}}  # as OpenAI's API allows
+    assert parse_tool_calls(text, tools=[schema]) == [call("now", a=1)]
+
+
 def test_tool_conversation_is_token_exact(tokenizer):
     renderer = Renderer(tokenizer)
     system, asked = describe_tools([calculator], "hermes"), render_tool_call(call("calculator", expression="2 + 3"))
