@@ -8,14 +8,13 @@ import json
 import re
 import types
 import typing
-from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from forge_agents.envs.env import plain
-from forge_agents.errors import did_you_mean
+from forge_agents.errors import USER_ERRORS, did_you_mean
 from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.tools.arguments import check_arguments
 from forge_agents.types import ToolCall
@@ -190,7 +189,7 @@ def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
     try:
         result = _call(selected, call.arguments)
         text = result if isinstance(result, str) else json.dumps(result, default=plain, ensure_ascii=False)
-    except (Exception, SystemExit, CancelledError) as cause:  # noqa: BLE001  # user code: the model gets the error
+    except USER_ERRORS as cause:  # the model gets the error
         return _error_result(call, _describe(cause))
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}... ({len(text) - MAX_RESULT_CHARS} characters cut)"
