@@ -56,6 +56,11 @@ TABLES = {
         5000 won ⇏ 5000 yen ¦ The bill is $18.50, of which $2 is tax. ⇒ 18.50 ¦ It costs 3 dollars and 50 cents. ⇒ 3.50
         It costs 3 dollars and 50 cents. ⇏ 3 ¦ Answer: CHF 20 ⇒ 20 CHF
     """,
+    "ranges of prices": r"""
+        -5 ⇏ $5-$10 ¦ $5-$10 ⇒ $5-$10 ¦ The price is $5 to $10. ⇒ $5-$10 ¦ $5–$10 ⇒ $5 - $10 ¦ 5-10 ⇒ $5-$10
+        \boxed{\$5-\$10} ⇒ $5-$10 ¦ $5-$12 ⇏ $5-$10 ¦ -4.5 ⇏ $5.50-$10 ¦ $5.50-$10 ⇒ $5.50 to $10.00 ¦ -5 ⇏ €5-€10
+        $5-$10 ⇏ -5 ¦ $5-$10 ⇏ 5
+    """,
     "fractions in words": r"""
         She ate three quarters of the pie. ⇒ 3/4 ¦ The probability is one third. ⇒ 1/3
         The probability is one in three. ⇒ 1/3 ¦ The answer is two and a half. ⇒ 2.5

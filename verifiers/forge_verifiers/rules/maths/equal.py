@@ -21,7 +21,7 @@ from forge_verifiers.core.functions import grade_each
 from forge_verifiers.core.verifier import Assessment, Scores
 from forge_verifiers.rules.answers import AnswerRule, fold, same_text, units_differ
 from forge_verifiers.rules.choices import choice_letter
-from forge_verifiers.rules.maths.fields import fields
+from forge_verifiers.rules.maths.fields import fields, same_fields
 from forge_verifiers.rules.maths.formula import assigned, is_words, latex, split_unit
 from forge_verifiers.rules.maths.quantity import (
     MAX_CHARS,
@@ -301,8 +301,9 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
     gold_fields, answer_fields = fields(gold), fields(answer)
-    if gold_fields and (answer_fields or gold_fields[0] != ":"):  # 3:30 may be a ratio
-        return gold_fields == answer_fields
+    is_price = answer_fields[:1] == ("price",)
+    if is_price or (gold_fields and (answer_fields or gold_fields[0] != ":")):  # 3:30 may be a ratio
+        return same_fields(answer_fields, gold_fields)
     for a, b in ((answer, gold), (gold, answer)):  # 3,14 is a number if compared with 3.14, and a list with "3, 14"
         if (digits := decimal_comma(a.strip())) and "." in (literal(b.strip()) or ""):
             number, other = read_quantity(digits), read_quantity(b.strip())

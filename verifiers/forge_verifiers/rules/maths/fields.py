@@ -17,11 +17,13 @@ _DATE = re.compile(rf"(?:\w+day,?\s+)?(?P<date>{DATE})")
 _CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?)?\s*(?:([ap])\.?m\b\.?|o'clock)", re.IGNORECASE)
 _BRACED = re.compile(r"(?:\\(?:text|mathrm)\s?)?\{\s*([^{}]{1,20}?)\s*\}")
 _FIELDS = re.compile(r"\d+(?:-\d+)+|\d+/\d+/\d+|\d{1,2}:[0-5]\d(?::[0-5]\d)?")
+_PRICES = re.compile(r"(?:\\?[$€£¥])?\s?(\d[\d,]*(?:\.\d+)?)\s?-\s?\\?[$€£¥]\s?(\d[\d,]*(?:\.\d+)?)")
+"""A range of prices such as ``$5-$10``, which is no difference of two amounts."""
 _SIGNS = str.maketrans({"\u2013": "-", "\u2212": "-", "\u2019": "'"})
 
 
 @lru_cache(maxsize=8192)
-def fields(text: str) -> tuple[str | int, ...]:
+def fields(text: str) -> tuple[str | float, ...]:
     """Kind and numbers of a date, a time of day, a score or a range, or an empty tuple for any other text.
 
     A date is ``("date", year, month, day)``, with year 0 if it has none. A time of day counts 24 hours.
@@ -34,8 +36,16 @@ def fields(text: str) -> tuple[str | int, ...]:
     if match := _CLOCK.fullmatch(text):
         hour = int(match[1]) % 12 + 12 * (match[4].lower() == "p") if match[4] else int(match[1])
         return ":", hour, *(int(part or 0) for part in match.groups()[1:3][: 1 + bool(match[3])])
+    if match := _PRICES.fullmatch(text):
+        return "price", *(float(number.replace(",", "")) for number in match.groups())
     if not _FIELDS.fullmatch(text):
         return ()
     sign = text.lstrip("0123456789")[0]
     numbers = [*map(int, text.split(sign))]
     return ("date" if sign == "-" and len(numbers) == 3 and numbers[0] > 999 else sign), *numbers
+
+
+def same_fields(answer: tuple[str | float, ...], gold: tuple[str | float, ...]) -> bool:
+    """True for equal results of `fields`. A range of prices equals the range of numbers."""
+    is_range = {"price", "-"} >= {*answer[:1], *gold[:1]}
+    return answer == gold or (is_range and bool(gold) and answer[1:] == gold[1:])
