@@ -476,7 +476,9 @@ TABLES = {
         n! ⇒ n! ¦ n! ⇏ n ¦ \boxed{n!} ⇒ n! ¦ \boxed{n!} ⇏ n ¦ $n!$ ⇒ n! ¦ $n!$ ⇏ n ¦ The answer is $n!$. ⇒ n!
         The answer is $n!$. ⇏ n ¦ The answer is n!. ⇒ n! ¦ There are $n!$ orders. ⇒ n! ¦ n \cdot (n-1)! ⇒ n!
         The answer is $(2n)!$. ⇒ (2n)! ¦ The answer is $(2n)!$. ⇏ 2n ¦ \frac{1}{2}n! ⇒ \frac{n!}{2}
-        \boxed{5!} ⇒ 120 ¦ \boxed{5!} ⇏ 5 ¦ The answer is 120! ⇒ 120 ¦ It is **120!** ⇒ 120 ¦ The answer is $n$! ⇒ n
+        \boxed{5!} ⇒ 120 ¦ \boxed{5!} ⇏ 5 ¦ $5!$ ⇒ 120 ¦ $5!$ ⇏ 5 ¦ The answer is $5!$. ⇒ 120
+        The answer is $5!$. ⇏ 5 ¦ The answer is $5! = 120$. ⇒ 120 ¦ The answer is $120$! ⇒ 120
+        The answer is 120! ⇒ 120 ¦ It is **120!** ⇒ 120 ¦ The answer is $n$! ⇒ n
     """,
     "signs and words of other languages": r"""
         90º ⇒ 90° ¦ 90˚ ⇒ 90° ¦ 80º ⇏ 90° ¦ 25 celsius ⇒ 25 °C ¦ 25 Fahrenheit ⇏ 25 °C ¦ 15 Prozent ⇒ 15%

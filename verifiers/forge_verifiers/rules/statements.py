@@ -263,6 +263,7 @@ _LIST_MARK = re.compile(
 )
 _FACTORIAL = re.compile(r"(?:(?<![A-Za-z])[a-z]|\((?:[^()A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z]))+\))!")
 """A factorial in plain text, in contrast to a sentence that ends with an exclamation mark."""
+_NUMBER_FACTORIAL = re.compile(r"\d!$")  # of 5! in a formula, the dollar signs remain, because "5!" is a sentence
 _FORMULA_SIGNS = ("$$", "$", "\\(", "\\[")
 _REPEATING = re.compile(r"\.\d{0,9}?(\d{1,6})\1+\u2026$")  # 0.333...
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
@@ -541,7 +542,8 @@ def strip_markup(text: str) -> str:
         for opening, closing in _PAIRS if text[:1] in _OPENINGS else ():
             inner = text[len(opening) : -len(closing)]
             if inner and text == opening + inner + closing and opening not in inner:
-                text, is_formula = inner, opening in _FORMULA_SIGNS
+                is_formula = opening in _FORMULA_SIGNS
+                text = text if is_formula and _NUMBER_FACTORIAL.search(inner) else inner
                 break
         if text == before:
             break
