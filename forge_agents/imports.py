@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from forge_agents.errors import UntrustedModuleError, did_you_mean
@@ -50,7 +50,11 @@ def import_user_module(name: str) -> ModuleType:
         ImportError: There is no such module, or its import fails.
     """
     if any(f"{name}:" in text for text in _file_texts):
-        _check_trusted(name.partition(".")[0])
+        _check_trusted(package := name.partition(".")[0])
+        if name.endswith(".__main__") and package not in _trusted:
+            raise UntrustedModuleError(
+                f"the settings file names {name}, a program. Add {MODULE_FLAG} {package} to allow this"
+            )
     sys.path += [folder for folder in _user_folders if folder not in sys.path]
     if not all(name.split(".")):  # a relative import, for which Python raises TypeError
         raise ModuleNotFoundError(f"No module named {name!r}")
@@ -114,6 +118,16 @@ def restrict_modules_of(files: Iterable[Any]) -> None:
             waiting += value
 
 
+def restrictions() -> tuple[list[str], list[str], list[Path]]:
+    """Return the restrictions of this process, for `take_restrictions` in a child process."""
+    return [text for text in _file_texts if ":" in text], _trusted, _run_folders
+
+
+def take_restrictions(of_parent: tuple[list[str], list[str], list[Path]]) -> None:
+    """Restrict the modules that this process imports as its parent does."""
+    _file_texts[:], _trusted[:], _run_folders[:] = of_parent
+
+
 def check_origin(value: Any, place: str, *, ours: bool = True) -> Any:
     """Return the object at "module:name", unless a settings file names one that its module has from elsewhere.
 
@@ -122,9 +136,8 @@ def check_origin(value: Any, place: str, *, ours: bool = True) -> Any:
     Raises:
         UntrustedModuleError: The object is a function or class of a module that a file may not name.
     """
-    if isinstance(value, BuiltinFunctionType | FunctionType | MethodType | type) and any(
-        place in text for text in _file_texts
-    ):
+    # functions of any kind, such as cached and compiled ones, and classes
+    if hasattr(value, "__qualname__") and any(place in text for text in _file_texts):
         package = str(getattr(value, "__module__", None) or "builtins").partition(".")[0]
         if package in _OURS and not ours:
             raise UntrustedModuleError(f"the settings file names {place}, which is no function of a player")

@@ -22,7 +22,7 @@ from forge_agents.display import visible
 from forge_agents.files import foreign_entry
 
 FLAG, HOST_FLAG, MODULE_FLAG = "--send_key", "--trust_host", imports.MODULE_FLAG
-_CODE_ARGS = ("program", "sandbox", "image", "container", "files", "reward", "command")
+_CODE_ARGS = ("program", "sandbox", "image", "container", "files", "reward", "command", "allow_weaker")
 """Arguments of environments that choose what runs on this machine, and with which rights."""
 _MAX_PATH = 4096
 """Characters of a path that Linux opens."""

@@ -271,7 +271,13 @@ def test_a_file_has_no_values_that_the_check_of_hosts_would_miss(engines, config
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("program", ["sh", "-c", "id"]), ("sandbox", None), ("image", "x"), ("command", ["sh", "-c", "id", "{port}"])],
+    [
+        ("program", ["sh", "-c", "id"]),
+        ("sandbox", None),
+        ("allow_weaker", True),
+        ("image", "x"),
+        ("command", ["sh", "-c", "id", "{port}"]),
+    ],
 )
 def test_a_file_does_not_choose_what_an_environment_runs(name, value, config, capsys):
     error = " ".join(refused(capsys, config(env_args={name: value})).split())
@@ -439,8 +445,25 @@ def test_a_file_names_code_of_the_user_and_flags_name_any(my_module, tmp_path):
     assert named_players(config.entrants())["x"].fn.__name__ == "dedent"
     trusted = read_bench(bench_of(tmp_path, players={"x": "textwrap:dedent"}), "--trust_module", "textwrap")
     assert named_players(trusted.entrants())["x"].fn.__name__ == "dedent"
-    with pytest.raises(UntrustedModuleError, match="which is no function of a player"):
-        named_players(read_bench(bench_of(tmp_path, players={"x": "forge_agents.imports:is_library"})).entrants())
+    for function in ("forge_agents.imports:is_library", "forge_agents.envs.registry:_is_installed"):
+        with pytest.raises(UntrustedModuleError, match="which is no function of a player"):
+            named_players(read_bench(bench_of(tmp_path, players={"x": function})).entrants())
+
+
+def test_a_file_names_no_functions_of_another_kind_and_no_programs(my_module, tmp_path):
+    text = (
+        "from numpy import load\nfrom shutil import disk_usage\nfrom functools import cache\nask = cache(disk_usage)\n"
+    )
+    (tmp_path / "of_mine_odd.py").write_text(text)
+    for place, package in (("of_mine_odd:load", "numpy"), ("of_mine_odd:ask", "shutil")):
+        with pytest.raises(UntrustedModuleError, match=f"names code of {package}, .* Add --trust_module {package} to"):
+            named_players(read_bench(bench_of(tmp_path, players={"x": place})).entrants())
+    (tmp_path / "of_mine_too").mkdir()
+    (tmp_path / "of_mine_too/__main__.py").write_text("raise AssertionError('a program began')")
+    for package in ("of_mine_too", "forge_agents"):
+        config = read_bench(bench_of(tmp_path, suite=f"{package}.__main__:forge/KuhnPoker-v0"))
+        with pytest.raises(UntrustedModuleError, match=f"a program. Add --trust_module {package} to allow this"):
+            fa.benchmark(config.entrants(), config.suite, out_dir=tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from forge_agents.envs.env import HOOKS, Observation
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.envs.workers.process import NOT_SHARED, STATE
 from forge_agents.errors import ActorDiedError, ForgeError, StallError
+from forge_agents.imports import restrictions
 from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.deaths import describe_exit
 from forge_agents.runtime.hosts import ENVS
@@ -220,7 +221,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
 
 def _packed(spec: EnvSpec) -> bytes:
-    """Pickle a spec for another process to import the environment by name."""
+    """Pickle a spec, and which modules may be imported, for another process to import the environment by name."""
     target = spec.entry_point
     if not isinstance(target, str):
         target = f"{getattr(target, '__module__', '__main__')}:{getattr(target, '__qualname__', '<lambda>')}"
@@ -230,7 +231,7 @@ def _packed(spec: EnvSpec) -> bytes:
             f"import {target}. Move the environment to a module and register 'package.module:Class'"
         )
     try:
-        return pickle.dumps(replace(spec, entry_point=target, oracle=None))  # oracles play in this process
+        return pickle.dumps((restrictions(), replace(spec, entry_point=target, oracle=None)))  # oracles play here
     except (pickle.PicklingError, AttributeError, TypeError) as cause:
         raise ForgeError(
             f"{spec.id} runs in worker processes, and one of its arguments cannot be sent there ({cause}). Pass only "

@@ -15,6 +15,7 @@ from forge_agents.envs.env import HOOKS, acts_together, can_fork, hook, sides_of
 from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.envs.wrappers import build
+from forge_agents.imports import take_restrictions
 
 STATE = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
 """PettingZoo's state of an episode, sent with every answer that changes it."""
@@ -99,7 +100,9 @@ class Environments:
 
 
 def _unpack(packed_spec: bytes) -> AnyEnv:
-    return turn_based(build(pickle.loads(packed_spec)))  # noqa: S301  # sent by our own controller
+    of_parent, spec = pickle.loads(packed_spec)  # noqa: S301  # sent by our own controller
+    take_restrictions(of_parent)  # an environment may import what its arguments name
+    return turn_based(build(spec))
 
 
 def describe_here() -> None:

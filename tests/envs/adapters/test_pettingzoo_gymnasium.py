@@ -9,6 +9,7 @@ from hostile_strings import HOSTILE_STRINGS
 from team_play import act, begin
 
 import forge_agents as fa
+from forge_agents import imports
 from forge_agents.envs.env import may_be_silent
 from forge_agents.errors import ArgumentError, UntrustedModuleError
 from forge_agents.imports import restrict_modules
@@ -198,6 +199,13 @@ def test_file_makes_gymnasium_import_no_other_module(tmp_path, monkeypatch):
         with pytest.raises(UntrustedModuleError, match="names code of this"):
             fa.make("gymnasium/FrozenLake-v1", game="this:X-v0")
         assert "this" not in sys.modules
+        with pytest.raises(UntrustedModuleError, match="names code of this"):
+            fa.make("gymnasium/FrozenLake-v1", game="this:X-v0", isolation="process").possible_agents
+        monkeypatch.setattr(imports, "_run_folders", [tmp_path])
+        for isolation in (None, "process"):
+            with pytest.raises(UntrustedModuleError, match="lakes_of_mine lies in the folder of a run"):
+                fa.make("gymnasium/FrozenLake-v1", game="lakes_of_mine:Lake-v0", isolation=isolation).possible_agents
+        monkeypatch.setattr(imports, "_run_folders", [])
         assert fa.make("gymnasium/FrozenLake-v1", game="lakes_of_mine:Lake-v0").unwrapped._env.spec.id == "Lake-v0"
     finally:
         restrict_modules([])
