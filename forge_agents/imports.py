@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +56,7 @@ def import_user_module(name: str) -> ModuleType:
             raise UntrustedModuleError(
                 f"the settings file names {name}, a program. Add {MODULE_FLAG} {package} to allow this"
             )
-    sys.path += [folder for folder in _user_folders if folder not in sys.path]
+    sys.path += [folder for folder in _searched_folders() if folder not in sys.path]
     if not all(name.split(".")):  # a relative import, for which Python raises TypeError
         raise ModuleNotFoundError(f"No module named {name!r}")
     if _run_folders and name.partition(".")[0] not in _trusted:
@@ -70,11 +71,32 @@ def exclude_run_folder(folder: Path) -> None:
     """
     if (resolved := folder.resolve()) not in _run_folders:
         _run_folders.append(resolved)
+    searched = _searched_folders()
+    sys.path[:] = [entry for entry in sys.path if entry not in _user_folders or entry in searched]
+
+
+def _searched_folders() -> list[str]:
+    """Return the users' folders on the import path, of a run's only those with a trusted module.
+
+    Libraries also try to import optional packages, which a file in these folders could stand for.
+    """
+    return [
+        folder
+        for folder in _user_folders
+        if not any(map(Path(folder).is_relative_to, _run_folders)) or any(_is_in(folder, name) for name in _trusted)
+    ]
+
+
+def _is_in(folder: str, name: str) -> bool:
+    return PathFinder.find_spec(name, [folder]) is not None
 
 
 def _check_folder(name: str) -> None:
     """Raise UntrustedModuleError if a module, or a package that contains it, lies in an excluded folder."""
     parts = name.split(".")
+    excluded = set(_user_folders).difference(_searched_folders())
+    if importlib.util.find_spec(parts[0]) is None and any(_is_in(folder, parts[0]) for folder in excluded):
+        raise _of_run(name)
     for number in range(1, len(parts) + 1):
         try:  # this imports the packages around the module, which were checked before
             spec = importlib.util.find_spec(".".join(parts[:number]))
@@ -84,10 +106,14 @@ def _check_folder(name: str) -> None:
             return
         for place in (*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())):
             if any(Path(place).resolve().is_relative_to(folder) for folder in _run_folders):
-                raise UntrustedModuleError(
-                    f"the module {name} lies in the folder of a run, whose code is not run. Move the module to the "
-                    f"current folder, or add {MODULE_FLAG} {parts[0]} to allow this"
-                )
+                raise _of_run(name)
+
+
+def _of_run(name: str) -> UntrustedModuleError:
+    return UntrustedModuleError(
+        f"the module {name} lies in the folder of a run, whose code is not run. Move the module to the current folder, "
+        f"or add {MODULE_FLAG} {name.partition('.')[0]} to allow this"
+    )
 
 
 def restrict_modules(files: Iterable[Any], trusted: Iterable[str] = ()) -> None:
@@ -185,7 +211,7 @@ def path_variables() -> dict[str, str]:
         elif folder.is_dir():
             folders.append(str(folder))
     first += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    last += [folder for folder in _user_folders if folder not in first]
+    last += [folder for folder in _searched_folders() if folder not in first]
     paths = {"PYTHONPATH": first, _LAST_FOLDERS: last}
     return {name: os.pathsep.join(dict.fromkeys(folders)) for name, folders in paths.items()}
 

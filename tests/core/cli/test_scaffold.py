@@ -11,6 +11,7 @@ import yaml
 from refusals import raises
 
 import forge_agents as fa
+from forge_agents import imports
 from forge_agents.cli import main as cli
 from forge_agents.cli import scaffold
 from forge_agents.cli.config import parse
@@ -99,6 +100,26 @@ def test_current_folder_makes_no_module_of_a_run_importable(tmp_path, monkeypatc
     raises(AssertionError, "of a stranger", read(str(config), "--trust_module", module.split(".")[0]).load_reward)
     if current != "run":
         assert read(str(config), "--reward", "of_user:f").load_reward() is len
+    restrict_modules([])
+
+
+def test_current_folder_of_a_run_stands_for_no_package_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(imports, "_user_folders", [])
+    monkeypatch.setattr(imports, "_run_folders", [])
+    monkeypatch.chdir(tmp_path)
+    add_user_folder(tmp_path)
+    imports.import_user_module("forge_envs.teams.relay")
+    (tmp_path / "not_installed.py").touch()
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "config.yaml").write_text("env: forge_envs.teams.relay:forge/Relay-v0\npolicies: {own: {model: m}}\n")
+    run = read("config.yaml")
+    fa.make(run.played)
+    assert importlib.util.find_spec("not_installed") is None
+    assert str(tmp_path) not in ":".join(imports.path_variables().values())
+    read("config.yaml", "--trust_module", "not_installed")
+    assert imports.import_user_module("not_installed")
+    assert str(tmp_path) in ":".join(imports.path_variables().values())
     restrict_modules([])
 
 

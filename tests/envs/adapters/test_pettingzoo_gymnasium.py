@@ -200,11 +200,11 @@ def test_file_makes_gymnasium_import_no_other_module(tmp_path, monkeypatch):
             fa.make("gymnasium/FrozenLake-v1", game="this:X-v0")
         assert "this" not in sys.modules
         with pytest.raises(UntrustedModuleError, match="names code of this"):
-            fa.make("gymnasium/FrozenLake-v1", game="this:X-v0", isolation="process").possible_agents
+            fa.make("gymnasium/FrozenLake-v1", game="this:X-v0", isolation="process")
         monkeypatch.setattr(imports, "_run_folders", [tmp_path])
         for isolation in (None, "process"):
             with pytest.raises(UntrustedModuleError, match="lakes_of_mine lies in the folder of a run"):
-                fa.make("gymnasium/FrozenLake-v1", game="lakes_of_mine:Lake-v0", isolation=isolation).possible_agents
+                fa.make("gymnasium/FrozenLake-v1", game="lakes_of_mine:Lake-v0", isolation=isolation)
         monkeypatch.setattr(imports, "_run_folders", [])
         assert fa.make("gymnasium/FrozenLake-v1", game="lakes_of_mine:Lake-v0").unwrapped._env.spec.id == "Lake-v0"
     finally:
