@@ -29,6 +29,8 @@ MODULE_FLAG = "--trust_module"
 _file_texts: list[str] = []
 """Texts of the settings files of this call, perhaps of a stranger."""
 _trusted: list[str] = []
+OF_RUNS = ("metrics.jsonl", "episodes.jsonl", "plan.yaml", "checkpoints", ".lock")
+"""Files and folders of a run."""
 _run_folders: list[Path] = []
 """Folders of runs whose settings were read, perhaps of strangers."""
 

@@ -123,6 +123,19 @@ def test_current_folder_of_a_run_stands_for_no_package_that_is_not_installed(tmp
     restrict_modules([])
 
 
+def test_commands_without_a_file_import_nothing_from_a_run_in_the_current_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(imports, "_user_folders", [])
+    monkeypatch.setattr(imports, "_run_folders", [])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("raise AssertionError('a module of a stranger was imported')")
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    assert cli.main(["bench", "--suite", "evil:x/Y-v0"]) == 1
+    assert "the module evil lies in the folder of a run" in capsys.readouterr().err
+    assert str(tmp_path) not in ":".join(imports.path_variables().values())
+
+
 def test_project_in_the_current_folder_may_have_checkpoints_of_another_program(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
