@@ -1,8 +1,8 @@
 # One command each: `make demo`, `make test`. The first call creates .venv; later calls start at once.
 SHELL := /bin/sh
 KIND ?= $(if $(filter 1,$(CUDA)),gpu,cpu)
-# Test files that run at the same time; most use one thread, and each end-to-end test some 3 GB.
-WORKERS ?= 2
+# Test files that run at the same time. End-to-end tests often wait for processes and take some 3 GB each.
+WORKERS ?= 3
 export KIND PYTHON TORCH_INDEX
 
 BIN := .venv/bin
@@ -17,7 +17,7 @@ help:  ## Say what there is
 	@echo
 	@echo "CUDA=1            install requirements/gpu.txt instead of cpu.txt"
 	@echo "FAST=1            leave out of \`make test\` what starts engines, learners or a browser: half the time"
-	@echo "WORKERS=2         test files that \`make test\` runs at the same time"
+	@echo "WORKERS=3         test files that \`make test\` runs at the same time"
 	@echo "PYTHON=...        the Python for .venv (default: the first of python3.11, 3.12, 3.13, python3 that fits)"
 	@echo "TORCH_INDEX=URL   one more wheel index, e.g. PyTorch's for CPU builds"
 
