@@ -29,8 +29,8 @@ MODULE_FLAG = "--trust_module"
 _file_texts: list[str] = []
 """Texts of the settings files of this call, perhaps of a stranger."""
 _trusted: list[str] = []
-OF_RUNS = ("metrics.jsonl", "episodes.jsonl", "plan.yaml", "checkpoints", ".lock")
-"""Files and folders of a run."""
+_OF_RUNS = ("metrics.jsonl", "episodes.jsonl", "plan.yaml", ".lock")
+"""Files of a run."""
 _run_folders: list[Path] = []
 """Folders of runs whose settings were read, perhaps of strangers."""
 
@@ -64,6 +64,12 @@ def import_user_module(name: str) -> ModuleType:
     if _run_folders and name.partition(".")[0] not in _trusted:
         _check_folder(name)
     return importlib.import_module(name)
+
+
+def holds_run(folder: Path, *, count_checkpoints: bool) -> bool:
+    """Return whether a folder has files of a run. Other programs write folders named ``checkpoints`` as well."""
+    names = (*_OF_RUNS, "checkpoints") if count_checkpoints else _OF_RUNS
+    return any((folder / name).exists() for name in names)
 
 
 def exclude_run_folder(folder: Path) -> None:

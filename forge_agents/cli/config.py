@@ -17,7 +17,7 @@ from forge_agents.cli.yaml_file import ValueLoader, YamlFile, as_text, plain
 from forge_agents.display import visible_error
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
-from forge_agents.imports import OF_RUNS, add_user_folder, exclude_run_folder, restrict_modules
+from forge_agents.imports import add_user_folder, exclude_run_folder, holds_run, restrict_modules
 from forge_agents.settings import field_hints
 
 T = TypeVar("T")
@@ -169,8 +169,7 @@ def _find_beside(file: Path, values: dict[str, Any]) -> None:
     """
     folder, current = file.parent.resolve(), Path.cwd()
     # a project in the current folder may have checkpoints of another program
-    of_runs = [name for name in OF_RUNS if folder != current or name != "checkpoints" or file.name == "config.yaml"]
-    if any((folder / name).exists() for name in of_runs):
+    if holds_run(folder, count_checkpoints=folder != current or file.name == "config.yaml"):
         exclude_run_folder(folder)
     elif folder != current:
         add_user_folder(folder)

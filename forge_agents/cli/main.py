@@ -15,7 +15,7 @@ from forge_agents.cli.completion import SHELLS, complete, completion_requested, 
 from forge_agents.cli.registry import COMMANDS, GROUPS, WITH_USER_MODULES
 from forge_agents.display import visible, visible_error
 from forge_agents.errors import ForgeError, did_you_mean, missing_stack
-from forge_agents.imports import OF_RUNS, add_user_folder, exclude_run_folder
+from forge_agents.imports import add_user_folder, exclude_run_folder, holds_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,8 +44,7 @@ def _main(argv: list[str]) -> int:
         return 2
     if argv[0] in WITH_USER_MODULES:
         add_user_folder(current := Path.cwd())
-        of_runs = [name for name in OF_RUNS if name != "checkpoints"]  # which another program may have written
-        if (current / "config.yaml").exists() and any((current / name).exists() for name in of_runs):
+        if (current / "config.yaml").exists() and holds_run(current, count_checkpoints=False):
             exclude_run_folder(current)  # the command may have no file of settings
     return _run(argv[0], argv[1:])
 

@@ -121,7 +121,7 @@ def as_json(value: Any) -> Any:
     Deeply nested values are returned as JSON text, and values that cannot be serialized as ``str(value)``.
     """
     try:
-        text = json.dumps(value, default=plain)
+        text = json.dumps(value, default=json_default)
         loaded = json.loads(text)
     except (TypeError, ValueError, RecursionError) as cause:  # unsupported keys, self-references
         try:
@@ -131,7 +131,7 @@ def as_json(value: Any) -> Any:
     return loaded if is_shallow(loaded) else text
 
 
-def plain(value: Any) -> Any:
+def json_default(value: Any) -> Any:
     """Convert a value that `json.dumps` does not know, as its `default`."""
     if isinstance(value, np.generic):
         return value.item()

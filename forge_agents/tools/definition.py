@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
-from forge_agents.envs.env import plain
+from forge_agents.envs.env import json_default
 from forge_agents.errors import USER_ERRORS, did_you_mean
 from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.tools.arguments import check_arguments
@@ -188,7 +188,7 @@ def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
         return _error_result(call, error)
     try:
         result = _call(selected, call.arguments)
-        text = result if isinstance(result, str) else json.dumps(result, default=plain, ensure_ascii=False)
+        text = result if isinstance(result, str) else json.dumps(result, default=json_default, ensure_ascii=False)
     except USER_ERRORS as cause:  # the model gets the error
         return _error_result(call, _describe(cause))
     if len(text) > MAX_RESULT_CHARS:

@@ -81,7 +81,7 @@ def test_answer_that_needs_more_tokens_than_characters_is_not_cut(context, limit
     )
     chat.start = chat.stop = AsyncMock()
     question = Question(
-        instructions="", text="x" * 10, choices=(), schema={}, max_tokens=340, most_tokens=1840,
+        instructions="", text="x" * 10, choices=(), schema={}, max_tokens=340, token_limit=1840,
         shorter=lambda times: "x" * (10 >> times),
     )  # fmt: skip
     talk = Conversation(chat, name="judge", start_timeout_s=5.0)

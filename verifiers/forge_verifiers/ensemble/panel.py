@@ -109,13 +109,13 @@ def content_key(trajectory: Trajectory) -> bytes:
     ]
     content = (t.env_id, t.seed, t.agent, t.instructions, t.initial_reward, dict(t.info), turns)
     try:
-        text = json.dumps(content, sort_keys=True, default=_plain)
+        text = json.dumps(content, sort_keys=True, default=_content_of)
     except TypeError:  # the info of a trajectory that no environment made may have keys of several types
-        text = _plain(content)
+        text = _content_of(content)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
 
-def _plain(value: Any) -> str:
+def _content_of(value: Any) -> str:
     """Content of an object that is not of JSON's types. The repr of a large array leaves most numbers out."""
     try:
         return pickle.dumps(value).hex()

@@ -65,7 +65,7 @@ class Question:
     """JSON schema of the answer."""
     max_tokens: int
     """Number of tokens that an answer usually takes at most. Without room for them a question is too long."""
-    most_tokens: int = 0
+    token_limit: int = 0
     """Number of tokens that any answer takes at most, if that is more."""
     shorter: Callable[[int], str] | None = None
     """Returns the text with parts of it cut to half their length, a given number of times."""
@@ -227,8 +227,8 @@ class EndpointChat:
             used = math.inf if reply.usage is None else reply.usage.completion_tokens
             if not _only_reasons(reply) and used > question.max_tokens:  # a single empty reply was no reasoning
                 self._reasoning_tokens = _REASONING_TOKENS
-        elif reply.text and reply.finish_reason == "length" and question.most_tokens > question.max_tokens:
-            limit += question.most_tokens - question.max_tokens
+        elif reply.text and reply.finish_reason == "length" and question.token_limit > question.max_tokens:
+            limit += question.token_limit - question.max_tokens
             reply = await self._ask(question, limit)
         if _only_reasons(reply):
             raise EndpointError(self._no_answer(limit))
@@ -381,7 +381,7 @@ class EngineChat:
                 f"a question of {len(prompt_ids)} tokens and {question.max_tokens} for the answer exceed the "
                 f"{engine.max_model_len} that {self._name} holds. Lower max_chars or raise the engine's max_model_len"
             )
-        limit = min(max(question.max_tokens, question.most_tokens), engine.max_model_len - len(prompt_ids))
+        limit = min(max(question.max_tokens, question.token_limit), engine.max_model_len - len(prompt_ids))
         completion = await engine.generate(
             prompt_ids,
             Sampling(temperature=0.0, max_tokens=limit),
@@ -390,7 +390,7 @@ class EngineChat:
             top_logprobs=_TOP if question.choices else 0,
             timeout_s=self._timeout_s,
         )
-        if completion.finish_reason == "length" and limit < question.most_tokens:
+        if completion.finish_reason == "length" and limit < question.token_limit:
             raise QuestionTooLongError(
                 f"a question of {len(prompt_ids)} tokens and its answer exceed the {engine.max_model_len} that "
                 f"{self._name} holds. Lower max_chars or max_reason_chars, or raise the engine's max_model_len"

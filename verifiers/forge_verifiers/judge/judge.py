@@ -372,7 +372,7 @@ class Judge(Composable):
                     choices=f.choices,
                     schema=f.schema,
                     max_tokens=f.max_tokens,
-                    most_tokens=f.most_tokens if isinstance(f, Reasoned) else 0,
+                    token_limit=f.token_limit if isinstance(f, Reasoned) else 0,
                 )
                 for text, (f, shorter) in unique.items()
             ]

@@ -284,7 +284,7 @@ class Reasoned:
         return self.max_reason_chars + 40
 
     @property
-    def most_tokens(self) -> int:
+    def token_limit(self) -> int:
         r"""Enough for any reason: a character may be escaped as ``\u1234``, with six tokens."""
         return 6 * self.max_reason_chars + 40
 

@@ -261,8 +261,8 @@ _LIST_MARK = re.compile(
     r"\s*(?:[-*\u2022\u25cf\u25aa]|\d{1,2}[.)]|(?:option|candidate|possibility|guess|attempt)\s\d{1,2}[.:)])\s+",
     re.IGNORECASE,
 )
-_FACTORIAL = re.compile(r"(?:(?<![A-Za-z])[a-z]|\((?:[^()A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z]))+\))!")
-"""A factorial in plain text, in contrast to a sentence that ends with an exclamation mark."""
+_FACTORIAL = re.compile(r"(?:(?<![A-Za-z])[a-z]|\((?:[^()A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z]))+\))!\Z")
+"""A factorial at the end of a plain text, in contrast to a sentence that ends with an exclamation mark."""
 _NUMBER_FACTORIAL = re.compile(r"\d!$")  # of 5! in a formula, the dollar signs remain, because "5!" is a sentence
 _FORMULA_SIGNS = ("$$", "$", "\\(", "\\[")
 _REPEATING = re.compile(r"\.\d{0,9}?(\d{1,6})\1+\u2026$")  # 0.333...
@@ -552,7 +552,7 @@ def strip_markup(text: str) -> str:
 
 def _without_punctuation(text: str, *, is_formula: bool) -> str:
     """The text without closing punctuation and ornaments. The sign of a factorial remains."""
-    is_factorial = is_formula or any(match.end() == len(text) for match in _FACTORIAL.finditer(text))
+    is_factorial = is_formula or (text.endswith("!") and _FACTORIAL.search(text))
     text = _balanced(_SPACES.sub("", text.strip()).rstrip(",;:?\u3002" if is_factorial else ",;:!?\u3002").strip())
     if text.endswith(".") and not text.endswith("..."):
         text = text[:-1].rstrip()
