@@ -54,7 +54,7 @@ def import_user_module(name: str) -> ModuleType:
     """
     if any(f"{name}:" in text for text in _file_texts):
         _check_trusted(package := name.partition(".")[0])
-        if name.endswith(".__main__") and package not in _trusted:
+        if "__main__" in name.split(".")[1:] and package not in _trusted:
             raise UntrustedModuleError(
                 f"the settings file names {name}, a program. Add {MODULE_FLAG} {package} to allow this"
             )
@@ -66,10 +66,9 @@ def import_user_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def holds_run(folder: Path, *, count_checkpoints: bool) -> bool:
+def holds_run(folder: Path) -> bool:
     """Return whether a folder has files of a run. Other programs write folders named ``checkpoints`` as well."""
-    names = (*_OF_RUNS, "checkpoints") if count_checkpoints else _OF_RUNS
-    return any((folder / name).exists() for name in names)
+    return any((folder / name).exists() for name in _OF_RUNS) or any((folder / "checkpoints").glob("step-*"))
 
 
 def exclude_run_folder(folder: Path) -> None:
@@ -102,25 +101,30 @@ def _is_in(folder: str, name: str) -> bool:
 def _check_folder(name: str) -> None:
     """Raise UntrustedModuleError if a module, or a package that contains it, lies in an excluded folder."""
     parts = name.split(".")
-    excluded = set(_user_folders).difference(_searched_folders())
-    if importlib.util.find_spec(parts[0]) is None and any(_is_in(folder, parts[0]) for folder in excluded):
-        raise _of_run(name)
     for number in range(1, len(parts) + 1):
         try:  # this imports the packages around the module, which were checked before
             spec = importlib.util.find_spec(".".join(parts[:number]))
-        except (ImportError, ValueError):
+        except ImportError:
             return  # the import itself explains it
+        except ValueError:  # a module of a script or notebook, which has no spec
+            continue
         if spec is None:
+            for excluded in set(_user_folders).difference(_searched_folders()):
+                if _is_in(excluded, parts[0]):
+                    raise _of_run(name, excluded)
             return
         for place in (*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())):
-            if any(Path(place).resolve().is_relative_to(folder) for folder in _run_folders):
-                raise _of_run(name)
+            path = Path(place).resolve()
+            if any(map(path.is_relative_to, _library_folders())):
+                continue  # of a virtual environment in the folder
+            for folder in filter(path.is_relative_to, _run_folders):
+                raise _of_run(name, folder)
 
 
-def _of_run(name: str) -> UntrustedModuleError:
+def _of_run(name: str, folder: str | Path) -> UntrustedModuleError:
     return UntrustedModuleError(
-        f"the module {name} lies in the folder of a run, whose code is not run. Move the module to the current folder, "
-        f"or add {MODULE_FLAG} {name.partition('.')[0]} to allow this"
+        f"the module {name} lies in the folder of a run, {folder}, whose code is not run. Move the module out of this "
+        f"folder, or add {MODULE_FLAG} {name.partition('.')[0]} to allow this"
     )
 
 

@@ -168,8 +168,7 @@ def _find_beside(file: Path, values: dict[str, Any]) -> None:
     Modules in the folder of a run are refused, because the run may be a stranger's.
     """
     folder, current = file.parent.resolve(), Path.cwd()
-    # a project in the current folder may have checkpoints of another program
-    if holds_run(folder, count_checkpoints=folder != current or file.name == "config.yaml"):
+    if holds_run(folder):
         exclude_run_folder(folder)
     elif folder != current:
         add_user_folder(folder)

@@ -44,7 +44,7 @@ def _main(argv: list[str]) -> int:
         return 2
     if argv[0] in WITH_USER_MODULES:
         add_user_folder(current := Path.cwd())
-        if (current / "config.yaml").exists() and holds_run(current, count_checkpoints=False):
+        if (current / "config.yaml").exists() and holds_run(current):
             exclude_run_folder(current)  # the command may have no file of settings
     return _run(argv[0], argv[1:])
 

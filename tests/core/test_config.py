@@ -460,8 +460,9 @@ def test_a_file_names_no_functions_of_another_kind_and_no_programs(my_module, tm
             named_players(read_bench(bench_of(tmp_path, players={"x": place})).entrants())
     (tmp_path / "of_mine_too").mkdir()
     (tmp_path / "of_mine_too/__main__.py").write_text("raise AssertionError('a program began')")
-    for package in ("of_mine_too", "forge_agents"):
-        config = read_bench(bench_of(tmp_path, suite=f"{package}.__main__:forge/KuhnPoker-v0"))
+    for module in ("of_mine_too.__main__", "of_mine_too.__main__.x", "forge_agents.__main__"):
+        package = module.partition(".")[0]
+        config = read_bench(bench_of(tmp_path, suite=f"{module}:forge/KuhnPoker-v0"))
         with pytest.raises(UntrustedModuleError, match=f"a program. Add --trust_module {package} to allow this"):
             fa.benchmark(config.entrants(), config.suite, out_dir=tmp_path / "out")
 

@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -134,3 +135,18 @@ def test_children_load_no_shared_libraries_of_the_current_folder(before: str | N
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     first, last = ended.stdout.split()
     assert first == after and all(folder.startswith("/") for folder in last.split(":"))
+
+
+def test_folder_of_a_run_may_hold_the_virtual_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "_run_folders", [Path(sys.prefix).parent, Path(sys.base_prefix)])
+    assert imports.import_user_module("gymnasium.spaces").__name__ == "gymnasium.spaces"
+
+
+def test_modules_of_scripts_and_notebooks_are_found_after_a_run_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "_run_folders", [tmp_path])
+    monkeypatch.setitem(sys.modules, "of_a_cell", ModuleType("of_a_cell"))
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    for name in ("of_a_cell", "__main__"):
+        assert imports.import_user_module(name) is sys.modules[name]

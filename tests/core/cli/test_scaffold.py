@@ -136,16 +136,20 @@ def test_commands_without_a_file_import_nothing_from_a_run_in_the_current_folder
     assert str(tmp_path) not in ":".join(imports.path_variables().values())
 
 
-def test_project_in_the_current_folder_may_have_checkpoints_of_another_program(tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["train.yaml", "config.yaml", "file/config.yaml"])
+def test_project_may_have_checkpoints_of_another_program(file, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(imports, "_run_folders", [])
     monkeypatch.chdir(tmp_path)
     add_user_folder(tmp_path)
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "reward_of_project.py").write_text("def f(trajectories): pass")
-    (tmp_path / "train.yaml").write_text(
-        "env: forge/Relay-v0\nreward: reward_of_project:f\npolicies: {own: {model: m}}\n"
-    )
-    assert read("train.yaml").load_reward().__name__ == "f"
+    folder = (tmp_path / file).parent
+    (folder / "checkpoints/epoch-1").mkdir(parents=True)
+    name = f"reward_{len(file)}_of_project"
+    (folder / f"{name}.py").write_text("def f(trajectories): pass")
+    (tmp_path / file).write_text(f"env: forge/Relay-v0\nreward: {name}:f\npolicies: {{own: {{model: m}}}}\n")
+    assert read(file).load_reward().__name__ == "f"
+    (folder / "checkpoints/step-000001").mkdir()
+    raises(ValueError, f"the module {name} lies in the folder of a run, {folder}, whose", read(file).load_reward)
 
 
 def test_tasks_next_to_a_run_file_are_found(tmp_path, monkeypatch):
