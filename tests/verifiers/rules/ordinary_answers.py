@@ -59,7 +59,8 @@ TABLES = {
     "ranges of prices": r"""
         -5 ⇏ $5-$10 ¦ $5-$10 ⇒ $5-$10 ¦ The price is $5 to $10. ⇒ $5-$10 ¦ $5–$10 ⇒ $5 - $10 ¦ 5-10 ⇒ $5-$10
         \boxed{\$5-\$10} ⇒ $5-$10 ¦ $5-$12 ⇏ $5-$10 ¦ -4.5 ⇏ $5.50-$10 ¦ $5.50-$10 ⇒ $5.50 to $10.00 ¦ -5 ⇏ €5-€10
-        $5-$10 ⇏ -5 ¦ $5-$10 ⇏ 5
+        $5-$10 ⇏ -5 ¦ $5-$10 ⇏ 5 ¦ €5-€10 ⇏ $5-$10 ¦ $5-€10 ⇏ $5-$10 ¦ $5 to $10 ⇏ €5-€10 ¦ 5-10 dollars ⇒ $5-$10
+        5-10 euros ⇏ $5-$10 ¦ 5 - 10 euros ⇒ €5-€10 ¦ 5€-10€ ⇒ €5-€10 ¦ 1-5-10 ⇏ $5-$10 ¦ $\$5-\$10$ ⇒ $5-$10
     """,
     "fractions in words": r"""
         She ate three quarters of the pie. ⇒ 3/4 ¦ The probability is one third. ⇒ 1/3
@@ -478,13 +479,15 @@ TABLES = {
         The answer is $(2n)!$. ⇒ (2n)! ¦ The answer is $(2n)!$. ⇏ 2n ¦ \frac{1}{2}n! ⇒ \frac{n!}{2}
         \boxed{5!} ⇒ 120 ¦ \boxed{5!} ⇏ 5 ¦ $5!$ ⇒ 120 ¦ $5!$ ⇏ 5 ¦ The answer is $5!$. ⇒ 120
         The answer is $5!$. ⇏ 5 ¦ The answer is $5! = 120$. ⇒ 120 ¦ The answer is $120$! ⇒ 120
-        The answer is 120! ⇒ 120 ¦ It is **120!** ⇒ 120 ¦ The answer is $n$! ⇒ n
+        The answer is 120! ⇒ 120 ¦ It is **120!** ⇒ 120 ¦ The answer is $n$! ⇒ n ¦ (3, 4)! ⇒ (3, 4)
+        The point is x = (2, 3)! ⇒ (2, 3) ¦ It's (5)! ⇒ 5 ¦ \(42\)! ⇒ 42 ¦ x ∈ (0, 5)! ⇒ (0, 5) ¦ e! ⇒ e ¦ i! ⇒ i
     """,
     "signs and words of other languages": r"""
         90º ⇒ 90° ¦ 90˚ ⇒ 90° ¦ 80º ⇏ 90° ¦ 25 celsius ⇒ 25 °C ¦ 25 Fahrenheit ⇏ 25 °C ¦ 15 Prozent ⇒ 15%
         15 por ciento ⇒ 0.15 ¦ 15 процентов ⇒ 15% ¦ 15パーセント ⇒ 15% ¦ 16 Prozent ⇏ 15% ¦ 1,5·10⁻⁷ ⇒ 1.5e-7
         3,5 \times 10^{-4} ⇒ 0.00035 ¦ 3,5·10⁻⁷ ⇏ 35e-7 ¦ 10**6 ⇒ 1000000 ¦ 1.5*10**-7 ⇒ 1.5e-7 ¦ 10**6 ⇏ 60
-        0.333… ⇒ 1/3 ¦ It is 0.333…. ⇒ 1/3 ¦ 0.333… ⇏ 0.333 ¦ 42… ⇒ 42
+        0.333… ⇒ 1/3 ¦ It is 0.333…. ⇒ 1/3 ¦ 0.333… ⇏ 0.333 ¦ 42… ⇒ 42 ¦ 0.1666… ⇒ 1/6 ¦ 0.142857142857… ⇒ 1/7
+        1.4422… ⇒ 1.4422 ¦ 2.718281828… ⇒ 2.718281828
     """,
     "denials and bounds after a value": r"""
         42 (incorrect) ⇏ 42 ¦ 42 [wrong] ⇏ 42 ¦ It is 41 (wrong). ⇏ 41 ¦ 42 at least ⇏ 42 ¦ 42 at most ⇏ 42

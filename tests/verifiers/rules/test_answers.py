@@ -86,6 +86,12 @@ def test_words_on_a_line_of_their_own_and_in_quotation_marks_are_read(text, gold
     assert Exact().score([said(text, gold), said(text, "Rome")]).tolist() == [1, 0]
 
 
+def test_difference_of_two_prices_is_no_range():
+    assert MathEqual().score([said("The change is $20 - $15.", gold) for gold in ("5", "$5", "$15-$20")]).tolist() == [
+        1, 1, 0,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("topic", TABLES)
 def test_ordinary_answers_are_accepted_and_near_ones_refused(topic):
     rows = read_table(TABLES[topic])

@@ -261,11 +261,16 @@ _LIST_MARK = re.compile(
     r"\s*(?:[-*\u2022\u25cf\u25aa]|\d{1,2}[.)]|(?:option|candidate|possibility|guess|attempt)\s\d{1,2}[.:)])\s+",
     re.IGNORECASE,
 )
-_FACTORIAL = re.compile(r"(?:(?<![A-Za-z])[a-z]|\((?:[^()A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z]))+\))!\Z")
-"""A factorial at the end of a plain text, in contrast to a sentence that ends with an exclamation mark."""
+_FACTORIAL = re.compile(
+    r"(?:(?<![A-Za-z])[kmnr]|\((?=[^()]*[a-z])(?:[^()\\,;A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z])){2,}\))!\Z"
+)
+"""A factorial of an integer's usual name, or of a term with one, at the end of a plain text. Other exclamation marks
+end a sentence."""
 _NUMBER_FACTORIAL = re.compile(r"\d!$")  # of 5! in a formula, the dollar signs remain, because "5!" is a sentence
 _FORMULA_SIGNS = ("$$", "$", "\\(", "\\[")
-_REPEATING = re.compile(r"\.\d{0,9}?(\d{1,6})\1+\u2026$")  # 0.333...
+_REPEATING = re.compile(  # 0.333..., in contrast to 1.4422... and 2.718281828...
+    r"\.(?:(\d{1,6})\1+|\d{1,9}?(?:(\d)\2\2+|(\d{2,3})\3+))\u2026$"
+)
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
 _ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 0x1F700)))
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]

@@ -17,7 +17,9 @@ _DATE = re.compile(rf"(?:\w+day,?\s+)?(?P<date>{DATE})")
 _CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?)?\s*(?:([ap])\.?m\b\.?|o'clock)", re.IGNORECASE)
 _BRACED = re.compile(r"(?:\\(?:text|mathrm)\s?)?\{\s*([^{}]{1,20}?)\s*\}")
 _FIELDS = re.compile(r"\d+(?:-\d+)+|\d+/\d+/\d+|\d{1,2}:[0-5]\d(?::[0-5]\d)?")
-_PRICES = re.compile(r"(?:\\?[$€£¥])?\s?(\d[\d,]*(?:\.\d+)?)\s?-\s?\\?[$€£¥]\s?(\d[\d,]*(?:\.\d+)?)")
+_CURRENCIES = {"dollar": "$", "euro": "\u20ac", "pound": "\u00a3"}
+_PRICE = r"(?:\\?([$\u20ac\u00a3\u00a5]))?\s?(\d[\d,]*(?:\.\d+)?)\s?([\u20ac\u00a3\u00a5])?"
+_PRICES = re.compile(rf"{_PRICE}\s?-\s?{_PRICE}(?:({'|'.join(_CURRENCIES)})s?)?")
 """A range of prices such as ``$5-$10``, which is no difference of two amounts."""
 _SIGNS = str.maketrans({"\u2013": "-", "\u2212": "-", "\u2019": "'"})
 
@@ -28,7 +30,8 @@ def fields(text: str) -> tuple[str | float, ...]:
 
     A date is ``("date", year, month, day)``, with year 0 if it has none. A time of day counts 24 hours.
     """
-    text = _BRACED.sub(r"\1", normalized(text)).strip("$ ").translate(_SIGNS).replace(" to ", "-")
+    whole = _BRACED.sub(r"\1", normalized(text)).strip().translate(_SIGNS).replace(" to ", "-")
+    text = whole.strip("$ ")
     if match := _DATE.fullmatch(text):
         day, *year = map(int, sorted(re.findall(r"\d+", match["date"]), key=len))
         month = next(_MONTHS[word] for word in re.findall("[a-z]+", match["date"].lower()) if word in _MONTHS)
@@ -36,8 +39,11 @@ def fields(text: str) -> tuple[str | float, ...]:
     if match := _CLOCK.fullmatch(text):
         hour = int(match[1]) % 12 + 12 * (match[4].lower() == "p") if match[4] else int(match[1])
         return ":", hour, *(int(part or 0) for part in match.groups()[1:3][: 1 + bool(match[3])])
-    if match := _PRICES.fullmatch(text):
-        return "price", *(float(number.replace(",", "")) for number in match.groups())
+    if match := _PRICES.fullmatch(text if whole.endswith("$") else whole):
+        low, high = (float(match[number].replace(",", "")) for number in (2, 5))
+        signs = set(filter(None, (*match.group(1, 3, 4, 6), _CURRENCIES.get(match[7]))))
+        if len(signs) == 1 and low < high:
+            return "price", *map(str, signs), low, high
     if not _FIELDS.fullmatch(text):
         return ()
     sign = text.lstrip("0123456789")[0]
@@ -47,5 +53,6 @@ def fields(text: str) -> tuple[str | float, ...]:
 
 def same_fields(answer: tuple[str | float, ...], gold: tuple[str | float, ...]) -> bool:
     """True for equal results of `fields`. A range of prices equals the range of numbers."""
-    is_range = {"price", "-"} >= {*answer[:1], *gold[:1]}
-    return answer == gold or (is_range and bool(gold) and answer[1:] == gold[1:])
+    kinds = {answer[:-2], gold[:-2]}
+    is_range = ("-",) in kinds and any(kind[:1] == ("price",) for kind in kinds)
+    return answer == gold or (is_range and answer[-2:] == gold[-2:])
