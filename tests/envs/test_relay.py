@@ -137,7 +137,9 @@ def test_wording_is_the_users():
     assert (*env_texts, env.observe("answerer")) == ("A", "B", "1+1=", "<hi>")
 
 
-@pytest.mark.parametrize("question", ["{a:1000000000}", "{a.__class__} {b}", "{a!r}", "{0}", "{c}", "{a:{b}}"])
+@pytest.mark.parametrize(
+    "question", ["{a:1000000000}", "{a.__class__} {b}", "{a!r}", "{0}", "{c}", "{a:{b}}", "{a", "{a} }"]
+)
 def test_questions_have_no_other_fields(question):
     with pytest.raises(ValueError, match=r"may contain \{a\}, \{op\} and \{b\}"):
         Relay(question=question)

@@ -127,12 +127,12 @@ def _make(game: str, options: dict[str, Any]) -> Any:
     import gymnasium
 
     module, _, env_id = str(game).rpartition(":")
-    if module:  # not by `gymnasium.make`, because a settings file may name only some modules
-        import_user_module(module)
     try:
+        if module:  # not by `gymnasium.make`, because a settings file may name only some modules
+            import_user_module(module)
         bare = gymnasium.make(env_id, **options)
-    except gymnasium.error.Error as cause:
-        raise ArgumentError(f"Gymnasium cannot make {env_id!r}: {cause}") from cause
+    except (gymnasium.error.Error, ModuleNotFoundError) as cause:
+        raise ArgumentError(f"Gymnasium cannot make {game!r}: {cause}") from cause
     if "render_mode" in options or "ansi" not in bare.metadata.get("render_modes", ()):
         return bare
     bare.close()

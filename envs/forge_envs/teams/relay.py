@@ -69,9 +69,13 @@ class Relay(ToolEnv):
         check_ranges(call_reward=(call_reward, 0, None), partial_credit=(partial_credit, 0, 1))
         if not operators or set(operators) - set(OPERATORS):
             raise ValueError(f"operators={operators!r} must be one or more of {''.join(OPERATORS)}")
-        for _, name, width, conversion in Formatter().parse(question):  # `{a:1000000000}` has a billion characters
-            if name is not None and (name not in ("a", "op", "b") or width or conversion):
-                raise ValueError(f"question={question!r} may contain {{a}}, {{op}} and {{b}}, and {{{{ for a brace")
+        try:
+            fields = {(name, width, conversion) for _, name, width, conversion in Formatter().parse(question)}
+        except ValueError:  # a single brace
+            fields = {("{", "", None)}
+        if not fields <= {*((name, "", None) for name in ("a", "op", "b")), (None, None, None)}:
+            # `{a:1000000000}` has a billion characters
+            raise ValueError(f"question={question!r} may contain {{a}}, {{op}} and {{b}}, and {{{{ for a brace")
         self._max_number, self._operators, self._partial = max_number, operators, partial_credit
         self._tool, self._call_reward = tool, call_reward
         self.max_reward = 1.0 + call_reward * tool

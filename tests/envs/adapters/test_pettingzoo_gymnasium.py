@@ -215,3 +215,5 @@ def test_file_makes_gymnasium_import_no_other_module(tmp_path, monkeypatch):
 def test_unknown_environment_of_gymnasium_is_an_error_of_its_name():
     with pytest.raises(ArgumentError, match="Gymnasium cannot make 'Nowhere-v1': Environment `Nowhere` doesn't exist"):
         fa.make("gymnasium/Nowhere-v1")
+    with pytest.raises(ArgumentError, match="Gymnasium cannot make 'no_such_module:X-v0': No module named"):
+        fa.make("gymnasium/FrozenLake-v1", game="no_such_module:X-v0")

@@ -14,7 +14,7 @@ from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import Endpoint
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Judge, Pairs, PerTurn, Reasoned, Ruler, Scale
+from forge_verifiers import ForAgent, Gate, Judge, Pairs, PerTurn, Reasoned, Ruler, Scale
 
 
 def said(*actions, seed=0, task="2 + 2?"):
@@ -327,8 +327,10 @@ def test_turn_that_confuses_the_judge_costs_its_trajectory_the_score(serve_chat)
         np.testing.assert_array_equal(result.scores, [np.nan, 0.5, 1.0, np.nan])
         np.testing.assert_array_equal(np.concatenate(result.turns), [1, np.nan, 1, 0, 1, 1, np.nan])
         assert not result.failed
-        per_turn = PerTurn(Judge(judge, "Is it right?")).assess(trajectories)
-        np.testing.assert_array_equal(per_turn.scores, [np.nan, 0.5, 1.0, np.nan])
+        last = Judge(judge, "Is it right?")
+        for verifier in (last, Gate(Rule(lambda t: 1.0, name="passes"), last), ForAgent("a", last)):
+            per_turn = PerTurn(verifier).assess(trajectories)
+            np.testing.assert_array_equal(per_turn.scores, [np.nan, 0.5, 1.0, np.nan])
         chosen = Judge(judge, "Is it right?", view=lambda t: None if t.turns[-1].action == "5" else "4")
         np.testing.assert_array_equal(PerTurn(chosen).score(trajectories), [1.0, 1.0, 1.0, 1.0])
 
