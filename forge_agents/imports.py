@@ -87,10 +87,11 @@ def _searched_folders() -> list[str]:
 
     Libraries also try to import optional packages, which a file in these folders could stand for.
     """
+    trusted = [name for name in _trusted if not _is_installed(name)]
     return [
         folder
         for folder in _user_folders
-        if not any(map(Path(folder).is_relative_to, _run_folders)) or any(_is_in(folder, name) for name in _trusted)
+        if not any(map(Path(folder).is_relative_to, _run_folders)) or any(_is_in(folder, name) for name in trusted)
     ]
 
 

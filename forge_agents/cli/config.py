@@ -168,10 +168,10 @@ def _find_beside(file: Path, values: dict[str, Any]) -> None:
     Modules in the folder of a run are refused, because the run may be a stranger's.
     """
     folder, current = file.parent.resolve(), Path.cwd()
+    if folder != current:
+        add_user_folder(folder)
     if holds_run(folder):
         exclude_run_folder(folder)
-    elif folder != current:
-        add_user_folder(folder)
     if folder == current:
         return
 

@@ -81,7 +81,13 @@ def test_modules_in_the_folder_of_a_run_are_not_run(tmp_path, monkeypatch, name)
     (run / "evil_reward.py").write_text("raise AssertionError('a module of a stranger was imported')")
     (run / "config.yaml").write_text("env: forge/Relay-v0\nreward: evil_reward:f\npolicies: {own: {model: m}}\n")
     (run / name).touch()
-    raises(ValueError, "No module named 'evil_reward'", read("run/config.yaml").load_reward)
+    refused = "the module evil_reward lies in the folder of a run, .*/run, whose code is not run. Move"
+    raises(ValueError, refused, read("run/config.yaml").load_reward)
+    (run / "gymnasium.py").touch()  # makes a flag for the installed package trust no file of the run
+    raises(ValueError, refused, read("run/config.yaml", "--trust_module", "gymnasium").load_reward)
+    assert str(run) not in sys.path
+    raises(AssertionError, "of a stranger", read("run/config.yaml", "--trust_module", "evil_reward").load_reward)
+    restrict_modules([])
 
 
 @pytest.mark.parametrize(("current", "module"), [("run", "evil"), (".", "run.evil"), ("..", "project.run.evil")])
