@@ -134,7 +134,7 @@ class _Agent:
             return Decision(action="", finish_reason="context")
         except (FailureError, ActorDiedError, BudgetError, MismatchError, MissingExtraError, StallError):
             raise
-        except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
+        except (Exception, SystemExit) as cause:  # players are user code: any failure concerns only the episode
             raise FailureError("policy", cause, self.name) from cause
 
     def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
@@ -334,8 +334,9 @@ async def run_env_code(
     Raises:
         FailureError: The code failed.
     """
-    off_loop = getattr(env, "off_loop", None)
+    off_loop = None
     try:
+        off_loop = getattr(env, "off_loop", None)
         return call(*args, **kwargs) if off_loop is None else await off_loop(where, call, *args, **kwargs)
     except FailureError:
         raise

@@ -149,6 +149,26 @@ def test_environment_that_ends_or_cancels_something_fails_its_episode(method, ki
     assert (error.kind, error.message) == (kind.__name__, "of a library")
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_player_that_ends_the_program_fails_its_episode(is_async):
+    async def end(observation):
+        raise SystemExit("of a library")
+
+    player = fa.Scripted(end if is_async else lambda observation: end(observation).send(None))
+    error = run(Count(), player).error
+    assert (error.where, error.kind, error.message) == ("policy", "SystemExit", "of a library")
+
+
+def test_environment_that_fails_for_an_unknown_attribute_fails_its_episode():
+    class Failing(Count):
+        def __getattr__(self, name):
+            if name == "off_loop":
+                raise KeyError(name)
+            raise AttributeError(name)
+
+    assert run(Failing(), says("1")).error.kind == "KeyError"
+
+
 def fails_with(error):
     def fail(sampling, seed):
         raise error
