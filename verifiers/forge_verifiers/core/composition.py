@@ -50,7 +50,7 @@ class Gate(Nested):
         self.check, self.then, self.threshold = check, then, threshold
         check_unit_range(check, "the check of a Gate")
         super().__init__(name or f"{check.name} -> {then.name}", {"check": check, "then": then}, relatives=[then])
-        self.grades_each_text = getattr(then, "grades_each_text", False)
+        self.grades_each_text = getattr(then, "grades_each_text", False)  # checks rarely abstain from single turns
         low, high = range_of(then)
         self.score_range = (min(low, 0.0), max(high, 0.0))
 
