@@ -1,5 +1,7 @@
 """Similarity of embeddings, against transformers itself."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -93,3 +95,16 @@ def test_empty_answer_scores_zero_and_changes_no_other_score(tiny_bert, floor):
     assert scores.tolist() == [*others.tolist(), 0.0, 0.0]
     np.testing.assert_array_equal(group.score([said("yes"), said("")]), [np.nan, 0.0])
     assert np.isnan(group.score([said(""), said("")])).all()
+
+
+@pytest.mark.parametrize("against", ["reference", "group"])
+def test_embedding_that_is_no_number_is_a_failure_and_changes_no_other_score(tiny_bert, monkeypatch, against):
+    verifier = EmbeddingSimilarity(tiny_bert(), against=against)
+    rows = [said("yes", "yes"), said("yes!", "yes"), said("overflow", "yes")]
+    expected = verifier.score(rows[:2])
+    original = verifier._vectors
+    overflow = {"overflow": np.full(32, math.nan)}
+    monkeypatch.setattr(verifier, "_vectors", lambda texts: original(texts) | overflow)
+    result = verifier.assess(rows)
+    np.testing.assert_allclose(result.scores, [*expected, math.nan], atol=1e-6)
+    assert list(result.failed) == [2] and "NaN or infinity" in result.failed[2]

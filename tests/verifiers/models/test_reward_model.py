@@ -1,11 +1,13 @@
 """A classifier as a verifier, against transformers itself."""
 
 import json
+import math
 import shutil
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import ModelNotFoundError
@@ -177,6 +179,69 @@ def test_middle_of_a_very_long_text_is_not_tokenized(tiny_bert, monkeypatch):
     monkeypatch.setattr(model.own_model, "load", noted)
     np.testing.assert_allclose(model.score([long]), expected, atol=1e-6)
     assert model.usage.truncated == 2 and max(sizes) < 2_000
+
+
+BERT_LIKE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+SMALL = {
+    "BartConfig": {
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64,
+        "decoder_start_token_id": 2,
+    },
+    "MPNetConfig": BERT_LIKE,
+    "RobertaConfig": BERT_LIKE,
+    "T5Config": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
+    "XLNetConfig": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_no_text_changes_or_costs_the_score_of_another(kind, tiny_classifier):
+    """XLNet reads padding, BART and T5 refuse texts that lost a separator, the others have fewer positions."""
+    folder = tiny_classifier(getattr(transformers, kind), **SMALL[kind])
+    mixed = [said(("q", "a" * n)) for n in (1, 5, 5, 20, 400)]
+    alone = [RewardModel(folder, max_tokens=100).score([t])[0] for t in mixed]
+    model = RewardModel(folder, max_tokens=100)
+    np.testing.assert_allclose(model.score(mixed), alone, atol=1e-5)
+    assert np.ptp(alone) > 1e-4 and model.usage.truncated == 1
+
+
+def test_padding_token_outside_of_the_vocabulary_is_replaced(tiny_classifier):
+    folder = tiny_classifier(transformers.LlamaConfig, **BERT_LIKE, num_key_value_heads=1)
+    rows = [said(("q", "a" * n)) for n in (1, 9)]
+    expected = RewardModel(folder).score(rows)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": -1}))
+    np.testing.assert_allclose(RewardModel(folder).score(rows), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
+def test_independent_labels_do_not_lower_each_other(problem_type, tiny_bert, tmp_path):
+    folder = shutil.copytree(tiny_bert(labels=2), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "problem_type": problem_type}))
+    scores = RewardModel(folder, positive=0).score(PLAYED)
+    np.testing.assert_allclose(scores, logits_of(folder, PAIRS)[:, 0].sigmoid().numpy(), atol=1e-5)
+    with pytest.raises(ValueError, match="Name the good one with positive="):
+        RewardModel(folder).score(PLAYED)
+
+
+def test_logit_that_is_no_number_is_a_failure_and_no_score(tiny_bert, monkeypatch):
+    model = RewardModel(tiny_bert(labels=1))
+    expected = model.score(PLAYED)
+    for bad in (math.nan, math.inf):
+        monkeypatch.setattr(model, "_logits", lambda rows, bad=bad: torch.tensor([bad, *expected[1 : len(rows)]]))
+        result = model.assess(PLAYED)
+        assert np.isnan(result.scores).tolist() == [True, False, False, False]
+        assert list(result.failed) == [0] and "NaN or infinity" in result.failed[0]
+        with pytest.raises(ValueError, match="for all 1 texts"):
+            model.assess(PLAYED[:1])
 
 
 def test_texts_of_like_length_share_batches(tiny_bert):

@@ -21,7 +21,7 @@ from forge_agents.models.sizes import check_count, check_described
 from forge_agents.rollout.tokenizing import tokenize
 from forge_agents.runtime.machine import has_fast_bfloat16
 from forge_agents.types import Trajectory
-from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
+from forge_verifiers.core.verifier import Assessment, Composable, Cost, Scores, group_ids, logged_scores
 from forge_verifiers.rules.answers import gold_answers, last_action
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class TextModel:
         self._auto_class, self._max_tokens, self._threads = auto_class, max_tokens, threads
         self._loaded: tuple[Any, Any] | None = None
         self._pad_id: int | None = None
+        self._num_positions = math.inf
         self._lock = threading.Lock()
         self.usage = TextModelUsage()
 
@@ -107,7 +108,8 @@ class TextModel:
         encoded, truncated = self._encode(tokenizer, model, unique, special_tokens)
         results: dict[Text, torch.Tensor] = {}
         with self._lock, _threads(self._threads), torch.no_grad():
-            for batch in _batches([len(ids["input_ids"]) for ids in encoded], self.batch_tokens):
+            ids = [row["input_ids"] for row in encoded]
+            for batch in _batches(list(map(len, ids)), self.batch_tokens, _batch_keys(model.config, ids)):
                 padded = self._padded(model, [encoded[k] for k in batch])
                 inputs = {name: torch.tensor(column, device=self.device) for name, column in padded.items()}
                 rows = read(model(**inputs), inputs["attention_mask"]).float().cpu()
@@ -141,7 +143,10 @@ class TextModel:
                 f"{self.model} lacks {', '.join(missing[:3])}, which transformers would fill with random numbers. It "
                 f"is no trained {'encoder' if is_encoder else 'SequenceClassification'}"
             )
-        self._pad_id = model.config.get_text_config().pad_token_id
+        settings = model.config.get_text_config()
+        is_token = settings.pad_token_id is not None and 0 <= settings.pad_token_id < settings.vocab_size
+        self._pad_id = settings.pad_token_id if is_token else None  # -1 in the files of some models
+        self._num_positions = _num_positions(model)
         return tokenizer, model.eval().to(self.device)
 
     def _padded(self, model: Any, encoded: Sequence[Mapping[str, list[int]]]) -> dict[str, list[list[int]]]:
@@ -163,9 +168,10 @@ class TextModel:
         self, tokenizer: Any, model: Any, texts: Sequence[Text], special_tokens: bool
     ) -> tuple[list[dict[str, list[int]]], int]:
         """Token ids and masks of each text, and the number of shortened texts."""
-        limit = min(self._max_tokens, tokenizer.model_max_length)
-        if tokenizer.model_max_length > _NO_LIMIT:
-            limit = min(limit, getattr(model.config, "max_position_embeddings", limit))
+        limit = int(min(self._max_tokens, tokenizer.model_max_length, self._num_positions))
+        declared = getattr(model.config, "max_position_embeddings", None)
+        if tokenizer.model_max_length > _NO_LIMIT and declared and declared > 0:  # -1 in XLNet's: no limit
+            limit = min(limit, declared)
 
         def encode(text: Text) -> dict[str, list[int]]:
             parts: tuple[str, ...] = (text,) if isinstance(text, str) else text
@@ -195,13 +201,43 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of texts by batch, longest first, so that a padded batch has at most `batch_tokens` tokens."""
-    order = sorted(range(len(lengths)), key=lambda k: -lengths[k])
+def _num_positions(model: Any) -> float:
+    """Number of tokens for which the model has learned positions, or infinity if it uses others.
+
+    RoBERTa and MPNet number positions from the one after their padding token's, so their tables hold fewer tokens.
+    """
+    import torch
+
+    tables = [
+        part
+        for name, part in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding)
+    ]
+    sizes = (part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1) for part in tables)
+    return min(sizes, default=math.inf)
+
+
+def _batch_keys(config: Any, rows: Sequence[Sequence[int]]) -> list[int]:
+    """A number for each row of token ids. Only rows with equal numbers may share a batch.
+
+    XLNet reads its score at the last position, padding included. BART and T5 read it at the last end-of-text token and
+    refuse rows with different numbers of these. A text that lost its middle may have lost some.
+    """
+    if getattr(config, "summary_type", None) == "last":
+        return [len(row) for row in rows]
+    if getattr(config, "is_encoder_decoder", False):
+        return [row.count(config.eos_token_id) for row in rows]
+    return [0] * len(rows)
+
+
+def _batches(lengths: Sequence[int], batch_tokens: int, keys: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of texts by batch, longest first. A batch has one key and, padded, at most `batch_tokens` tokens."""
+    order = sorted(range(len(lengths)), key=lambda k: (keys[k], -lengths[k]))
     while order:
         size = max(1, batch_tokens // max(1, lengths[order[0]]))
-        yield order[:size]
-        order = order[size:]
+        batch = [k for k in order[:size] if keys[k] == keys[order[0]]]
+        yield batch
+        order = order[len(batch) :]
 
 
 class _TextVerifier(Composable):
@@ -220,21 +256,37 @@ class _TextVerifier(Composable):
         """Counters since the verifier was created."""
         return self._model.usage
 
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """The scores of `assess`, float32 [n]. Failures are logged."""
+        return logged_scores(self, trajectories)
+
+    def _failures(self, is_failed: Sequence[bool], num_texts: int) -> dict[int, str]:
+        """Failures of the rows for which the model gave NaN or infinity. Raises ValueError if it did for all texts."""
+        failed = dict.fromkeys(np.flatnonzero(is_failed).tolist(), f"{self._model.model} gave NaN or infinity")
+        if failed and len(failed) == num_texts:
+            raise ValueError(
+                f"{self._model.model} gave NaN or infinity for all {num_texts} texts. Its activations may exceed the "
+                "range of its float16 weights: convert them to float32 or bfloat16"
+            )
+        return failed
+
 
 class RewardModel(_TextVerifier):
     """A Hugging Face sequence classifier that scores conversations, such as a reward model.
 
-    A model with one label gives a logit, a model with several labels the log-odds of `positive` against all others. The
-    score is sigmoid(scale * (logit - offset)): with scale 1 and offset 0, the softmax probability of `positive`. Reward
-    models are trained on differences (Bradley-Terry), so their logits have no fixed zero. Choose `offset` and `scale`
-    so that scores do not saturate. The default combiner uses quantiles and needs no more.
+    A model with one label gives a logit, a model with several labels the log-odds of `positive` against all others, or
+    its logit if the model's ``problem_type`` says that labels are independent (multi-label or regression). The score is
+    sigmoid(scale * (logit - offset)): with scale 1 and offset 0, the probability of `positive`. Reward models are
+    trained on differences (Bradley-Terry), so their logits have no fixed zero. Choose `offset` and `scale` so that
+    scores do not saturate. The default combiner uses quantiles and needs no more.
 
     With a chat template, the model reads a conversation, otherwise the task and the answer as a pair of texts. Control
     tokens and tags of reasoning in the texts are broken up.
 
     Args:
         model: A local folder, a built-in name or a hub id. Safetensors only. Code from the hub is never run.
-        positive: Label that means "good". Required with three labels or more. 1 by default for two.
+        positive: Label that means "good". Required with three labels or more, and with two independent ones. 1 by
+            default for two.
         scale: Positive steepness.
         offset: The logit that scores 0.5.
         view: ``"trajectory"``, the whole conversation, or ``"answer"``, its last turn.
@@ -277,26 +329,28 @@ class RewardModel(_TextVerifier):
         limits: _Limits = {"max_tokens": max_tokens, "batch_tokens": batch_tokens, "threads": threads, "device": device}
         self._model = TextModel("AutoModelForSequenceClassification", model, name=name, **limits)
 
-    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Scores, float32 [n], or NaN for a trajectory without turns."""
-        scores = np.full(len(trajectories), math.nan, np.float32)
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """Scores, or NaN for a trajectory without turns. A logit of NaN or infinity is a failure."""
+        scores, failed = np.full(len(trajectories), math.nan, np.float32), np.zeros(len(trajectories), bool)
         rows = [row for row, trajectory in enumerate(trajectories) if trajectory.turns]
         if rows:
-            scores[rows] = self._scores([trajectories[row] for row in rows])
-        return scores
+            logits_N = self._logits([trajectories[row] for row in rows])
+            values = (self._scale * (logits_N - self._offset)).sigmoid().numpy().astype(np.float32)
+            failed[rows] = ~np.isfinite(logits_N.numpy())
+            scores[rows] = np.where(failed[rows], np.float32(math.nan), values)
+        return Assessment(scores=scores, failed=self._failures(failed.tolist(), len(rows)))
 
-    def _scores(self, trajectories: Sequence[Trajectory]) -> Scores:
+    def _logits(self, trajectories: Sequence[Trajectory]) -> torch.Tensor:
         tokenizer, model = self._model.load()
-        positive = self._label(int(model.config.num_labels))
+        independent = model.config.problem_type in {"multi_label_classification", "regression"}
+        positive = self._label(int(model.config.num_labels), independent=independent)
         texts = [self._text(trajectory, tokenizer) for trajectory in trajectories]
         templated = bool(getattr(tokenizer, "chat_template", None))
         logits_NC = self._model.rows(texts, lambda output, mask: output.logits, special_tokens=not templated)
-        logits_N = _log_odds(logits_NC, positive)
-        scores: Scores = (self._scale * (logits_N - self._offset)).sigmoid().numpy().astype(np.float32)
-        return scores
+        return logits_NC[:, positive] if independent else _log_odds(logits_NC, positive)
 
-    def _label(self, labels: int) -> int:
-        if labels > 2 and self._positive is None:
+    def _label(self, labels: int, *, independent: bool) -> int:
+        if labels > (1 if independent else 2) and self._positive is None:
             raise ValueError(f"{self.name!r} has {labels} labels. Name the good one with positive=")
         positive = labels - 1 if self._positive is None else self._positive
         if not 0 <= positive < labels:
@@ -379,20 +433,26 @@ class EmbeddingSimilarity(_TextVerifier):
         limits: _Limits = {"max_tokens": max_tokens, "batch_tokens": batch_tokens, "threads": threads, "device": device}
         self._model = TextModel("AutoModel", model, name=name, **limits)
 
-    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Similarities, float32 [n], or NaN without turns, a reference, or another answer in the group.
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """Similarities, or NaN without turns, a reference, or another answer in the group.
 
-        An empty answer scores 0: a policy could otherwise avoid low scores by empty answers.
+        An empty answer scores 0: a policy could otherwise avoid low scores by empty answers. An embedding with NaN or
+        infinity is a failure and is compared with no other.
         """
         answers = [self._extract(trajectory) for trajectory in trajectories]
-        if self._against == "reference":
-            references = [gold_answers(trajectory, self._answer_key) or () for trajectory in trajectories]
-            vectors = self._vectors([*answers, *(text for texts in references for text in texts)])
-            cosines = [_nearest(vectors, answer, texts) for answer, texts in zip(answers, references, strict=True)]
+        is_reference = self._against == "reference"
+        references = [gold_answers(t, self._answer_key) or () if is_reference else () for t in trajectories]
+        vectors = self._vectors([*answers, *(text for texts in references for text in texts)])
+        finite = {text: vector for text, vector in vectors.items() if np.isfinite(vector).all()}
+        failed = [answer in vectors and answer not in finite for answer in answers]
+        failures = self._failures(failed, len(answers))
+        answers = [None if is_failed else answer for answer, is_failed in zip(answers, failed, strict=True)]
+        if is_reference:
+            cosines = [_nearest(finite, answer, texts) for answer, texts in zip(answers, references, strict=True)]
         else:
-            cosines = _to_group(self._vectors(answers), answers, group_ids(trajectories).tolist())
+            cosines = _to_group(finite, answers, group_ids(trajectories).tolist())
         scores = (np.array(cosines, np.float64) - self._floor) / (1 - self._floor)
-        return np.clip(scores, 0.0, 1.0).astype(np.float32)
+        return Assessment(scores=np.clip(scores, 0.0, 1.0).astype(np.float32), failed=failures)
 
     def _vectors(self, texts: Sequence[str | None]) -> dict[str, np.ndarray]:
         """Unit vectors, float64, by text."""
