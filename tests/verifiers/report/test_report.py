@@ -447,6 +447,9 @@ def test_correlations_are_those_of_common_rows():
     both = ~np.isnan(scores[:, [0, 2]]).any(axis=1)
     assert result[0, 1] == pytest.approx(-1) and result[0, 0] == pytest.approx(1)
     assert result[0, 2] == pytest.approx(np.corrcoef(scores[both, 0], scores[both, 2])[0, 1], abs=1e-5)
+    scores[:, 2] = 0.5 + 1e-5 * scores[:, 0]  # a reward model near saturation
+    small = Evidence(**{f: getattr(some, f) for f in some.__slots__} | {"scores": scores}).correlation()
+    assert small[0, 2] == pytest.approx(1, abs=1e-3)
     assert np.isnan(result[3]).all()
 
 

@@ -139,7 +139,7 @@ class Evidence:
             mean = (x.T @ mask) / n  # mean of the first verifier over the rows of the second
             covariance = (x.T @ x) / n - mean * mean.T
             variance = ((x * x).T @ mask) / n - mean**2
-            spread = np.sqrt(np.where(variance > 1e-9, variance, np.nan))
+            spread = np.sqrt(np.where(variance > 1e-13, variance, np.nan))
             return np.asarray(np.clip(covariance / (spread * spread.T), -1.0, 1.0))
 
     def calibration(self) -> Calibration:
