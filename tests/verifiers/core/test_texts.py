@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import forge_agents as fa
 import forge_verifiers as fv
@@ -24,8 +25,18 @@ def test_texts_are_scored_with_their_columns_and_without_reasoning():
     assert reward.__name__ == "numeric" and fv.TextReward(fv.Numeric(), name="maths").__name__ == "maths"
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array])
-def test_columns_may_be_sequences_or_arrays(kind):
+class Column:
+    """A column of a data frame: like an array, no sequence."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def tolist(self):
+        return self.values
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, Column])
+def test_columns_may_be_sequences_arrays_or_tensors(kind):
     reward = fv.TextReward(fv.Numeric())
     assert reward(["6 * 7?"] * 2, ["It is 42.", "It is 41."], answer=kind([42, 42])) == [1.0, 0.0]
 

@@ -47,8 +47,8 @@ class TextReward:
         Args:
             prompts: [n], equal for completions of one group.
             completions: [n].
-            columns: Facts that the verifier reads, such as ``answer``: sequences or arrays of n values, by name.
-                Others, such as TRL's ``trainer_state``, are ignored.
+            columns: Facts that the verifier reads, such as ``answer``: sequences, arrays, tensors or data frame columns
+                of n values, by name. Others, such as TRL's ``trainer_state``, are ignored.
 
         Raises:
             ArgumentError: The numbers of prompts, completions and values of a column differ.
@@ -72,11 +72,9 @@ def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: M
     for name, values in {"prompts": prompts, "completions": completions, **columns}.items():
         if isinstance(values, str):
             raise ArgumentError(f"{name}={values!r:.80} is a single text. Pass a list with one value per completion")
-    lists = {
-        name: values.tolist() if isinstance(values, np.ndarray) else values
-        for name, values in columns.items()
-        if isinstance(values, Sequence | np.ndarray)
-    }
+    # arrays, tensors and columns of data frames are no sequences, but have `tolist`
+    lists = {name: getattr(values, "tolist", lambda values=values: values)() for name, values in columns.items()}
+    lists = {name: values for name, values in lists.items() if isinstance(values, Sequence)}
     for name, values in {"prompts": prompts, **lists}.items():
         if len(values) != len(completions):
             raise ArgumentError(
