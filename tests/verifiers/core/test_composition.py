@@ -8,7 +8,7 @@ import forge_agents as fa
 from forge_agents import Ensemble, EnvReward, Rule, check_verifier
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn
-from forge_trainers.rl.rewards import check_env_rewards
+from forge_trainers.rl.rewards import assess, check_env_rewards
 from forge_trainers.rl.scoring import score
 from forge_verifiers import Assessment, Composable, ForAgent, Gate, PerTurn, ScoreError
 from forge_verifiers.core.verifier import Sum, checked_scores
@@ -194,6 +194,26 @@ def test_scores_against_the_contract_name_the_verifier(returns):
     for verifier in (Odd(returns), 0.5 * Odd(returns), Gate(always(True), Odd(returns)), Ensemble([Odd(returns)])):
         with pytest.raises(ScoreError, match="'odd'"):
             checked_scores(verifier, ROWS)
+
+
+def test_masked_scores_are_abstentions():
+    def masked(trajectories):
+        return np.ma.array([0.1, 0.9, 0.3], mask=[False, True, False])
+
+    expected = pytest.approx([0.1, math.nan, 0.3], nan_ok=True)
+    assert checked_scores(Rule(masked), ROWS).tolist() == expected
+    assert assess(masked, ROWS, "masked").scores.tolist() == expected
+
+
+@pytest.mark.parametrize("names", [("style", "style/short"), ("style/short", "style")])
+def test_a_reward_whose_name_begins_like_another_is_resumed(names):
+    def build():
+        return fa.MultiReward({name: Ensemble([reads(), always(0.5)]) for name in names})
+
+    one, other = build(), build()
+    one(ROWS)
+    other.load_state_dict(one.state_dict())
+    assert [part.version for part in other.parts().values()] == [1, 1]
 
 
 def test_state_is_nested():

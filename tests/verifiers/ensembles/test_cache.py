@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from forge_agents import Ensemble, Rule
-from forge_agents.types import NewMessages, ToolCall, Trajectory, Turn
+from forge_agents.types import Compaction, NewMessages, ToolCall, Trajectory, Turn, Usage
 from forge_verifiers import SelfConsistency
 from forge_verifiers.ensemble.panel import ScoreCache, content_key
 
@@ -23,7 +25,7 @@ def counting(cost="model", name="judge", grade=lambda t: len(t.turns[-1].action)
 
 
 def test_cache_key_covers_what_verifiers_may_read():
-    base = content_key(said("x"))
+    base = said("x")
     others = [said("y"), said("x", seed=1), said("x", reward=1.0), said("x", info={"gold": 3})]
     others += [said("x", terminated=True), said("x", finish_reason="length")]
     others.append(said("x", tool_calls=(ToolCall(name="f"),)))
@@ -31,9 +33,13 @@ def test_cache_key_covers_what_verifiers_may_read():
     tokens = {"prompt_ids": (1,), "response_ids": (2, 3), "logprobs": (-1.0, -1.0)}
     short = said("x", **tokens)
     others += [short, said("x", **tokens, reasoning_tokens=1), said("x", notes=short.turns[0])]
-    assert len({base, *map(content_key, others)}) == 13
-    sampled = said("x", generate_s=2.0, policy="p2", prompt_ids=(4,), response_ids=(5, 6), logprobs=(-2.0, -1.0))
-    assert content_key(sampled) == content_key(short) and len(base) == 16
+    others += [said("x", notes=said("y").turns[0]), said("x", policy="p2"), said("x", session=1), said("x", branch=1)]
+    others += [said("x", compaction=Compaction(how="window", turns=1, text=text)) for text in "uv"]
+    others += [said("x", usage=Usage(prompt_tokens=1, completion_tokens=2)), said("x", prompt_ids=(1,))]
+    others += [replace(base, policy="p2"), replace(base, session_rewards=(1.0,)), replace(base, instructions="brief")]
+    assert len({*map(content_key, [base, *others])}) == 1 + len(others) == 24
+    sampled = said("x", generate_s=2.0, prompt_ids=(4,), response_ids=(5, 6), logprobs=(-2.0, -1.0))
+    assert content_key(sampled) == content_key(short) and len(content_key(base)) == 16
 
 
 def test_cache_key_covers_any_info():

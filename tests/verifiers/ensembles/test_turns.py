@@ -93,3 +93,43 @@ def test_turn_on_which_the_verifier_fails_costs_its_trajectory_the_score():
     result = PerTurn(Rule(kind)).assess([spoke("kind", "rude"), spoke("kind", "kind")])
     np.testing.assert_array_equal(result.scores, [np.nan, 1.0])
     assert list(result.failed) == [0] and "refused" in result.failed[0]
+
+
+class Grades(Composable):
+    """A judge that has no grade for an answer that is no number."""
+
+    name, family, cost, grades_each_text = "judge", None, "model", True
+
+    def score(self, trajectories):
+        actions = [t.turns[-1].action.split()[-1] for t in trajectories]
+        return np.array([float(a) if a[0].isdigit() else math.nan for a in actions], np.float32)
+
+
+SILENT, HALF = Rule(lambda t: None, name="silent"), Rule(lambda t: 0.5, name="half")
+CHECK = Rule(lambda t: None if t.turns[-1].action.startswith("skip") else 1.0, name="check")
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda judge: judge,
+        lambda judge: Gate(CHECK, judge),
+        lambda judge: Gate(judge, HALF),
+        lambda judge: ForAgent("a", judge),
+        lambda judge: 0.5 * judge,
+        lambda judge: 0.5 * Gate(CHECK, judge) + 0.5 * SILENT,
+        lambda judge: Ensemble([judge], combine="mean"),
+        lambda judge: Ensemble([SILENT, ForAgent("a", Gate(CHECK, judge))], combine="mean"),
+    ],
+)
+def test_turn_that_confuses_a_judge_inside_a_verifier_costs_its_trajectory_the_score(nest):
+    """A mean without the turn would be higher than with its grade. The last row repeats texts, which are cached."""
+    rows = [spoke("0.9", "0.1"), spoke("0.9", "??"), spoke("0.9", "??")]
+    result = PerTurn(nest(Grades())).assess(rows)
+    assert np.isnan(result.scores).tolist() == [False, True, True]
+    assert [np.isnan(turns).tolist() for turns in result.turns] == [[False, False], [False, True], [False, True]]
+
+
+def test_turn_to_which_a_check_does_not_apply_is_left_out():
+    result = PerTurn(Gate(CHECK, Grades())).assess([spoke("0.9", "skip"), spoke("skip")])
+    assert values([result.scores]) == [[pytest.approx(0.9), None]]

@@ -264,8 +264,5 @@ def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np
 def _finite(values: Any) -> np.ndarray:
     """Return float32 with NaN in place of infinities, so that one overflow costs a trajectory and not the run."""
     with np.errstate(over="ignore"):
-        try:
-            array = np.asarray(values, np.float32)
-        except OverflowError:  # whole numbers beyond floats, such as an answer of 400 digits
-            array = np.asarray(as_floats(values), np.float32)
+        array = np.asarray(as_floats(values), np.float32)
     return np.where(np.isinf(array), np.float32(np.nan), array)

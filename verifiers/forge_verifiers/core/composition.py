@@ -60,7 +60,8 @@ class Gate(Nested):
         passed = np.flatnonzero(check.scores >= self.threshold)
         default = np.where(np.isnan(check.scores), np.float32(math.nan), np.float32(0.0))
         result = _assess_rows(self.then, passed, trajectories, default)
-        return dataclasses.replace(result, failed={**check.failed, **result.failed})
+        failed, ungraded = {**check.failed, **result.failed}, {*check.ungraded, *result.ungraded}
+        return dataclasses.replace(result, failed=failed, ungraded=ungraded)
 
 
 class ForAgent(Nested):
@@ -117,7 +118,8 @@ def _assess_rows(
         for row, turn_scores in zip(rows.tolist(), result.turns, strict=True):
             turns[row] = turn_scores
     failed = {int(rows[k]): reason for k, reason in result.failed.items()}
-    return Assessment(scores=scores, noise=noise, turns=turns, failed=failed)
+    ungraded = {int(rows[k]) for k in result.ungraded}
+    return Assessment(scores=scores, noise=noise, turns=turns, failed=failed, ungraded=ungraded)
 
 
 class PerTurn(Nested):
@@ -144,15 +146,16 @@ class PerTurn(Nested):
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """The score of each turn and their mean without abstentions, or NaN if one failed or none has a score.
 
-        An abstention of a judge counts as a failure, see `Composable.grades_each_text`.
+        A turn that confuses a judge, also one inside another verifier, counts as failed (`Assessment.ungraded`).
         """
         prefixes = _prefixes(trajectories)
         result = assessed(self.verifier, prefixes) if prefixes else Assessment(scores=np.empty(0, np.float32))
         ends = np.cumsum([len(trajectory.turns) for trajectory in trajectories])
         turns = np.split(result.scores, ends[:-1]) if len(trajectories) else []
-        failed = {int(np.searchsorted(ends, k, side="right")): reason for k, reason in result.failed.items()}
-        needs_all = getattr(self.verifier, "grades_each_text", False)
-        return Assessment(scores=turn_means(turns, failed, needs_all=needs_all), turns=turns, failed=failed)
+        row_of = np.repeat(np.arange(len(trajectories)), [len(trajectory.turns) for trajectory in trajectories])
+        failed = {int(row_of[k]): reason for k, reason in result.failed.items()}
+        ungraded = {int(row_of[k]) for k in result.ungraded}
+        return Assessment(scores=turn_means(turns, {*failed, *ungraded}), turns=turns, failed=failed, ungraded=ungraded)
 
 
 def _prefixes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -72,6 +72,8 @@ class Assessment:
     """Scores of each trajectory's turns, float32 [number of turns], NaN for abstentions. None without turn scores."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Error by row whose question or call failed. Unlike an abstention, a failure is no evidence about the row."""
+    ungraded: Collection[int] = ()
+    """Rows without a score because their text confused a verifier that grades each text, such as a judge."""
 
 
 class Composable:
@@ -92,8 +94,8 @@ class Composable:
     """Lowest and highest score. Weighted sums may exceed [0, 1]. An `Ensemble` and the check of a `Gate` do not accept
     such verifiers."""
     grades_each_text: bool = False
-    """True if the verifier abstains only from texts that confuse it. Such a turn costs its trajectory the score,
-    because a mean of the other turns would rise without it."""
+    """True if the verifier abstains only from texts that confuse it (`Assessment.ungraded`). Such a turn costs its
+    trajectory the score, because a mean of the other turns would rise without it."""
     exact: bool = False
     """True if a right answer always scores 1. Checks do, graded scores do not. `check_verifier` tests it."""
 
@@ -176,7 +178,7 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
     """
     low, high = score_range
     try:
-        scores = np.asarray(raw, np.float32)
+        scores = np.asarray(as_floats(raw), np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise ScoreError(f"verifier {name!r} returned no numbers: {error}. Use NaN to abstain") from error
     if scores.shape != (n,):
@@ -205,8 +207,8 @@ def turn_means(
 ) -> Scores:
     """Return the mean of each trajectory's turn scores without abstentions: float32 ``[n]``, or NaN without a score.
 
-    The trajectories in `failed` get NaN, because their means would rise without the turn that failed. With `needs_all`,
-    an abstention has the same effect.
+    The trajectories in `failed` get NaN, because their means would rise without the turn that failed or was not graded.
+    With `needs_all`, an abstention has the same effect.
     """
     means = [
         math.nan
@@ -224,13 +226,25 @@ def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessme
         ScoreError: As `checked`, or turn scores that are not one array per trajectory with one score per turn.
     """
     if not isinstance(verifier, Composable):
-        return Assessment(scores=checked_scores(verifier, trajectories))
+        scores = checked_scores(verifier, trajectories)
+        return Assessment(scores=scores, ungraded=_ungraded(verifier, scores, trajectories, ()))
     result = verifier.assess(trajectories)
     scores = checked(result.scores, verifier.name, len(trajectories), verifier.score_range)
     failed = {row: reason for row, reason in result.failed.items() if math.isnan(scores[row])}
     if result.turns is not None and [len(row) for row in result.turns] != [len(t.turns) for t in trajectories]:
         raise ScoreError(f"verifier {verifier.name!r} scored a wrong number of turns. Return one score per turn")
-    return Assessment(scores=scores, noise=result.noise, turns=result.turns, failed=failed)
+    ungraded = _ungraded(verifier, scores, trajectories, result.ungraded)
+    return Assessment(scores=scores, noise=result.noise, turns=result.turns, failed=failed, ungraded=ungraded)
+
+
+def _ungraded(
+    verifier: Verifier, scores: Scores, trajectories: Sequence[Trajectory], reported: Collection[int]
+) -> set[int]:
+    """The rows without a score that the verifier reports, and all with a turn if it grades each text."""
+    missing = set(np.flatnonzero(np.isnan(scores)).tolist())
+    if getattr(verifier, "grades_each_text", False):
+        return {row for row in missing if trajectories[row].turns}
+    return missing.intersection(reported)
 
 
 def nested_state(parts: Mapping[str, Verifier]) -> State:
@@ -246,7 +260,8 @@ def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]]
     """Load what `nested_state` returned. Raises ValueError for a key that belongs to no part."""
     shares: dict[str, dict[str, NDArray[Any]]] = {prefix: {} for prefix in parts}
     for key, value in state.items():
-        prefix = next((p for p in parts if key.startswith(f"{p}/")), None)
+        # the longest prefix: a user's names may be "style" and "style/short"
+        prefix = max((p for p in parts if key.startswith(f"{p}/")), key=len, default=None)
         if prefix is None:
             raise ValueError(f"{owner!r} has no part for state {key!r}. Its parts are {', '.join(parts)}")
         shares[prefix][key[len(prefix) + 1 :]] = value
@@ -344,7 +359,8 @@ class Sum(Nested):
         turns = None
         if any(part.turns is not None for part in parts):
             turns = [self._turn_scores(parts, imputed[:, row], row, len(t.turns)) for row, t in enumerate(trajectories)]
-        return Assessment(scores=scores, noise=self._noise(parts), turns=turns, failed=failed)
+        ungraded = {row for part in parts for row in part.ungraded if math.isnan(scores[row])}
+        return Assessment(scores=scores, noise=self._noise(parts), turns=turns, failed=failed, ungraded=ungraded)
 
     def _turn_scores(self, parts: Sequence[Assessment], scores: Scores, row: int, num_turns: int) -> Scores:
         constant = np.ones(num_turns, np.float32)
@@ -518,7 +534,12 @@ class FunctionReward:
 
 
 def as_floats(values: Any) -> Any:
-    """`values` with infinities in place of whole numbers beyond floats: a policy may answer with 400 digits."""
+    """`values` with infinities in place of whole numbers beyond floats: a policy may answer with 400 digits.
+
+    The masked values of a masked array become NaN, because NumPy would return the numbers below the mask.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.filled(values.astype(np.float64), math.nan)
     if not isinstance(values, list | tuple):
         return values
     largest = 2**1023

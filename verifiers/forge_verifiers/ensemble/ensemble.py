@@ -253,8 +253,9 @@ class Ensemble(Composable):
         present = ~np.isnan(matrix.scores).all(axis=1)
         failed_rows = np.flatnonzero(~present & ~matrix.queried.all(axis=1)).tolist()
         failed = dict.fromkeys(failed_rows, "no verifier answered, and some failed")
+        ungraded = np.flatnonzero(~present & matrix.ungraded).tolist()
         if not present.any():
-            return Assessment(scores=scores, failed=failed)
+            return Assessment(scores=scores, failed=failed, ungraded=ungraded)
         if self.learning:
             self._learn(trajectories, groups, matrix, present & matrix.verified)
         reward, deviation = rewards(
@@ -275,7 +276,7 @@ class Ensemble(Composable):
             scores, noise = on_log_odds_scale(scores, noise)
         if self.learning and self._monitor is not None:
             self._update_alarms(self._monitor, matrix, probability, group_spread(scores, groups))
-        return Assessment(scores=scores, noise=noise, failed=failed)
+        return Assessment(scores=scores, noise=noise, failed=failed, ungraded=ungraded)
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
         """The sum over the verifiers, although most run in parallel."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from forge_agents import states
 from forge_agents.display import printable
 from forge_agents.errors import USER_ERRORS
-from forge_agents.types import Trajectory
+from forge_agents.types import Trajectory, Turn
 from forge_verifiers.combiners import CombinerReport
 from forge_verifiers.core.functions import describe_error
 from forge_verifiers.core.verifier import (
@@ -41,6 +41,9 @@ from forge_verifiers.report.report import Evidence, VerifierReport
 
 _LOG = logging.getLogger(__name__)
 _DIGEST_BYTES = 16
+_SAMPLING = {"prompt_ids", "response_ids", "logprobs", "versions", "generate_s"}
+_TURN_FIELDS = tuple(entry.name for entry in fields(Turn) if entry.name not in _SAMPLING | {"info", "notes"})
+_TRAJECTORY_FIELDS = tuple(entry.name for entry in fields(Trajectory) if entry.name not in {"info", "turns"})
 COUNTS = ("scored", "abstained", "failed", "errors", "timeouts", "cached", "skipped")
 """Counters per verifier. See `VerifierReport`."""
 CONCURRENCY: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
@@ -94,25 +97,20 @@ class Cascade:
 
 def content_key(trajectory: Trajectory) -> bytes:
     """A 16-byte hash of all that a verifier may read: of tokens the number, not ids, log-probabilities and times."""
-    names = (
-        "observation", "new_messages", "reasoning", "raw_reasoning", "action", "tool_calls", "reward", "finish_reason",
-        "terminated", "truncated",
-    )  # fmt: skip
-    t = trajectory
-    turns = [
-        [
-            *(getattr(turn, name) for name in names),
-            *((len(part.response_ids), part.reasoning_tokens) for part in turn.parts),
-            dict(turn.info),
-        ]
-        for turn in t.turns
-    ]
-    content = (t.env_id, t.seed, t.agent, t.instructions, t.initial_reward, dict(t.info), turns)
+    content = {name: getattr(trajectory, name) for name in _TRAJECTORY_FIELDS}
+    content |= {"info": dict(trajectory.info), "turns": [_turn_content(turn) for turn in trajectory.turns]}
     try:
         text = json.dumps(content, sort_keys=True, default=_content_of)
     except TypeError:  # the info of a trajectory that no environment made may have keys of several types
         text = _content_of(content)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+
+
+def _turn_content(turn: Turn) -> dict[str, Any]:
+    content = {name: getattr(turn, name) for name in _TURN_FIELDS}
+    tokens = len(turn.prompt_ids), len(turn.response_ids)
+    notes = None if turn.notes is None else _turn_content(turn.notes)
+    return content | {"info": dict(turn.info), "tokens": tokens, "notes": notes}
 
 
 def _content_of(value: Any) -> str:
@@ -183,6 +181,8 @@ class CallResult:
     """float32 [n]. All NaN if the whole call failed."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Error by failed row, see `Assessment.failed`. All rows if the whole call failed."""
+    ungraded: Collection[int] = ()
+    """`Assessment.ungraded`."""
     failure: Literal["", "error", "timeout"] = ""
     """Failure of the whole call."""
 
@@ -265,7 +265,7 @@ class Caller:
             raise call.error
         if call.result is None:
             return _failed_call(n, "error", describe_error(call.error) if call.error else "no scores")
-        return CallResult(scores=call.result.scores, failed=call.result.failed)
+        return CallResult(scores=call.result.scores, failed=call.result.failed, ungraded=call.result.ungraded)
 
 
 def _failed_call(n: int, failure: Literal["error", "timeout"], reason: str) -> CallResult:
@@ -283,6 +283,8 @@ class ScoreMatrix:
     """[n, m]. False where a verifier was not called or failed, so that its missing score is no evidence."""
     verified: Bools
     """[n], True for rows that all verifiers were to score, so that the ensemble may learn from them."""
+    ungraded: Bools
+    """[n], True for rows whose text confused a verifier, see `Assessment.ungraded`."""
 
 
 class Panel:
@@ -324,13 +326,15 @@ class Panel:
         """
         n, m = len(trajectories), len(self.verifiers)
         scores, queried = np.full((n, m), math.nan, np.float32), np.zeros((n, m), bool)
+        verified = np.ones(n, bool)
+        matrix = ScoreMatrix(scores=scores, queried=queried, verified=verified, ungraded=np.zeros(n, bool))
         keys = [content_key(t) for t in trajectories] if self._cache.max_rows and any(self._cached) else []
         if posterior_of is None or self.cascade is None:
-            self._fill({k: np.arange(n) for k in range(m)}, trajectories, keys, scores, queried)
-            return ScoreMatrix(scores=scores, queried=queried, verified=np.ones(n, bool))
-        verified = np.zeros(n, bool)
+            self._fill({k: np.arange(n) for k in range(m)}, trajectories, keys, matrix)
+            return matrix
+        verified[:] = False
         if verify:
-            verified = self.cascade.verified(groups, self._draws)
+            verified[:] = self.cascade.verified(groups, self._draws)
             self._draws += 1
         undecided = np.ones(n, bool)
         for stage in self._stages:
@@ -343,8 +347,8 @@ class Panel:
                 if getattr(self.verifiers[k], "sees_groups", False):
                     rows = np.isin(groups, groups[rows])  # a verifier that compares needs whole groups
                 rows_of[k] = np.flatnonzero(rows)
-            self._fill(rows_of, trajectories, keys, scores, queried)
-        return ScoreMatrix(scores=scores, queried=queried, verified=verified)
+            self._fill(rows_of, trajectories, keys, matrix)
+        return matrix
 
     def report(
         self, fitted: CombinerReport | None, families: Sequence[str | None], evidence: Evidence | None
@@ -397,10 +401,10 @@ class Panel:
         rows_of: Mapping[int, NDArray[np.intp]],
         trajectories: Sequence[Trajectory],
         keys: Sequence[bytes],
-        scores: Scores,
-        queried: Bools,
+        matrix: ScoreMatrix,
     ) -> None:
-        """Fill `scores` and `queried` for the rows of each verifier, from the cache where possible."""
+        """Fill the rows of each verifier in `matrix`, from the cache where possible."""
+        scores, queried, ungraded = matrix.scores, matrix.queried, matrix.ungraded
         cached: dict[int, dict[bytes, float]] = {}
         new = {k: rows.tolist() for k, rows in rows_of.items()}
         for k, rows in rows_of.items():
@@ -411,6 +415,8 @@ class Panel:
             result = results.get(k, _EMPTY)
             scores[new[k], k] = result.scores
             queried[new[k], k] = [index not in result.failed for index in range(len(new[k]))]
+            confused = [new[k][index] for index in result.ungraded]
+            ungraded[confused] = True
             if k in cached:
                 for index, (row, score) in enumerate(zip(new[k], result.scores.tolist(), strict=True)):
                     self._cache.put(k, keys[row], score)
@@ -418,6 +424,8 @@ class Panel:
                         cached[k][keys[row]] = score
                 scores[rows, k] = [cached[k].get(keys[row], math.nan) for row in rows]
                 queried[rows, k] = [keys[row] in cached[k] for row in rows]
+                contents = {keys[row] for row in confused}
+                ungraded[[row for row in rows if keys[row] in contents]] = True
             self._count(k, result, scores[rows, k], queried[rows, k], new=len(new[k]), n=len(trajectories))
 
     def _look_up(self, k: int, rows: Sequence[int], keys: Sequence[bytes]) -> tuple[list[int], dict[bytes, float]]:
