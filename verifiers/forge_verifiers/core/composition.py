@@ -50,7 +50,6 @@ class Gate(Nested):
         self.check, self.then, self.threshold = check, then, threshold
         check_unit_range(check, "the check of a Gate")
         super().__init__(name or f"{check.name} -> {then.name}", {"check": check, "then": then}, relatives=[then])
-        self.grades_each_text = getattr(then, "grades_each_text", False)  # checks rarely abstain from single turns
         low, high = range_of(then)
         self.score_range = (min(low, 0.0), max(high, 0.0))
 
@@ -77,7 +76,6 @@ class ForAgent(Nested):
         verifier = verifier_of(verifier)
         self.agent, self.verifier = agent, verifier
         super().__init__(name or f"{agent}:{verifier.name}", {"verifier": verifier})
-        self.grades_each_text = getattr(verifier, "grades_each_text", False)
         self.score_range = range_of(verifier)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
