@@ -197,7 +197,7 @@ def test_a_whole_number_beyond_floats_is_infinite():
     rows = [said("40"), said("9" * 400)]
     many = assess(lambda trajectories: [int(t.turns[-1].action) for t in trajectories], rows, "many")
     np.testing.assert_array_equal(many.scores, [40, np.nan])  # infinite rewards abstain
-    with pytest.raises(ScoreError, match="returned no numbers"):
+    with pytest.raises(ScoreError, match="scored trajectory 0 of 2 with inf. Scale"):
         Rule(lambda t: 10**400).score(ROWS)
 
 
