@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from forge_agents.display import visible
+from forge_agents.envs.env import writable
 from forge_agents.errors import ForgeError, MissingExtraError
-from forge_agents.http_body import ENCODINGS, read_as_utf8, read_bounded
+from forge_agents.http_body import ENCODINGS, bounded_json, read_as_utf8, read_bounded
 from forge_agents.runtime.peers import check_connections
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.tools import Tool
@@ -126,7 +127,11 @@ async def _client(
             transport: Any = streamable_http_client(server, http_client=http)
         else:
             command, *args = server
-            transport = stdio_client(StdioServerParameters(command=command, args=args, env=dict(env or {})))
+            # an error in one line of the output would end the reader, and all later calls would wait for their limit
+            parameters = StdioServerParameters(
+                command=command, args=args, env=dict(env or {}), encoding_error_handler="replace"
+            )
+            transport = stdio_client(parameters)
         yield await stack.enter_async_context(Client(_only_answers(transport, lost)))
 
 
@@ -159,6 +164,8 @@ class _Answers:
             except BaseException:
                 self._lost()
                 raise
+            if isinstance(message, Exception):
+                message = _read_again(message)
             method = getattr(getattr(message, "message", None), "method", None)
             if method is None:  # an answer, or an exception of the library
                 return _bounded(message)
@@ -172,6 +179,23 @@ class _Answers:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._messages.__aexit__(*exc)
+
+
+def _read_again(error: Exception) -> Any:
+    """Return the message that the library refused because of half a surrogate pair, and otherwise the error.
+
+    Servers in JavaScript write such a half where they cut a text. Without an answer, the call would wait for its limit.
+    """
+    from mcp.shared.message import SessionMessage
+    from mcp.types import jsonrpc_message_adapter
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        with contextlib.suppress(ValueError, RecursionError):
+            line = error.errors(include_url=False)[0]["input"]
+            text = writable(json.dumps(bounded_json(line), ensure_ascii=False))
+            return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
+    return error
 
 
 def _bounded(message: Any) -> Any:
@@ -275,7 +299,7 @@ class _Connection:
                 await ended.wait()
         except BaseException as error:  # noqa: BLE001  # carried to the thread that connects
             if not ready.done():
-                late = isinstance(error, TimeoutError)
+                late = isinstance(_first(error), TimeoutError)
                 reason = f"gave no answer within {connect_s:g} s" if late else self._describe(error)
                 # without its cause: a traceback would show the secrets
                 ready.set_exception(self._error(reason))
@@ -288,6 +312,13 @@ class _Connection:
             if self._client is not None and not self._ended.is_set():
                 return self._client
             if self._connect is None:
+                if self._client is not None:  # warned of once
+                    self._client = None
+                    _log.warning(
+                        "the connection to the MCP server %r was lost. All further calls of its tools fail, because "
+                        "its command is not started again",
+                        self._name,
+                    )
                 raise ValueError(f"the connection to the MCP server {self._name!r} is closed")
             if time.monotonic() < self._next_try:
                 raise ValueError(f"the connection to the MCP server {self._name!r} was lost")
@@ -325,15 +356,14 @@ class _Connection:
 
     def _describe(self, error: BaseException) -> str:
         """Return the text of an exception, without secrets. Of a group, the text of its first exception."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        error = _first(error)
         description = visible(str(error))
         for text in self._secrets:
             description = description.replace(text, "***")
         return f"{type(error).__name__}: {description}" if description else type(error).__name__
 
     def close(self) -> None:
-        self._connect = None
+        self._connect = self._client = None
         self._thread.call(self._ended.set)
         if self._serving is not None:
             try:
@@ -341,6 +371,13 @@ class _Connection:
             except TimeoutError:
                 _log.warning("MCP server %r did not stop within %g s", self._name, _STOP_TIMEOUT_S)
         self._thread.close()
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first exception of a group, and other exceptions as they are."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _all_tools(client: Client) -> list[Any]:

@@ -138,14 +138,51 @@ def test_forks_of_an_environment_share_the_server(tools):
         assert game.rewards == {"adder": 1.0}
 
 
-def test_dead_server_is_an_error_text(script):
+def test_dead_server_is_an_error_text_and_one_warning(script, caplog):
     with mcp_tools([sys.executable, str(script)], connect_s=100.0, call_s=60.0) as tools:
         os.kill(int(run_tool(tools, call("pid")).content), signal.SIGKILL)
-        for _ in range(2):
+        for _ in range(4):
             gone = run_tool(tools, call("add", a=1))
             assert not gone.ok and "shelf.py" in gone.content
     closed = run_tool(tools, call("add", a=1))
     assert not closed.ok and "closed" in closed.content
+    warned = [record.message for record in caplog.records if record.name == mcp.__name__]
+    assert len(warned) == 1 and "shelf.py' was lost. All further calls of its tools fail" in warned[0]
+
+
+REPEATS = r"""
+import json, sys
+
+as_bytes = sys.argv[1] == "bytes"
+odd = "\udcff" if as_bytes else "\ud83d"
+for line in sys.stdin:
+    request = json.loads(line)
+    given = request.get("params") or {}
+    result = {"tools": [{"name": "read", "description": "a" if as_bytes else odd, "inputSchema": {"type": "object"}}]}
+    if request["method"] == "initialize":
+        about = {"name": "s", "version": "1"}
+        result = {"protocolVersion": given["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": about}
+    elif request["method"] == "tools/call":
+        result = {"content": [{"type": "text", "text": given["arguments"]["text"] + odd}]}
+    if "id" in request:
+        answer = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}, ensure_ascii=not as_bytes)
+        sys.stdout.buffer.write(answer.encode("utf-8", "surrogateescape") + b"\n")
+        sys.stdout.buffer.flush()
+"""
+"""A server that repeats a text, and appends a byte that is no UTF-8 or the escape of half of a surrogate pair."""
+
+
+@pytest.mark.parametrize(("odd", "description"), [("bytes", "a"), ("half of a pair", "\ufffd")])
+def test_results_that_are_no_unicode_are_read_at_once_and_end_no_connection(tmp_path, odd, description):
+    server = tmp_path / "repeats.py"
+    server.write_text(REPEATS)
+    with mcp_tools([sys.executable, str(server), odd], connect_s=100.0, call_s=60.0) as tools:
+        assert tools[0].description == description
+        began = time.monotonic()
+        for text in ("one", "two"):
+            result = run_tool(tools, call("read", text=text))
+            assert (result.ok, result.content) == (True, f"{text}\ufffd")
+        assert time.monotonic() - began < 50
 
 
 @pytest.mark.parametrize(
