@@ -69,6 +69,11 @@ class ModelCall:
     session: int = 0
     """Number of the call's session among those of the agent. See `Session.sessions`."""
 
+    @property
+    def key(self) -> Key:
+        """The agent, and the digest of all messages."""
+        return self.agent, self.request.digests[-1][1]
+
     def conversation(self) -> dict[str, Any]:
         """Return ``infos[agent]["conversation"]`` for the player."""
         instructions = "" if self.after is not None else self.request.instructions

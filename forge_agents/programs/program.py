@@ -17,6 +17,7 @@ import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
 from forge_agents.errors import ForgeError
+from forge_agents.programs.branches import Key
 from forge_agents.programs.containers import Container, Image
 from forge_agents.programs.gateway import ModelCall, Session, gateway
 from forge_agents.programs.http import MAX_BODY_BYTES
@@ -186,7 +187,7 @@ class Program(TurnEnv):
             self._limit = MAX_CALLS
         assert self.episode_seed is not None, "set by reset"
         self._task = self._tasks.of(self.episode_seed, rng, str(self))
-        self._answers: list[tuple[str, str, dict[str, Any]]] = []
+        self._answers: list[tuple[Key, str, dict[str, Any]]] = []
         self._details: dict[str, Any] = {}
         self._sampled = 0
         self._start()
@@ -219,7 +220,8 @@ class Program(TurnEnv):
         assert self._session is not None
         details, self._details = self._details, {}
         self._session.errors.clear()  # the program continued after them
-        self._answers.append((agent, action, details))
+        assert self._call is not None
+        self._answers.append((self._call.key, action, details))
         if details.get("finish_reason") == "context" and not details.get("completion_tokens"):
             return self._cut(f"the context of {agent} is full")
         self._sampled += (details.get("completion_tokens") or 0) + (details.get("notes_tokens") or 0)
@@ -274,9 +276,9 @@ class Program(TurnEnv):
         for name, value in vars(self).items():
             if name not in ("_session", "_running"):
                 twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
-        if self._running is not None:
+        if self._running is not None and self._call is not None:
             twin._start()
-            twin._call = twin._replay(self._answers)
+            twin._call = twin._replay(self._answers, self._call.key)
         return twin
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end modules are gone
@@ -310,21 +312,32 @@ class Program(TurnEnv):
         place = self._running.where() if self._running is not None else ""
         return f"{late}. It stands at {place}" if place else str(late)
 
-    def _replay(self, answers: Sequence[tuple[str, str, dict[str, Any]]]) -> ModelCall:
+    def _replay(self, answers: Sequence[tuple[Key, str, dict[str, Any]]], last: Key) -> ModelCall:
+        """Give the program the answers again, and return its call with the key `last`, which follows them.
+
+        Raises:
+            ForgeError: The program sends other calls, so the answers are not to its questions.
+        """
         assert self._session is not None
-        event = self._next()
-        for agent, answer, details in answers:
-            if isinstance(event, ModelCall):
-                if event.agent != agent:
-                    raise ForgeError(
-                        f"the program of {self} ran again and asked {event.agent} where it had asked {agent}: calls "
-                        "that it sends at once arrive in any order, and such a program cannot be forked"
-                    )
-                self._session.answer(answer, details)
-                event = self._next()
-        if isinstance(event, Ended):
+        for key, action, details in answers:
+            self._next_again(key)
+            self._session.answer(action, details)
+        return self._next_again(last)
+
+    def _next_again(self, key: Key) -> ModelCall:
+        """Return the next call of a program that runs again. Raises ForgeError if it is another than the first time."""
+        call, agent = self._next(), key[0]
+        if isinstance(call, Ended):
             raise ForgeError(f"the program of {self} ended earlier when it ran again with the same answers")
-        return event
+        if call.key != key:
+            change = f"sent {agent} other messages"
+            if call.agent != agent:
+                change = f"asked {call.agent} where it had asked {agent}"
+            raise ForgeError(
+                f"the program of {self} ran again and {change}. Calls that it sends at once arrive in any order, "
+                "and messages may depend on chance or the time. Such a program cannot be forked"
+            )
+        return call
 
     def _publish(self, call: ModelCall) -> str:
         self.infos[call.agent] = {**self.infos[call.agent], CONVERSATION: call.conversation()}

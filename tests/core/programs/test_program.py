@@ -299,6 +299,26 @@ def test_fork_with_calls_in_another_order_is_rejected():
         env.close()
 
 
+@pytest.mark.parametrize("answers", [0, 1])
+def test_fork_with_other_messages_is_rejected(answers):
+    """Answers would otherwise be given to other questions, and alternatives scored by them."""
+    texts = iter(["first", "second", "second", "first"])
+
+    def program(task, client):
+        for _ in range(2):
+            client.chat.completions.create(**say("agent", next(texts)))
+
+    env = fa.Program(program)
+    try:
+        env.reset(seed=0)
+        for _ in range(answers):
+            env.step("answer to the first")
+        texts = iter(["second", "first"])
+        raises(ForgeError, "ran again and sent agent other messages", env.fork)
+    finally:
+        env.close()
+
+
 def test_plain_function_runs_in_a_thread_and_returns_the_reward():
     at_once = threading.Barrier(3, timeout=100)
 
