@@ -18,6 +18,8 @@ from forge_agents.rollout.players import ContextFullError, ModelPlayer, PolicyEn
 
 _MAX_TOKENS = 20_000_000
 """Maximum number of tokens of all remembered conversations, full prompts included: some hundred megabytes."""
+_TOKENS_PER_ANSWER = 128
+"""Cost of a remembered answer in addition to its tokens: the objects of a short conversation take 3 KB."""
 _MAX_CONVERSATION_TOKENS = _MAX_TOKENS // 8
 """Maximum for one conversation. One with endless branches would otherwise evict all others."""
 
@@ -130,7 +132,7 @@ class PolicyServer(Session):
             raise
         decision = decision.published(info["tools"])
         response = make_response(request, number, decision.action, decision.about())
-        tokens = len(decision.prompt_ids) + len(decision.response_ids)
+        tokens = len(decision.prompt_ids) + len(decision.response_ids) + _TOKENS_PER_ANSWER
         conversation.answers[index] = self._index.add(key, response.message, (conversation, index)), tokens
         self._remember(conversation, tokens)
         return response

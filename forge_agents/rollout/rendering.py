@@ -255,7 +255,11 @@ class Renderer:
         return self._cut_at_stop(response_ids, stop)[1]
 
     def _cut_at_stop(self, response_ids: Sequence[int], stop: Sequence[str]) -> tuple[str, str]:
-        ids = response_ids[:-1] if self._end_of(response_ids) else response_ids
+        ids = tuple(response_ids)
+        if ids[-len(self.end_ids) :] == self.end_ids:
+            ids = ids[: -len(self.end_ids)]
+        elif self._end_of(ids):
+            ids = ids[:-1]
         text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
         start = answer_start(text, opened=bool(self._opening)) if stop else 0
         matches = [(at, word) for word in stop if (at := text.find(word, start)) >= 0]

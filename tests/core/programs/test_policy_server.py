@@ -276,6 +276,15 @@ def test_least_recently_used_conversation_is_evicted(renderer, serve, monkeypatc
     assert sum(map(len, expected._unused.values())) == 1
 
 
+def test_short_conversations_count_by_their_memory(renderer, serve, monkeypatch):
+    """20 million tokens in conversations of 27 would take 2.6 GB."""
+    session = serve(Says(renderer, ["a"]))
+    monkeypatch.setattr(module, "_MAX_TOKENS", 1000)
+    for number in range(12):
+        assert request(session, body=asked(f"{number}", model="p"))[0] == 200
+    assert len(session._conversations) == 1000 // (session._tokens // len(session._conversations)) <= 7
+
+
 def test_endlessly_branching_conversation_evicts_its_own_answers(renderer, serve, monkeypatch):
     engine = Says(renderer, ["<think>hm</think>a"])
     session = serve(engine)

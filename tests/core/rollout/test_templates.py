@@ -54,7 +54,7 @@ def test_answer_and_end_token_are_separated(family):
     prompt = renderer.start("Be brief.", "one")
     assert renderer.reads(prompt, "Be brief.") and renderer.reads(prompt, "one")
     said, ended = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("two", f"two{end}"))
-    assert renderer.text(ended[: len(said) + 1]) == renderer.text(said) == "two"
+    assert renderer.text(ended) == renderer.text(ended[: len(said) + 1]) == renderer.text(said) == "two"
     longer = renderer.extend(prompt, ended, "three")
     assert longer[: len(prompt) + len(ended)] == (*prompt, *ended)
     broken_off = tokenizer.decode(renderer.extend(prompt, said, "three"))
