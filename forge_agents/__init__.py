@@ -58,6 +58,28 @@ def _search_no_libraries_here() -> None:
 
 _search_no_libraries_here()
 
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of each standard stream that the parent process closed, as some daemons do.
+
+    Otherwise the next file or socket of this process gets the descriptor, and output is written to it. Monarch's
+    processes end without these streams.
+    """
+    import os
+    import sys
+
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the system chooses the lowest free descriptor
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  # for the life of the process
+
+
+_open_closed_streams()
+
 __all__ = [
     "Credit", "Curriculum", "DPOConfig", "DPOTrainer", "Endpoint", "EngineConfig", "Engines", "Ensemble", "EnvReward",
     "Episode", "GRPOConfig", "GRPOTrainer", "Gateway", "Hosts", "Human", "League", "LearnerConfig", "LoRA",

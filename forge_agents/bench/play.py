@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rich import progress as bars
-from rich.console import Console
 
 import forge_agents
+from forge_agents import output
 from forge_agents.bench.code import described
 from forge_agents.bench.entrants import Player, PlayerLike, check_agents, named_players, policies_of, policy_at
 from forge_agents.bench.exploitability import Exploitability
@@ -364,7 +364,7 @@ class _Bar(bars.Progress):
     """Progress bar with episodes, tokens, failures and the remaining time. Only in a terminal."""
 
     def __init__(self, total: int, *, shown: bool, interactive: bool) -> None:
-        console = Console(stderr=True, quiet=not shown or interactive)
+        console = output.console(stderr=True, quiet=not shown or interactive)
         super().__init__(
             bars.SpinnerColumn(),
             bars.TextColumn("[bold]bench"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,17 +15,23 @@ from forge_agents.cli.registry import COMMANDS, GROUPS, WITH_USER_MODULES
 from forge_agents.display import visible, visible_error
 from forge_agents.errors import ForgeError, did_you_mean, missing_stack
 from forge_agents.imports import add_user_folder, exclude_run_folder, holds_run
+from forge_agents.output import discard, has_no_reader, write_error
+
+_TRAINING = ("demo", "train", "sft")
+"""Commands whose own messages never fail. If a write of theirs fails, code of the user was stopped on the way."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 for failure, 2 for an unknown command or option, 130 if interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _main(list(sys.argv[1:] if argv is None else argv))
-        if sys.stdout is not None:  # closed by the parent, as for some daemons
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        status = _main(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not has_no_reader(sys.stdout):  # another pipe
+            raise
+        discard(sys.stdout)  # its reader, such as `head`, has ended
+        return int(bool(words) and words[0] in _TRAINING)
     return status
 
 
@@ -81,15 +86,15 @@ def _run(name: str, argv: Sequence[str]) -> int:
         except ModuleNotFoundError as error:
             raise missing_stack("this command", error) from error
     except KeyboardInterrupt as interrupt:
-        print(str(interrupt) or "\nstopped", file=sys.stderr)  # our own interrupts have printed a newline already
+        write_error(str(interrupt) or "\nstopped")  # our own interrupts have printed a newline already
         return 130
     except (ForgeError, ValueError) as error:  # any other exception is a bug and keeps its traceback
-        print(f"forge-agents {name}: {visible_error(str(error))}", file=sys.stderr)  # it may quote files and models
+        write_error(f"forge-agents {name}: {visible_error(str(error))}")  # it may quote files and models
         return 1
     except OSError as error:
         if error.filename is None:  # not about a file of the user
             raise
-        print(f"forge-agents {name}: {visible_error(str(error.filename))}: {error.strerror}", file=sys.stderr)
+        write_error(f"forge-agents {name}: {visible_error(str(error.filename))}: {error.strerror}")
         return 1
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, TypeVar
 
+from forge_agents.output import write_error
 from forge_agents.runtime import mesh
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ def _show(
 ) -> None:
     """`sys.excepthook` that prints an `interrupted` exception as one line, and passes others on."""
     if isinstance(error, KeyboardInterrupt) and hasattr(error, "_render_traceback_"):
-        sys.stderr.write(f"{error}\n")
+        write_error(str(error))
     else:
         otherwise(kind, error, trace)
 
@@ -49,7 +50,7 @@ def _show(
 def print_stopping() -> None:
     """Acknowledge Ctrl-C at once."""
     start = "\n" * sys.stderr.isatty()  # after the ^C that a terminal shows
-    sys.stderr.write(f"{start}SIGINT: stopping all processes of this call. Press Ctrl-C again to stop at once\n")
+    write_error(f"{start}SIGINT: stopping all processes of this call. Press Ctrl-C again to stop at once")
 
 
 async def _nothing() -> None:

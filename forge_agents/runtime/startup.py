@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from forge_agents import output
 from forge_agents.display import visible
 from forge_agents.runtime.machine import has_fast_bfloat16, visible_gpus
 
@@ -90,7 +90,7 @@ def show(say: Callable[[str], None] | None = None) -> Iterator[Callable[[str], N
     Args:
         say: Prints a line, for callers that control the terminal. None prints to the error stream.
     """
-    console = Console(stderr=True)
+    console = output.console(stderr=True)
     with contextlib.ExitStack() as stack:
         spinner = None
         if say is None and console.is_interactive:  # a terminal that supports cursor movements, not a notebook

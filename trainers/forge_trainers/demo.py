@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from forge_agents import output
 from forge_agents.files import user_path
 from forge_agents.policy import Policy, Sampling
 from forge_agents.runtime.hosts import Hosts
@@ -79,7 +79,7 @@ class Outcome:
 def demo(config: DemoConfig | None = None) -> bool:
     """Train, run the control, print the table, draw ``demo.png``. Returns whether only the team learned."""
     config = config or DemoConfig()
-    console, began = Console(), time.perf_counter()
+    console, began = output.console(), time.perf_counter()
     folder = user_path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))
     console.print(f"Two agents of {ENV_ID}, both played by {config.model}. All files are in {folder}")
     control = None

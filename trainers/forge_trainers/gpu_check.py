@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from forge_agents import output
 from forge_agents.errors import HostError
 from forge_agents.files import user_path
 from forge_agents.models.resolve import resolve, weight_bytes
@@ -184,7 +184,7 @@ def gpu_check(
     count = len(visible) if gpus is None else gpus
     if not 1 <= count <= len(visible):
         raise HostError(f"gpus={count}, and {len(visible)} are visible. Give 1 to {len(visible)}, or leave it out")
-    folder, console = user_path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
+    folder, console = user_path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), output.console()
     path = resolve(model)
     size, rows = ModelSize.of(path), list[dict[str, Any]]()
     try:

@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -5,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_agents.cli import main as cli
+from forge_agents.cli.registry import COMMANDS
 from forge_agents.serving.config import EnginePlan
 
 
@@ -162,6 +165,37 @@ def test_command_runs_without_a_standard_output():
     command = f"{sys.executable} -m forge_agents --version >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("command", "status"), [("train", 1), ("list", 0)])
+def test_training_that_stops_at_a_closed_pipe_is_no_success(monkeypatch, command, status):
+    def run(_):
+        sys.stdout.write("text of a reward")
+        sys.stdout.flush()
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setitem(COMMANDS, command, run)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert cli.main([command]) == status
+        monkeypatch.undo()
+
+
+def test_another_broken_pipe_is_no_success(monkeypatch):
+    def run(_):
+        raise BrokenPipeError(errno.EPIPE, "a pipe to another program")
+
+    monkeypatch.setitem(COMMANDS, "list", run)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["list"])
+
+
+def test_failure_is_no_success_without_an_error_stream():
+    words = [sys.executable, "-m", "forge_agents", "train", "missing.yaml"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stderr.close()
+        assert process.wait(60) != 0
 
 
 def test_closed_pipe_ends_the_help_without_a_traceback():

@@ -60,7 +60,7 @@ def test_only_the_innermost_view_shows_startups(capsys):
 def test_terminal_shows_a_spinner_and_keeps_the_lines(monkeypatch, tmp_path, clock):
     file = (tmp_path / "said").open("w+")
     console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(startup, "Console", lambda **_: console)
+    monkeypatch.setattr(startup.output, "console", lambda **_: console)
     with startup.show() as say, startup.track("engine", "team", "[bold]a\x1b]0;title", on="here"):
         say("[i]beside")
         clock(7)

@@ -1,8 +1,11 @@
+import os
 import re
+import sys
 
 import pytest
 from rich.console import Console
 
+from forge_agents.runtime import startup
 from forge_trainers.run import console as display
 
 ROW = {"reward/mean": 0.5, "learner/kl": 0.01, "time/step_s": 2.0}
@@ -15,7 +18,7 @@ def console_output(monkeypatch, tmp_path):
     def run(line="a line", **options):
         file = (tmp_path / "text").open("w+")
         console = Console(file=file, width=100, **options)
-        monkeypatch.setattr(display, "Console", lambda: console)
+        monkeypatch.setattr(display.output, "console", lambda: console)
         with display.Display("train", 2) as live:
             live.say(line)
             for step in range(2):
@@ -125,3 +128,18 @@ def test_no_colour_leaves_the_bar(console_output):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_line_is_no_markup_and_no_command_to_the_terminal(console_output, terminal):
     assert r"[/INST] [bold]x \x1b]0;title" in console_output("[/INST] [bold]x \x1b]0;title", force_terminal=terminal)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_messages_of_a_run_that_nobody_reads_do_not_end_it(stream, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, stream, pipe)
+        with startup.show(), startup.track("engine", "team", "model", on="here"):
+            startup.say("a line")
+        with display.Display("train", 2) as live:
+            live.say("a line")
+            live.step(0, ROW)
+        print("a line of the user's code", file=pipe, flush=True)
+        monkeypatch.undo()

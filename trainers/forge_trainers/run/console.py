@@ -10,6 +10,7 @@ from rich.constrain import Constrain
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from forge_agents import output
 from forge_agents.display import visible
 
 _SHOWN = (
@@ -80,7 +81,7 @@ class Display:
         self._shown = [column for shown in _SHOWN for column in (shown, *after.get(shown[1], ()))]
         skipped = [(f"{name} skipped", f"learner/{name}/skipped", "{:.0f}") for name in several]
         self._shown_if_any = (*_SHOWN_IF_ANY, *skipped)
-        self._console = Console()
+        self._console = output.console()
         self._title, self._total = title, total
         self._progress: Progress | None = None
         if self._console.is_interactive:  # a capable terminal

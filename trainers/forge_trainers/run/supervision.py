@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
+from forge_agents.output import write_error
 from forge_agents.runtime import stalls as _stalls
 
 BLOCK_TIMEOUT_S = 120.0
@@ -127,7 +128,7 @@ class Watchdog:
             else:
                 reported = last_tick
                 place = _stalls.stack(sys._current_frames().get(self._owner.ident))[-1:]
-                sys.stderr.write(f"the controller's thread is blocked for over {self._limit_s:g} s at {place}\n")
+                write_error(f"the controller's thread is blocked for over {self._limit_s:g} s at {place}")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         held_s = time.monotonic() - self._last_tick
