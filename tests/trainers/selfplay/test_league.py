@@ -338,6 +338,27 @@ def test_snapshots_that_no_checkpoint_names_are_deleted(tmp_path):
     assert there.isdisjoint({"hero-000002", "hero-000004", "hero-000006", "hero-000008"})
 
 
+def test_killed_deletion_leaves_no_part_of_a_snapshot_under_its_name(tmp_path, monkeypatch):
+    league, _, _ = season(tmp_path, 24)
+    snapshot, rest = tmp_path / "league/hero-000002", tmp_path / "league/.replaced-hero-000002"
+    snapshot.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).touch()
+
+    def killed(path, **_):
+        if path.exists():
+            (path / "config.json").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        league._delete_unused()
+    monkeypatch.undo()
+    assert not snapshot.exists() and [file.name for file in rest.iterdir()] == ["model.safetensors"]
+    league._delete_unused()
+    assert not rest.exists()
+
+
 def test_only_snapshots_are_deleted_from_the_league_folder(tmp_path):
     mine = tmp_path / "mine"
     others = ("documents", "hero-notes", "rival-000002")

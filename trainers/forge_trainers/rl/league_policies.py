@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -231,6 +232,19 @@ class LeaguePolicies(FixedPolicies):
         except (OSError, ValueError, RuntimeError, BadZipFile):  # a file is being moved or is damaged: next time
             return
         snapshot = re.compile(rf"(\.unfinished-|\.replaced-)?{re.escape(self._league.policy.name)}-\d{{6,}}")
-        for path in self._snapshots.iterdir():
+        for path in [*self._snapshots.iterdir()]:
             if path.name not in used and snapshot.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)  # follows no links
+                _delete(path)
+
+
+def _delete(snapshot: Path) -> None:
+    """Delete a snapshot. After a kill meanwhile, the rest has another name, which the next call deletes.
+
+    A part of a snapshot under its own name would be no exported model, so a resumed run could not replace it.
+    """
+    if not snapshot.name.startswith(".") and not snapshot.is_symlink():
+        replaced = snapshot.with_name(f".replaced-{snapshot.name}")
+        shutil.rmtree(replaced, ignore_errors=True)  # follows no links
+        with contextlib.suppress(OSError):
+            snapshot = snapshot.rename(replaced)
+    shutil.rmtree(snapshot, ignore_errors=True)
