@@ -80,6 +80,8 @@ class ActorDiedError(ForgeError, RuntimeError):
         super().__init__(message)
         self.who = who
         self.place = place
+        self.has_started = True
+        """Whether the process could be called before its death."""
 
 
 class RespawnLimitError(ForgeError, RuntimeError):

@@ -42,6 +42,8 @@ os.environ.setdefault("HYPERACTOR_MESH_ORPHAN_TIMEOUT", "360d")
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 
 
+_LOADED_IN = os.getpid()
+"""Id of the process that loaded Monarch, whose threads do not run in forked children."""
 _SHUTDOWN_TIMEOUT_S = 0.3
 """Time that Monarch gets at the exit of the process to send its last messages."""
 
@@ -154,7 +156,48 @@ def default_bootstrap_cmd() -> Any:
 def run_process() -> None:
     """Run this process for Monarch until it ends. Its sockets are private, because this module is imported first."""
     multiprocessing.set_start_method("forkserver", force=True)  # as Monarch's own program does
+    shorten_socket_paths()
     invoke_main()
+
+
+def shorten_socket_paths() -> None:
+    """Let Monarch make its sockets in the private folder, until `restore_temporary_folder`.
+
+    Monarch makes sockets in subfolders of the folder for temporary files. The path of a socket has at most 107 bytes.
+    A folder that is too long for the private folder is too long for these sockets as well.
+    """
+    global _temporary_folder
+    if Path(tempfile.gettempdir()) != private_folder().parent:
+        _temporary_folder, os.environ["TMPDIR"] = tempfile.gettempdir(), str(private_folder())
+
+
+_temporary_folder = ""
+"""Folder for temporary files of this process, while Monarch uses another one."""
+
+
+def restore_temporary_folder() -> None:
+    """Let programs that this process starts use the user's folder for temporary files."""
+    if _temporary_folder:
+        os.environ["TMPDIR"] = _temporary_folder
+
+
+@contextlib.contextmanager
+def _short_socket_paths() -> Iterator[None]:
+    shorten_socket_paths()
+    try:
+        yield
+    finally:
+        restore_temporary_folder()
+
+
+def check_not_forked() -> None:
+    """Raise HostError if this process was forked from one that had loaded Monarch: every call would wait forever."""
+    if os.getpid() != _LOADED_IN:
+        raise HostError(
+            f"this process was forked from process {_LOADED_IN}, which had started engines or learners before. Their "
+            "threads do not exist here. Start it with multiprocessing.get_context('spawn'), or fork before the first "
+            "call of fit, evaluate or benchmark"
+        )
 
 
 class ReplyPort:
@@ -180,7 +223,7 @@ def start_runtime() -> Any:
     """Start Monarch's client in this process. Returns this machine as a mesh of one host."""
     if not SOCKETS_ARE_PRIVATE:
         warn_of_other_users()
-    with _without_notice():
+    with _without_notice(), _short_socket_paths():
         return this_host()
 
 
@@ -219,7 +262,7 @@ def attach(name: str, addresses: Sequence[str]) -> Any:
     """Return the hosts at `addresses` as a mesh with dimension ``hosts``. The mesh connects in the background."""
     if not SOCKETS_ARE_PRIVATE:
         warn_of_other_users()
-    with _without_notice():
+    with _without_notice(), _short_socket_paths():
         return attach_to_workers(name=name, ca="trust_all_connections", workers=list(addresses))
 
 

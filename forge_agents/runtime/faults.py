@@ -15,6 +15,8 @@ from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+_MAX_EARLY_DEATHS = 3
+"""A process that ends so often before it can be called lacks something that every start needs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class Faults:
     async def start_with_retries(self, who: str, start: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `start`. If the process `who` dies on the way, `start` is called again."""
         faults: list[Fault] = []
+        early = 0
         while True:
             try:
                 started = await start()
@@ -87,6 +90,12 @@ class Faults:
                 if error.who != who:
                     raise
                 faults.append(self.record(who, error))
+                early += not error.has_started
+                if early == _MAX_EARLY_DEATHS:
+                    raise RespawnLimitError(
+                        f"{who} ended {early} times before it could be called, so it is not started again. The reason "
+                        f"may be on the standard error stream. {error}"
+                    ) from error
             else:
                 for fault in faults:
                     self.recovered(fault)

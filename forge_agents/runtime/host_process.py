@@ -18,7 +18,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever, use_certificate
+from forge_agents.runtime._monarch import (
+    Actor,
+    concurrent_endpoint,
+    run_worker_loop_forever,
+    shorten_socket_paths,
+    use_certificate,
+)
 from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.machine import gpu_bytes, memory_domain, visible_gpus
 from forge_agents.runtime.processes import kill_mesh, raise_file_limit
@@ -54,6 +60,7 @@ def main() -> None:
         use_certificate(args.certificate)
     warn_of_open_ports([url])
     raise_file_limit()
+    shorten_socket_paths()
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 

@@ -52,7 +52,7 @@ _LOST_AT_START: dict[type[BaseException], tuple[str, ...]] = {
     ValueError: ("error creating proc", "error spawning proc mesh"),
     RuntimeError: ("error spawning",),
 }
-"""Parts of Monarch's errors, by type, if a process ends or takes more than 30 s before it can be called."""
+"""Parts of Monarch's errors, by type, if a process ends or takes too long before it can be called."""
 _MAX_LATE = 8
 """Number of late wake-ups that a wait does not count. So a thread that is always blocked notices stalls as well."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -114,8 +114,11 @@ def spawn_procs(
         program: Python source that each process runs. The source must run Monarch's main program. Empty runs only that.
 
     Raises:
-        HostError: No host is left for the role.
+        HostError: No host is left for the role, or this process was forked from one that started processes.
     """
+    from forge_agents.runtime import _monarch
+
+    _monarch.check_not_forked()
     if procs < 1:
         raise ValueError(f"procs={procs} for {name!r}. A mesh needs at least one process")
     if threads is not None and threads < 1:
@@ -180,6 +183,7 @@ async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = (), meshe
             f"this process already runs on hosts of kind {busy[0]!r}. Close their trainer before another one starts"
         )
     _clusters.clear()
+    _monarch.check_not_forked()
     _monarch.on_unhandled_fault(_note_fault)
     _monarch.poll_processes(_POLL_S if config.kind == "local" else _REMOTE_POLL_S)
     cluster = Cluster(config, _host, meshes)
@@ -425,8 +429,11 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
         reason = _deaths.name_signals(" ".join(str(error).split()))
         return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_hint(who)}", who)
     if any(text in str(error) for text in _LOST_AT_START.get(type(error), ())):
-        late = " or took over 30 s for its first answer" * ("Timeout(" in str(error))
-        return ActorDiedError(f"{who} died{late} while it was started. Look at {log_hint(who)}", who)
+        waited = re.search(r"Timeout\((\d+)", str(error))
+        late = f" or took over {waited[1]} s for its first answer" if waited else ""
+        died = ActorDiedError(f"{who} died{late} while it was started. Look at {log_hint(who)}", who)
+        died.has_started = bool(late)
+        return died
     return error
 
 

@@ -74,10 +74,15 @@ def with_variable(name: str, value: str) -> list[psutil.Process]:
 
 
 def kill_mesh(mark: str) -> None:
-    """Kill this machine's processes of the mesh whose `MESH_VARIABLE` is `mark`, and their children."""
+    """Kill this machine's processes of the mesh whose `MESH_VARIABLE` is `mark`, and their children.
+
+    Resource trackers of `multiprocessing` are not killed. They end with their parents, after they have removed the
+    parents' semaphores from /dev/shm, where those would stay until the machine restarts.
+    """
     for process in with_variable(MESH_VARIABLE, mark):
         with contextlib.suppress(psutil.Error):  # it ended; psutil does not kill a process that has reused the id
-            process.kill()
+            if not any("multiprocessing.resource_tracker import main" in word for word in process.cmdline()):
+                process.kill()
 
 
 def on_end(pid: int, tell: Callable[[int | None], None]) -> None:
@@ -158,8 +163,9 @@ def bootstrap_command(environment: Mapping[str, str], program: str = "") -> Any:
 
 def begin(folder: str, cores: frozenset[int]) -> None:
     """Initialize a new process: bind it to `cores`, redirect its output to ``RANK.log`` and write ``RANK.pid``."""
-    from forge_agents.runtime._monarch import current_rank
+    from forge_agents.runtime._monarch import current_rank, restore_temporary_folder
 
+    restore_temporary_folder()
     extend_path()
     for thread in Path("/proc/self/task").iterdir() if cores else ():
         with contextlib.suppress(ProcessLookupError):  # the thread has ended

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from forge_agents.envs.workers.process import Environments, end_children_with_this_process
-from forge_agents.runtime._monarch import Actor, endpoint, invoke_main
+from forge_agents.runtime._monarch import Actor, endpoint, invoke_main, shorten_socket_paths
 
 PROGRAM = "from forge_agents.envs.workers.actor import main; main()"
 
@@ -44,6 +44,7 @@ def main() -> None:
     def monarch() -> None:
         nonlocal status
         try:
+            shorten_socket_paths()
             invoke_main()
         except SystemExit as end:
             status = end.code

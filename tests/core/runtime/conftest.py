@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 ACTORS = """
-import asyncio, ctypes, os
+import asyncio, ctypes, multiprocessing, os
 from monarch._rust_bindings.monarch_hyperactor.config import get_global_config
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, current_rank
 
@@ -26,6 +26,11 @@ class Probe(Actor):
     @concurrent_endpoint
     async def variable(self, name):
         return os.environ.get(name)
+
+    @concurrent_endpoint
+    async def lock(self):
+        self.kept = multiprocessing.get_context("forkserver").Lock()
+        return self.kept._semlock.name
 
     @concurrent_endpoint
     async def settings(self, *names):

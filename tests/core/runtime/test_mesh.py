@@ -19,12 +19,13 @@ from typing import Any
 
 import psutil
 import pytest
-from process_checks import allocated_bytes, ended_within, runs
+from process_checks import allocated_bytes, ended_within, holds_within, runs
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import _monarch, mesh, processes
 from forge_agents.runtime._monarch import ReplyPort
 from forge_agents.runtime.heartbeat import Heartbeat
+from forge_agents.runtime.private_folder import FOLDER_VARIABLE
 
 pytestmark = pytest.mark.anyio
 
@@ -276,15 +277,82 @@ async def test_process_that_is_killed_before_it_is_connected_has_died(probe_acto
         os.kill(new.pop(), signal.SIGKILL)
         with pytest.raises(ActorDiedError, match="early died while it was started") as caught:
             await asking
-        assert caught.value.who == "early"
+        assert caught.value.who == "early" and not caught.value.has_started
 
 
 def test_process_that_is_not_connected_in_time_counts_as_dead() -> None:
     late = ValueError("error spawning proc mesh: statuses: Timeout(30.001s)=0..1")
     error = mesh.as_local_error(late, who="engine", what="start")
     assert isinstance(error, ActorDiedError) and "took over 30 s for its first answer" in str(error)
+    assert error.has_started, "on a busy machine another start may be in time"
     other = ValueError("another")
     assert mesh.as_local_error(other, who="engine", what="start") is other
+
+
+LONG = """
+import asyncio, os
+import probe_actors
+from forge_agents.runtime import mesh
+
+async def main():
+    procs = mesh.spawn_procs("long", threads=1)
+    asking = procs.spawn("probe", probe_actors.Probe).variable.call_one("TMPDIR")
+    print(await mesh.with_deadline(asking, 200, who="long", what="variable"))
+    print(os.environ["TMPDIR"])
+    await mesh.stop(procs)
+
+asyncio.run(main())
+"""
+
+
+def test_long_folder_for_temporary_files_holds_no_socket(probe_actors: ModuleType, tmp_path: Path) -> None:
+    long = tmp_path / ("a folder " * 12)
+    long.mkdir()
+    variables = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    variables |= {"TMPDIR": str(long), "PYTHONPATH": str(Path(str(probe_actors.__file__)).parent)}
+    done = subprocess.run([sys.executable, "-c", LONG], env=variables, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [str(long)] * 2, done.stderr
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_stopped_processes_leave_no_semaphores(probe_actors: ModuleType, at_once: bool) -> None:
+    async with spawned("locked") as procs:
+        probe = procs.spawn("probe", probe_actors.Probe)
+        name = await mesh.with_deadline(probe.lock.call_one(), 200, who="locked", what="lock")
+        file = Path("/dev/shm") / f"sem.{name.removeprefix('/')}"
+        assert file.exists()
+        await mesh.stop(procs, at_once=at_once)
+        assert holds_within(10, lambda: not file.exists())
+
+
+FORKED = """
+import multiprocessing, sys
+from forge_agents.runtime import _monarch, mesh
+from forge_agents.runtime.hosts import Hosts
+import asyncio
+
+def child():
+    for start in (lambda: mesh.spawn_procs("late"), lambda: asyncio.run(mesh.launch_hosts(Hosts()))):
+        try:
+            start()
+        except Exception as error:
+            print(type(error).__name__, error, flush=True)
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(60)
+process.kill()
+sys.exit(process.exitcode)
+"""
+
+
+def test_forked_process_cannot_start_processes() -> None:
+    """Calls would wait forever for threads that only the parent has."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=200)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines)) == (0, 2), done.stderr
+    assert all("HostError this process was forked from process" in line for line in lines)
+    assert all("multiprocessing.get_context('spawn')" in line for line in lines)
 
 
 async def test_stop_ends_the_processes_and_may_be_called_twice(probe_actors: ModuleType) -> None:

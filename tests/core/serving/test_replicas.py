@@ -448,6 +448,21 @@ def test_start_that_dies_twice_at_one_place_is_not_retried():
     assert len(tries) == 2
 
 
+def test_process_that_ends_before_each_first_call_is_started_three_times():
+    """Each start lacks the same thing, such as a folder."""
+    tries = []
+
+    async def start() -> None:
+        tries.append(1)
+        error = ActorDiedError("hero died while it was started", "hero")
+        error.has_started = False
+        raise error
+
+    match = "hero ended 3 times before it could be called.* hero died while it was started"
+    raises(RespawnLimitError, match, asyncio.run, Faults().start_with_retries("hero", start))
+    assert len(tries) == 3
+
+
 def test_negative_respawn_limit_is_refused():
     raises(ValueError, "max_respawns=-1", Faults, max_respawns=-1)
 
