@@ -232,6 +232,21 @@ def test_independent_labels_do_not_lower_each_other(problem_type, tiny_bert, tmp
         RewardModel(folder).score(PLAYED)
 
 
+@pytest.mark.parametrize("case", [("toxic", None, 1), ("toxic", 1, 0), ("LABEL_1", None, 0)])
+def test_name_of_a_default_label_is_shown_once(case, tiny_bert, tmp_path, caplog):
+    label, positive, warnings = case
+    folder = shutil.copytree(tiny_bert(labels=2), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    labels = {"id2label": {"0": "fine", "1": label}, "label2id": {"fine": 0, label: 1}}
+    (folder / "config.json").write_text(json.dumps(config | labels))
+    model = RewardModel(folder, positive=positive)
+    expected = RewardModel(tiny_bert(labels=2)).score(PLAYED)
+    for _ in range(2):
+        np.testing.assert_allclose(model.score(PLAYED), expected, atol=1e-6)
+    shown = [record.getMessage() for record in caplog.records if "label 1" in record.getMessage()]
+    assert len(shown) == warnings and all("'toxic'" in text and "positive=0" in text for text in shown)
+
+
 def test_logit_that_is_no_number_is_a_failure_and_no_score(tiny_bert, monkeypatch):
     model = RewardModel(tiny_bert(labels=1))
     expected = model.score(PLAYED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 from collections import defaultdict
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
+from forge_agents.display import printable
 from forge_agents.envs.reasoning import TAGS
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import render
@@ -26,6 +28,8 @@ from forge_verifiers.rules.answers import gold_answers, last_action
 
 if TYPE_CHECKING:
     import torch
+
+_LOG = logging.getLogger(__name__)
 
 Text: TypeAlias = str | tuple[str, str]
 """A text, or a pair of texts for the tokenizer to join."""
@@ -286,7 +290,7 @@ class RewardModel(_TextVerifier):
     Args:
         model: A local folder, a built-in name or a hub id. Safetensors only. Code from the hub is never run.
         positive: Label that means "good". Required with three labels or more, and with two independent ones. 1 by
-            default for two.
+            default for two, with a warning that names the label.
         scale: Positive steepness.
         offset: The logit that scores 0.5.
         view: ``"trajectory"``, the whole conversation, or ``"answer"``, its last turn.
@@ -344,6 +348,7 @@ class RewardModel(_TextVerifier):
         tokenizer, model = self._model.load()
         independent = model.config.problem_type in {"multi_label_classification", "regression"}
         positive = self._label(int(model.config.num_labels), independent=independent)
+        self._name_default_label(model.config)
         texts = [self._text(trajectory, tokenizer) for trajectory in trajectories]
         templated = bool(getattr(tokenizer, "chat_template", None))
         logits_NC = self._model.rows(texts, lambda output, mask: output.logits, special_tokens=not templated)
@@ -356,6 +361,17 @@ class RewardModel(_TextVerifier):
         if not 0 <= positive < labels:
             raise ValueError(f"{self.name!r} has labels 0 to {labels - 1}, not positive={positive}")
         return positive
+
+    def _name_default_label(self, config: Any) -> None:
+        """Warn once if a label with a name counts as good by default: it may be "toxic" or "not_entailment"."""
+        label = str(config.id2label.get(1, ""))
+        if config.num_labels == 2 and self._positive is None and label not in {"", "LABEL_1"}:
+            self._positive = 1
+            _LOG.warning(
+                "%s scores the probability of label 1, %s. Set positive=1 if this label means good, else positive=0",
+                self.name,
+                printable(repr(label), 60),
+            )
 
     def _text(self, trajectory: Trajectory, tokenizer: Any) -> Text:
         turns = trajectory.turns if self._view == "trajectory" else trajectory.turns[-1:]
