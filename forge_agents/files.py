@@ -309,20 +309,44 @@ def write_atomic(path: str | os.PathLike[str], text: str, *, replaces: str = "")
     return user_path(path)
 
 
+def apply_umask(file: Path) -> None:
+    """Give a new file the permissions that the umask allows. safetensors writes files that only the user can read."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE):
+            file.chmod(0o666 & ~int(found.group(1), 8))
+
+
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, newest first, also past step 999999.
 
     Folders with names that no run writes, such as a backup ``step-000010-best``, are not among them.
+
+    Raises:
+        RunFolderError: A folder cannot be read. Taken for empty, a run in it would begin anew and delete its records.
     """
-    marks = folder.glob(f"step-*/{CHECKPOINT_MARK}")
-    names = [mark.parent for mark in marks if _CHECKPOINT.fullmatch(mark.parent.name)]
-    return sorted(names, key=lambda path: (len(path.name), path.name), reverse=True)
+    try:
+        names = filter(_CHECKPOINT.fullmatch, os.listdir(folder))  # noqa: PTH208  # `glob` ignores errors
+        complete = [folder / name for name in names if _is_there(folder / name / CHECKPOINT_MARK)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as cause:
+        raise RunFolderError(f"checkpoints cannot be read ({cause}). Make them readable, or move the run") from cause
+    return sorted(complete, key=lambda path: (len(path.name), path.name), reverse=True)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a path exists. Raises OSError if that is unknown."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def outdated_export(run: Path) -> str:
     """Return a message if a run has a newer checkpoint than its export, such as after more steps. Else empty."""
-    newest, export = next(iter(complete_checkpoints(run / "checkpoints")), None), run / "export"
     with contextlib.suppress(OSError):
+        newest, export = next(iter(complete_checkpoints(run / "checkpoints")), None), run / "export"
         if newest is None or (newest / "exported").exists() or newest.stat().st_mtime <= export.stat().st_mtime:
             return ""
         return (

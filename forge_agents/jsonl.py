@@ -5,17 +5,21 @@ All readers of users' data use this module, so that they accept the same files.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
 import re
 from collections.abc import Generator, Iterator
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from forge_agents.files import check_dense, user_path
 from forge_agents.http_body import MAX_BRACKETS, MAX_COMMAS, bounded_json, too_many_values
 
 _SOLID = re.compile(r"\S")
+_MARKED = "forge_agents.marked"
+"""Name of the handler that replaces invalid bytes by a surrogate. `surrogatepass` raises for half a character."""
+codecs.register_error(_MARKED, lambda error: ("\udcff", cast("UnicodeDecodeError", error).end))
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -71,12 +75,12 @@ def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _opened(path: str | os.PathLike[str]) -> IO[str]:
-    """Open the file as text. Invalid bytes become lone surrogates for `_checked` to refuse."""
+    """Open the file as text. Invalid bytes, also those of half a character, become surrogates for `_checked`."""
     with user_path(path).open("rb") as file:
         encoding = json.detect_encoding(file.read(4))
     if encoding.startswith("utf-8"):
         return user_path(path).open(encoding="utf-8-sig", errors="surrogateescape")
-    return user_path(path).open(encoding=encoding, errors="surrogatepass")
+    return user_path(path).open(encoding=encoding, errors=_MARKED)
 
 
 def _parsed(text: str) -> Any:

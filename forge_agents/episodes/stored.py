@@ -147,14 +147,14 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 
 def finite(value: Any, depth: int = 50) -> Any:
-    """Return `value` for JSON: None in place of NaN and infinities, cut off below `depth` levels."""
+    """Return `value` for JSON: None for NaN and infinities, text for dates of YAML, cut off below `depth` levels."""
     if depth == 0:
         return "..."
     if isinstance(value, Mapping):
         return {str(key): finite(item, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(item, depth - 1) for item in value]
-    return number(value) if isinstance(value, float) else value
+    return number(value) if isinstance(value, float) else value if isinstance(value, int | str | None) else str(value)
 
 
 def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[bytes, Any, str]]:

@@ -429,8 +429,9 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
         with safe_open(path, framework="np") as file:
             tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
             return {name: {"dtype": part.get_dtype(), "shape": part.get_shape()} for name, part in tensors.items()}
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{path} is missing. Copy or download the model again") from None
+    except FileNotFoundError:  # of safetensors, also for a file that this user may not read
+        reason = "cannot be read by this user" if path.exists() else "is missing. Copy or download the model again"
+        raise ModelNotFoundError(f"{path} {reason}") from None
     except OSError as cause:
         raise ModelNotFoundError(f"{path} cannot be read: {cause}") from cause
     except SafetensorError as cause:

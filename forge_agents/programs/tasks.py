@@ -195,7 +195,7 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a CSV file. Texts such as "007" and "NA" stay as they are, and empty cells are None."""
     check_dense(path)
-    csv.field_size_limit(path.stat().st_size + 1)
+    csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size + 1))  # of the process: the user reads, too
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file, strict=True) if row]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 import os
 import threading
@@ -25,6 +26,7 @@ from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _Point: TypeAlias = tuple[int, dict[str, float | None]]
 """Step and values by curve."""
 _Row: TypeAlias = "tuple[array[int], array[float]]"
@@ -365,9 +367,13 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _is_run(folder: Path) -> bool:
-    return folder.is_dir() and (
-        any((folder / name).is_file() for name in _FILES) or any(map(_is_board, folder.glob("*.json")))
-    )
+    try:
+        return folder.is_dir() and (
+            any((folder / name).is_file() for name in _FILES) or any(map(_is_board, folder.glob("*.json")))
+        )
+    except OSError as cause:  # another user's, next to runs
+        _log.warning("%s is left out, because it cannot be read (%s)", folder, cause.strerror)
+        return False
 
 
 def _is_board(file: Path) -> bool:

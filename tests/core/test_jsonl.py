@@ -59,6 +59,13 @@ def test_invalid_unicode_is_refused_by_line(tmp_path, line):
     assert [isinstance(value, UnreadableJsonError) for _, value in rows] == [False, True, False]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-16", "utf-32"])
+def test_a_file_that_ends_within_a_character_keeps_its_other_lines(tmp_path, encoding):
+    content = '{"text": "a"}\n{"text": "\u00e9'.encode(encoding)[:-1]
+    (first, value), (second, error) = json_values(file_of(tmp_path, content))
+    assert (first, value, second) == (1, {"text": "a"}, 2) and isinstance(error, UnreadableJsonError)
+
+
 def test_a_value_that_is_no_object_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"rows\.jsonl:2 is a JSON list"):
         list(json_objects(file_of(tmp_path, b"{}\n[1]")))

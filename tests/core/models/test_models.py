@@ -426,6 +426,16 @@ def test_a_missing_shard_is_named(folder):
     raises(ModelNotFoundError, r"model-00002-of-00002\.safetensors is missing", models.resolve, folder)
 
 
+def test_weights_that_the_user_may_not_read_are_named_as_such(folder, monkeypatch):
+    """safetensors raises FileNotFoundError for them."""
+
+    def refuse(path, framework):
+        raise FileNotFoundError(f"No such file or directory: {path}")
+
+    monkeypatch.setattr("safetensors.safe_open", refuse)
+    raises(ModelNotFoundError, r"model\.safetensors cannot be read by this user", models.resolve, folder)
+
+
 @pytest.mark.parametrize("name", ["README.md", "additional_chat_templates/tool.jinja"])
 def test_a_file_that_becomes_a_link_after_the_check_is_not_copied(folder, tmp_path, name):
     """The owner of a shared model folder may swap a file while an export gathers the weights."""

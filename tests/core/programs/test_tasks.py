@@ -1,5 +1,6 @@
 """Tasks of programs: where they come from, and which of them training and evaluations play."""
 
+import csv
 import json
 import os
 import runpy
@@ -375,6 +376,15 @@ def test_csv_files_of_other_programs_are_read_as_by_pandas(tmp_path):
         {"Unnamed: 0": 1, "a": "\u00e4", "a.1": long, "Unnamed: 3": None},
     ]
     assert list(rows[0]) == list(frame.columns)
+
+
+def test_reading_csv_leaves_the_limit_of_other_readers(tmp_path):
+    """The limit is of the process. A small file of tasks made the user's next read of a longer cell fail."""
+    path, before = tmp_path / "rows.csv", csv.field_size_limit()
+    path.write_text("a,b\n1,2\n")
+    Tasks(path, [0])
+    assert csv.field_size_limit() == before >= 1 << 17
+    assert list(csv.reader(["x" * 100_000])) == [["x" * 100_000]]
 
 
 def test_a_file_of_tasks_opens_no_other_file_or_address(tmp_path):

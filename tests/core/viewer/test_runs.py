@@ -1,6 +1,7 @@
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 from refusals import raises
@@ -181,6 +182,28 @@ def test_folders_of_runs_are_searched_and_named(tmp_path):
     assert len(find_runs([tmp_path / "x" / "trained", tmp_path / "x" / "trained" / "metrics.jsonl"])) == 1
     (tmp_path / "x" / "compared.json").write_text('{\n "kind": "forge-agents benchmark"}')  # of --json
     assert [run.name for run in find_runs([tmp_path / "x"])] == ["x", "control", "trained"], "a report hides no run"
+
+
+def test_a_folder_that_cannot_be_read_hides_no_run(tmp_path, monkeypatch, caplog):
+    write_lines(tmp_path / "mine" / "metrics.jsonl", metrics(1))
+    (tmp_path / "lost+found").mkdir()
+    is_file = Path.is_file
+
+    def refusing(path, **options):
+        if path.parent.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path, **options)
+
+    monkeypatch.setattr(Path, "is_file", refusing)
+    assert [run.name for run in find_runs([tmp_path])] == ["mine"]
+    assert "lost+found is left out, because it cannot be read (Permission denied)" in caplog.text
+
+
+def test_dates_in_the_settings_are_shown_as_text(run_folder, tmp_path):
+    (run_folder / "config.yaml").write_text("from: 2026-01-02\nat: [2026-01-02 03:04:05]\n")
+    (run,) = find_runs([run_folder])
+    assert run.settings() == {"from": "2026-01-02", "at": ["2026-01-02 03:04:05"]}
+    assert "2026-01-02 03:04:05" in save_page([run_folder], tmp_path / "page.html").read_text()
 
 
 def test_paths_without_a_run_are_explained(tmp_path):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import re
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -357,6 +360,52 @@ def test_a_checkpoint_chooses_no_setting_of_the_optimizer(tiny_llama, random_bat
     for core in (own, strange):
         core.train_step(random_batch(seed=1))
     assert relative_gap(weights(own), weights(strange)) == 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "value"),
+    [
+        (".exp_avg", math.nan),
+        (".exp_avg", -math.inf),
+        (".exp_avg_sq", math.inf),
+        (".exp_avg_sq", -1.0),
+        (".step", -1.0),
+        (".step", math.nan),
+        ("norm.weight", math.nan),
+    ],
+)
+def test_checkpoint_with_numbers_that_no_training_writes_is_refused(tiny_llama, random_batch, tmp_path, ending, value):
+    """One step with such moments made all weights NaN. If it was the last one, they were exported."""
+    core = LearnerCore(config(tiny_llama))
+    core.train_step(random_batch())
+    state = core._state()
+    tensors = {**state["optimizer"], **state["model"]}
+    next(tensors[name] for name in tensors if name.endswith(ending)).view(-1)[-1:] = value
+    core._writer.start(state, tmp_path / "step-1")
+    core.finish_save()
+    with pytest.raises(RunFolderError, match=rf"step-1 is damaged: .*{re.escape(ending)} has numbers that no training"):
+        LearnerCore(config(tiny_llama)).load(tmp_path / "step-1")
+
+
+def test_weights_that_are_not_finite_are_not_exported(tiny_llama, tmp_path):
+    core = LearnerCore(config(tiny_llama))
+    with torch.no_grad():
+        core.model.norm.weight[0] = math.inf
+    with pytest.raises(RunFolderError, match=r"weights in norm\.weight are not finite: the training diverged"):
+        core.export(tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_permissions_of_an_export_follow_the_umask(tiny_llama, tmp_path, lora):
+    """safetensors writes files that other users cannot read, so that they could not serve the model."""
+    before = os.umask(0o027)
+    try:
+        LearnerCore(config(tiny_llama, lora=lora)).export(tmp_path / "export")
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "export").rglob("*") if file.is_file()}
+    assert modes == {0o640}
 
 
 def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(tiny_llama, random_batch, tmp_path):

@@ -21,7 +21,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import foreign_entry
 from forge_agents.types import Episode, Trajectory
 from forge_trainers.learner.checkpoint import check_replaceable, copy_exports
-from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
+from forge_trainers.records.run_folder import RunFolder, check_begins, check_resumable, hashes_of_models, read_arrays
 from forge_trainers.records.trackers import TrackerNames
 from forge_trainers.run.plan import Plan
 
@@ -40,6 +40,24 @@ def test_a_second_process_is_refused(tmp_path):
         RunFolder(tmp_path, {})
     run.close()
     RunFolder(tmp_path, {}).close()
+
+
+def test_finished_run_without_its_checkpoints_is_not_begun_anew(tmp_path):
+    """A new run would delete the records of a run that was copied without its checkpoints, or freed of them."""
+    check_begins(tmp_path)
+    RunFolder(tmp_path, {}).close()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    check_begins(tmp_path)  # stopped before the first checkpoint
+    (tmp_path / "export").mkdir()
+    with pytest.raises(RunFolderError, match=r"finished run without its checkpoints.*Choose another out_dir"):
+        check_begins(tmp_path)
+
+
+def test_plan_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    """An evaluation of another user's run ended."""
+    (tmp_path / "file").write_text("")
+    Plan(engines={}, learners={}).write(tmp_path / "file" / "run")
+    assert "the plan of the processes is not recorded" in caplog.text
 
 
 @pytest.mark.parametrize("moved", [True, False])

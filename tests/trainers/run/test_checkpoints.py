@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
-from forge_agents.files import Checksums
+from forge_agents.files import Checksums, outdated_export
 from forge_trainers.records.run_folder import saved_reward
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, checked_mark
@@ -89,6 +89,28 @@ def test_copy_of_a_checkpoint_is_not_taken_for_the_newest(tmp_path, copy):
     save(tmp_path, 20, 30, 40)
     assert names(tmp_path) == sorted(["step-000030", "step-000040", copy])
     assert restore(tmp_path) == (40, 40)
+
+
+@pytest.mark.parametrize("unreadable", ["checkpoints", "checkpoints/step-000020/experiment.json"])
+def test_checkpoints_that_cannot_be_read_are_not_taken_for_none(tmp_path, monkeypatch, unreadable):
+    """A run in such a folder, for example of another user, began anew and deleted its records."""
+    folder = tmp_path / "checkpoints"
+    assert not Checkpoints(folder, keep=2).any()
+    save(folder, 10, 20)
+
+    def refuse(call):
+        def refusing(path, *args, **options):
+            if os.fspath(path) == os.fspath(tmp_path / unreadable):
+                raise PermissionError(13, "Permission denied", os.fspath(path))
+            return call(path, *args, **options)
+
+        return refusing
+
+    monkeypatch.setattr(os, "listdir", refuse(os.listdir))
+    monkeypatch.setattr(os, "stat", refuse(os.stat))
+    with pytest.raises(RunFolderError, match=r"checkpoints cannot be read .*Permission denied.*Make them readable"):
+        restore(folder)
+    assert outdated_export(tmp_path) == ""
 
 
 def test_best_checkpoint_is_kept_and_the_newest_is_restored(tmp_path):

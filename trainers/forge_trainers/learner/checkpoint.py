@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import logging
+import math
 import os
 import pickle
 import re
@@ -19,7 +20,7 @@ import shutil
 import stat
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any
@@ -39,7 +40,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError
-from forge_agents.files import Checksums, check_dense
+from forge_agents.files import Checksums, apply_umask, check_dense
 from forge_agents.models import families
 from forge_agents.models.resolve import check_contained_files, copy_model_file, opened_folder, read_json
 from forge_trainers.learner import untrusted
@@ -47,6 +48,7 @@ from forge_trainers.learner import untrusted
 _log = logging.getLogger(__name__)
 _MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, MemoryError, TypeError)
 """Errors that PyTorch and the unpickler raise for malformed metadata."""
+_CHECKED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _COPIED = re.compile(
     r"(added_tokens|chat_template|config|generation_config|(video_)?preprocessor_config|processor_config|tokenizer"
@@ -266,6 +268,26 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
     return requested
 
 
+def odd_number(state: Mapping[str, Any]) -> str:
+    """Return the name of a tensor with numbers on this rank that no training has, or an empty text.
+
+    Those are numbers that are not finite, and negative second moments or counts of steps. One training step would
+    spread them to all weights.
+
+    Args:
+        state: Parts of a learner's state, by name: tensors and other values by name.
+    """
+    for name, value in (item for part in state.values() if isinstance(part, Mapping) for item in part.items()):
+        local = value.to_local() if isinstance(value, DTensor) else value
+        if not isinstance(local, torch.Tensor) or local.dtype not in _CHECKED or not local.numel():
+            continue
+        least, most = map(float, torch.aminmax(local.detach()))  # makes no copy
+        is_count = str(name).endswith((".exp_avg_sq", ".step"))
+        if not (math.isfinite(least) and math.isfinite(most)) or (is_count and least < 0):
+            return str(name)
+    return ""
+
+
 # ---- exports
 
 
@@ -306,6 +328,8 @@ def export(
                 check_replaceable(folder)
                 unfinished = _new_folder(folder.with_name(f".unfinished-{folder.name}"))
                 save_torch_state_dict(whole, str(unfinished), metadata={"format": "pt"})
+                for file in unfinished.glob("*.safetensors"):
+                    apply_umask(file)
                 templates = [f"{_TEMPLATES}/{file.name}" for file in (opened / _TEMPLATES).glob("*.jinja")]
                 for name in (*filter(_COPIED.fullmatch, sorted(os.listdir(opened))), *templates):  # noqa: PTH208
                     (unfinished / name).parent.mkdir(exist_ok=True)
@@ -321,6 +345,7 @@ def export(
                     (unfinished / _ADAPTER).mkdir()
                     plain = {name: value.cpu().contiguous() for name, value in weights.items()}
                     save_file(plain, unfinished / _ADAPTER / "adapter_model.safetensors")
+                    apply_umask(unfinished / _ADAPTER / "adapter_model.safetensors")
                     (unfinished / _ADAPTER / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
                 _put_in_place(unfinished, folder)
         except (OSError, SafetensorError) as error:  # SafetensorError: the disk is full

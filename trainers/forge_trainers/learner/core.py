@@ -10,7 +10,7 @@ import math
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -395,7 +395,7 @@ class LearnerCore:
         Returns the version of the weights. `to_train` False reads the weights alone, which is enough for an export.
 
         Raises:
-            RunFolderError: The checkpoint is missing, incomplete or of another model.
+            RunFolderError: The checkpoint is missing, incomplete or of another model, or has numbers of no training.
         """
         self._enter()
         free_unsharded(self.model)
@@ -405,6 +405,8 @@ class LearnerCore:
         version = state["version"]
         if type(version) is not int or not 0 <= version <= _MAX_VERSION:
             raise RunFolderError(f"{folder} has version={version!r:.40}. Expected a whole number from 0 to 2^53")
+        if odd := self._odd_number(state):
+            raise RunFolderError(f"{folder} is damaged: {odd:.200} has numbers that no training writes, such as NaN")
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         if to_train:
             settings = [dict(group) for group in self._param_groups()]
@@ -424,7 +426,16 @@ class LearnerCore:
 
         An adapter is merged into the model, and the subfolder ``adapter`` holds it in PEFT's format as well. Weights
         are stored in `dtype`, by default that of the start model.
+
+        Raises:
+            RunFolderError: The folder cannot be written, or a weight is not finite.
         """
+        self._enter()
+        if odd := self._odd_number(self._weights()):
+            raise RunFolderError(
+                f"nothing is exported to {folder}, because weights in {odd} are not finite: the training diverged. "
+                "Continue with a lower lr: the run goes back to a checkpoint with finite weights"
+            )
         source = Path(self.config.model)
         dtype = dtype or models.dtype_of(source)
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -606,6 +617,15 @@ class LearnerCore:
             out_T[row.token_S.to(out_T.device)] = torch.cat(logprobs)[: row.token_S.numel()]
         free_unsharded(built.model)
         return self._over_ranks(out_T)
+
+    def _odd_number(self, state: Mapping[str, Any]) -> str:
+        """Return `checkpoint.odd_number` of this rank or, if it has none, a text if another rank has one."""
+        odd = checkpoint.odd_number(state)
+        if checkpoint.is_alone():
+            return odd
+        found = torch.tensor(float(bool(odd)), device=self._ranks.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)  # all ranks go on, or none
+        return odd or "a part of another rank" * bool(found)
 
     def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
         """Values of all tokens, on CPU. Each token was computed by one data-parallel rank."""

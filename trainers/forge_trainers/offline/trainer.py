@@ -34,6 +34,7 @@ from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import (
     FitResult,
     RunFolder,
+    check_begins,
     check_is_run,
     check_resumable,
     hashes_of_models,
@@ -238,6 +239,8 @@ class OfflineTrainer(ABC, Generic[T]):
         self, described: Mapping[str, Any], data: Gathered[T], parts: tuple[list[T], list[T]], steps: int
     ) -> FitResult:
         self._check_resumable(described)
+        if not (self._next_step or self._checkpoints.any()):
+            check_begins(self.out_dir)
         check_installed(self.config.tracker)
         with startup.show() as say:
             self._checkpoints.check_room([(self.policy, self.config.learner)], say)

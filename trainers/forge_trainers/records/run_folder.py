@@ -141,6 +141,19 @@ def check_is_run(folder: Path) -> None:
     )
 
 
+def check_begins(folder: Path) -> None:
+    """Refuse to begin a run where a finished one was, whose checkpoints are gone: its records would be deleted.
+
+    Raises:
+        RunFolderError: There are metrics and an exported model.
+    """
+    if (folder / "metrics.jsonl").exists() and (folder / "export").exists():
+        raise RunFolderError(
+            f"{folder} has a finished run without its checkpoints, so that a run would begin anew and delete its "
+            "records. Choose another out_dir, or remove the export"
+        )
+
+
 def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[str]) -> None:
     """Raise RunFolderError if a resumed run has other settings than ``config.yaml``, or a link leads out of the folder.
 

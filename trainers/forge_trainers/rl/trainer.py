@@ -23,7 +23,7 @@ from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.settings import named_arguments
 from forge_agents.types import Reward
 from forge_trainers.records.description import describe
-from forge_trainers.records.run_folder import FitResult, RunFolder, check_is_run, read_rows
+from forge_trainers.records.run_folder import FitResult, RunFolder, check_begins, check_is_run, read_rows
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum
 from forge_trainers.rl.evaluation import EvalResult, Evaluator
@@ -217,6 +217,8 @@ class GRPOTrainer:
 
     async def _fit(self, plan: RunPlan, steps: int, called: float) -> FitResult:
         self._check_resumable(plan)
+        if not (self._lifecycle.next_step or self._checkpoints.any()):
+            check_begins(self.out_dir)
         if (result := self._finished(plan, steps)) is not None:
             return result
         plan.make_games()

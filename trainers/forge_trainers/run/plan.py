@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from forge_trainers.records.run_folder import write_atomically
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import Compute
 
+_log = logging.getLogger(__name__)
 STORE = "weights"
 """Name of the weight store's process."""
 _ANSWER_TIMEOUT_S = 600.0
@@ -61,9 +63,12 @@ class Plan:
         return str(yaml.safe_dump(plain, sort_keys=False, width=120))
 
     def write(self, folder: Path) -> None:
-        """Write ``plan.yaml``."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "plan.yaml", self.as_yaml())
+        """Write ``plan.yaml``, with a warning if that fails: an evaluation needs no writable folder."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "plan.yaml", self.as_yaml())
+        except OSError as cause:
+            _log.warning("the plan of the processes is not recorded: %s", cause.__cause__ or cause)
 
 
 def resolve(

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forge_agents.files import check_dense
+from forge_agents.files import apply_umask, check_dense
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import NotFittedError
 from forge_verifiers.core.verifier import (
@@ -173,6 +173,7 @@ class Distilled(Composable):
             raise NotFittedError(f"verifier {self.name!r} has no weights yet. Create it by distill, or load them")
         metadata = {"format": str(state.pop("format")), "name": self.name, "family": self.family or ""}
         save_file(state, os.fspath(path), metadata)
+        apply_umask(Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
