@@ -275,8 +275,14 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[TextIO]:
     """Open a text file that gets its name when the block ends, so that no reader sees a partial file.
 
     An error in the block leaves an existing file unchanged. The permissions follow the umask.
+
+    Raises:
+        RunFolderError: Something other than a file has that name, which would be replaced as well.
     """
     target = user_path(path)
+    parent = os.path.realpath(target.parent)
+    if (os.path.lexists(target) and not target.is_file()) or parent == "/dev" or f"{parent}/".startswith("/proc/"):
+        raise RunFolderError(f"{target} is no file, and would be replaced by one. Choose another name")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
     try:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from forge_agents.bench.records import EpisodeLog
+from forge_agents.errors import RunFolderError
 from forge_agents.files import (
     atomic_writer,
     cache_folder,
@@ -201,3 +202,28 @@ def test_a_lock_on_the_episodes_of_a_benchmark_keeps_no_one_out(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         with EpisodeLog(tmp_path):
             assert stat.S_IMODE((tmp_path / ".episodes.lock").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to a folder", "dangling link", "/dev/null", "/dev/stdout"])
+def test_only_files_are_replaced(tmp_path, monkeypatch, kind):
+    """`--out /dev/null` of root, or `json: /dev/null` in a stranger's file, replaced the device by the report."""
+    path, devices, replace = tmp_path / "page.html", Path("/dev"), Path.replace
+
+    def guarded(draft, target):
+        assert Path(target).parent != devices, "a device would be replaced"
+        return replace(draft, target)
+
+    monkeypatch.setattr(Path, "replace", guarded)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind.startswith("/dev/"):
+        path = Path(kind)
+    else:
+        path.symlink_to(tmp_path if kind == "link to a folder" else tmp_path / "missing")
+    before = path.lstat()
+    for write in (write_atomic, lambda path, text: write_atomic(path, text, replaces="mine")):
+        with pytest.raises(RunFolderError, match="is no file, and would be replaced by one. Choose another name"):
+            write(path, "text")
+    assert os.path.samestat(path.lstat(), before) and [file.name for file in tmp_path.iterdir()] in ([], ["page.html"])
