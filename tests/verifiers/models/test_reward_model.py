@@ -247,6 +247,12 @@ def test_name_of_a_default_label_is_shown_once(case, tiny_bert, tmp_path, caplog
     assert len(shown) == warnings and all("'toxic'" in text and "positive=0" in text for text in shown)
 
 
+def test_half_a_surrogate_pair_is_read_as_the_replacement_character(tiny_bert, tiny_chat_classifier):
+    for folder in (tiny_bert(labels=1), tiny_chat_classifier):
+        first, second = RewardModel(folder).score([said(("q", "a\ud800")), said(("q", "a\ufffd"))])
+        assert first == pytest.approx(second, abs=1e-6)
+
+
 def test_logit_that_is_no_number_is_a_failure_and_no_score(tiny_bert, monkeypatch):
     model = RewardModel(tiny_bert(labels=1))
     expected = model.score(PLAYED)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 import numpy as np
 
 from forge_agents.display import printable
+from forge_agents.envs.env import writable
 from forge_agents.envs.reasoning import TAGS
 from forge_agents.models import resolve as models
 from forge_agents.models.chat_templates import render
@@ -178,7 +179,7 @@ class TextModel:
             limit = min(limit, declared)
 
         def encode(text: Text) -> dict[str, list[int]]:
-            parts: tuple[str, ...] = (text,) if isinstance(text, str) else text
+            parts = tuple(map(writable, (text,) if isinstance(text, str) else text))
             if max(map(len, parts)) > _LONG_CHARS:  # characters of tokens that are left out below
                 room = limit * max(map(len, tokenizer.get_vocab()))
                 parts = tuple(part if len(part) <= 2 * room else part[:room] + part[-room:] for part in parts)
