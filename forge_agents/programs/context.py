@@ -9,6 +9,7 @@ requests to the servers that the user has set by ``OPENAI_BASE_URL`` or ``ANTHRO
 from __future__ import annotations
 
 import _posixsubprocess
+import asyncio
 import contextlib
 import contextvars
 import functools
@@ -243,8 +244,8 @@ def _check_request(program: _Program, request: Any, response: Any) -> Any:
     A request to the gateway gets the key of its program: a client that is kept from one episode to the next would send
     the key of the first.
     """
-    gateway = urlsplit(program.session.url)
-    if (request.url.host, request.url.port) == (gateway.hostname, gateway.port):
+    if _is_gateway(program, request.url.host, request.url.port):
+        _end_if_over(program)
         for name, value in (("authorization", f"Bearer {program.session.token}"), ("x-api-key", program.session.token)):
             if name in request.headers:
                 request.headers[name] = value
@@ -263,9 +264,27 @@ def _putrequest(
     host, port = connection.host, connection.port
     if getattr(connection, "_tunnel_host", None):  # through a proxy
         host, port = connection._tunnel_host, connection._tunnel_port
+    if _is_gateway(program, host, port):
+        _end_if_over(program)
     if (error := _rejection(program, host, port, urlsplit(url).path)) is not None:
         raise PermissionError(str(error))
     return putrequest(connection, method, url, *args, **kwargs)
+
+
+def _is_gateway(program: _Program, host: str, port: int | None) -> bool:
+    gateway = urlsplit(program.session.url)
+    return (host, port) == (gateway.hostname, gateway.port)
+
+
+def _end_if_over(program: _Program) -> None:
+    """End the thread or task of a program that asks a model after its episode, if only by its next request.
+
+    Programs that retry after every error would repeat a refused request for ever, each in a thread of its own. They do
+    not handle this exception, as ``except Exception`` does not. In a thread, SystemExit would be usual, but a task that
+    waits for the thread would pass it on to the event loop, which ends.
+    """
+    if program.session.closed:
+        raise asyncio.CancelledError("the episode of this program is over")
 
 
 def _port(url: Any) -> int:

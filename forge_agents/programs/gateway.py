@@ -167,6 +167,11 @@ class Session:
         """Port of the gateway."""
         return self._gateway.port
 
+    @property
+    def closed(self) -> bool:
+        """Whether all further calls are rejected."""
+        return self._closed
+
     def listen(self, listener: socket.socket) -> None:
         """Serve at another socket until the session is closed, e.g. in a network namespace without a route here."""
         with self._lock:

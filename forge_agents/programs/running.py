@@ -248,7 +248,7 @@ class _AsyncFunction:
 
 
 class _Function:
-    """A function in its own thread. Threads cannot be stopped: this one stays, and its next call is rejected."""
+    """A function in its own thread. Threads cannot be stopped: this one ends by its next call."""
 
     def __init__(self, program: Callable[[Any, Any], Any], task: Any, session: Session) -> None:
         self._thread = threading.Thread(target=self._run, args=(program, task, session), name="program", daemon=True)

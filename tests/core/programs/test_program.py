@@ -299,6 +299,60 @@ def test_fork_with_calls_in_another_order_is_rejected():
         env.close()
 
 
+retry_ended = threading.Event()
+
+
+def retry(ask):
+    """Ask for ever, whatever the errors."""
+    try:
+        while True:
+            with contextlib.suppress(Exception):
+                ask()
+    finally:
+        retry_ended.set()
+
+
+def in_its_thread(task, client):
+    retry(lambda: client.chat.completions.create(**say("agent", "-")))
+
+
+def through_urllib(task, client):
+    headers = {"authorization": f"Bearer {client.api_key}", "content-type": "application/json"}
+    url, body = f"{client.base_url}chat/completions", json.dumps(say("agent", "-")).encode()
+    retry(lambda: urllib.request.urlopen(urllib.request.Request(url, body, headers)).read())
+
+
+async def in_a_thread_that_a_task_waits_for(task, client):
+    with openai.OpenAI() as plain_client:
+        waiting = asyncio.create_task(asyncio.to_thread(in_its_thread, task, plain_client))
+        await asyncio.shield(waiting)
+
+
+async def in_a_task_that_is_left_behind(task, client):
+    async def ask():
+        try:
+            while True:
+                with contextlib.suppress(Exception):
+                    await client.chat.completions.create(**say("agent", "-"))
+        finally:
+            retry_ended.set()
+
+    await asyncio.shield(asyncio.create_task(ask()))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [in_its_thread, through_urllib, in_a_thread_that_a_task_waits_for, in_a_task_that_is_left_behind],
+)
+def test_program_that_retries_after_every_error_ends_with_its_episode(program):
+    """Each cut-off episode left a thread that asked for ever. The event loop that programs share goes on."""
+    retry_ended.clear()
+    episode = played(program, max_turns=3)
+    assert episode.trajectories["agent"].info["cut"] == "it made more than 3 calls"
+    assert retry_ended.wait(60)
+    assert played(crew, **CREW).rewards == {"planner": 1.0, "solver": 1.0}
+
+
 @pytest.mark.parametrize("answers", [0, 1])
 def test_fork_with_other_messages_is_rejected(answers):
     """Answers would otherwise be given to other questions, and alternatives scored by them."""
