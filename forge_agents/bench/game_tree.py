@@ -106,6 +106,8 @@ class GameTree:
         self.agents = cast("tuple[str, str]", tuple(env.possible_agents))
         empty: Mapping[str, tuple[tuple[str, str], ...]] = dict.fromkeys(self.agents, ())
         openings = _checked(env.openings(), self.env_id)
+        for _, opening in openings:
+            _list_legal_actions(opening)
         instructions = hook(openings[0][1], "instructions")
         self.instructions = {agent: str(instructions(agent)) if instructions else "" for agent in self.agents}
         self.roots = [(chance, self._node(opening, empty, 0.0, 0.0)) for chance, opening in openings]
@@ -158,6 +160,14 @@ def _checked(openings: object, env_id: str) -> list[tuple[float, Any]]:
             f"{_OPENINGS}"
         )
     return checked
+
+
+def _list_legal_actions(opening: Any) -> None:
+    """Store the legal actions of the present state. `openings` may have changed the state after `reset` stored them."""
+    legal_actions, agent = hook(opening, "legal_actions"), opening.agent_selection
+    legal = None if legal_actions is None else legal_actions(agent)
+    if legal is not None:
+        opening.infos[agent] = {**opening.infos[agent], "legal_actions": list(legal)}
 
 
 def is_over(env: Any) -> bool:
