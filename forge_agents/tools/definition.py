@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import json
@@ -9,7 +10,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -23,12 +24,12 @@ MAX_RESULT_CHARS = 4000
 """Maximum length of a result. Longer results are truncated, with a note."""
 
 
-_RUN_LATER = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+_GENERATORS = (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that an agent may call. A tool in the body of a class binds to the instance like a method."""
+    """A function, also an async one, that an agent may call. In a class body it binds to the instance like a method."""
 
     name: str
     description: str
@@ -39,21 +40,19 @@ class Tool:
     """Time limit of a call in seconds, which then runs in its own thread. None: the call runs directly."""
     waits: bool = False
     """Whether `fn` waits for another process or machine. A step with such a tool does not delay other episodes. Always
-    true with `timeout_s`."""
+    true with `timeout_s` and for async functions."""
     method: bool = False
     """Whether `fn` is an unbound method."""
     convert: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
     """Converts JSON values to the types of `fn`'s hints. Deep copies share this function."""
 
     def __post_init__(self) -> None:
-        if any(is_kind(self.fn) for is_kind in _RUN_LATER):
-            raise TypeError(
-                f"tool {self.name} is an async function or a generator, which would not run when it is called. Write a "
-                "function that returns its result, such as one that calls asyncio.run"
-            )
+        if any(is_kind(self.fn) for is_kind in _GENERATORS):
+            raise TypeError(f"tool {self.name} is a generator. Write a function that returns its whole result")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"tool {self.name}: timeout_s={self.timeout_s} must be above 0, or None for no time limit")
-        object.__setattr__(self, "waits", self.waits or self.timeout_s is not None)
+        waits = self.waits or self.timeout_s is not None or inspect.iscoroutinefunction(self.fn)
+        object.__setattr__(self, "waits", waits)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -67,7 +66,7 @@ class Tool:
         return replace(self, fn=types.MethodType(self.fn, instance), method=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function. Exceptions are raised. `run_tool` converts them to results."""
+        """Call the function, as without the decorator. Exceptions are raised. `run_tool` converts them to results."""
         return self.fn(*args, **kwargs)
 
 
@@ -210,13 +209,20 @@ def _error_result(call: ToolCall, reason: str) -> ToolResult:
 
 def _call(selected: Tool, arguments: Mapping[str, Any]) -> Any:
     """Return the function's result. With a time limit it runs in a thread, which is left behind at the limit."""
-    kwargs = selected.convert(arguments)
-    if selected.timeout_s is None:
-        return selected.fn(**kwargs)
-    answer = begin_in_thread(functools.partial(selected.fn, **kwargs), name=f"tool {selected.name}")
+    call: Callable[[], Any] = functools.partial(selected.fn, **selected.convert(arguments))
+    if inspect.iscoroutinefunction(selected.fn):
+        call = functools.partial(_run_coroutine, call)
+    elif selected.timeout_s is None:
+        return call()
+    answer = begin_in_thread(call, name=f"tool {selected.name}")
     try:
         return answer.result(selected.timeout_s)
     except TimeoutError as late:
         if answer.done():  # raised by the tool
             raise
         raise ValueError(f"{selected.name} gave no result within {selected.timeout_s:g} s") from late
+
+
+def _run_coroutine(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run an async function in an event loop of its own. The caller's thread may have a loop that is running."""
+    return asyncio.run(call())

@@ -101,7 +101,7 @@ class ToolEnv(TurnEnv):
 
     def tool_schemas(self, agent: str) -> list[dict[str, Any]]:
         """Return the schemas of `tools`, with which calls in the grammar of a model family are parsed."""
-        return [tool.schema for tool in self.tools(agent)]
+        return [tool.schema for tool in self._named_tools(agent)]
 
     # ---- methods that a game calls
 
@@ -117,8 +117,13 @@ class ToolEnv(TurnEnv):
         return remaining
 
     def _named_tools(self, agent: str) -> list[Tool]:
-        """Return the tools of an agent. Raises ValueError if two have one name."""
-        tools = list(self.tools(agent))
+        """Return the tools of an agent. Raises TypeError if one is no tool, and ValueError if two have one name."""
+        tools: list[Any] = list(self.tools(agent))  # of user code, which may ignore the declared type
+        if other := [item for item in tools if not isinstance(item, Tool)]:
+            raise TypeError(
+                f"{self}: tools({agent!r}) returned {getattr(other[0], '__name__', repr(other[0]))}, which is no tool. "
+                "Put @fa.tool above the definition of the function or method"
+            )
         if name := repeated_name(tools):
             raise ValueError(
                 f"{agent} has several tools that are called {name!r}, and a call names only one. Rename the others, "
@@ -130,7 +135,7 @@ class ToolEnv(TurnEnv):
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a step in a thread if the acting agent has a tool that waits, so that other episodes go on meanwhile."""
-        if where != "step" or not any(tool.waits for tool in self.tools(self.agent_selection)):
+        if where != "step" or not any(tool.waits for tool in self._named_tools(self.agent_selection)):
             return call(*args, **kwargs)
         return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
@@ -147,6 +152,7 @@ class ToolEnv(TurnEnv):
 
         Tags of results in the game's observation are broken up, because another agent may have written them.
         """
+        self._check_started("observe()")
         results_text = self._results.get(agent)
         if results_text is not None:
             return Observation(results_text)

@@ -273,6 +273,56 @@ def test_tools_of_one_name_are_refused():
         raises(ValueError, "keeper has several tools that are called 'open_vault'", use)
 
 
+def test_plain_function_among_the_tools_is_named():
+    class Plain(Vault):
+        def peek(self) -> str:
+            "Look."
+            return "nothing"
+
+        def tools(self, agent):
+            return [self.open_vault, self.peek]
+
+    env = Plain()
+    env.reset(seed=0)
+    reason = r"Plain: tools\('keeper'\) returned peek, which is no tool. Put @fa.tool above the definition"
+    for use in (lambda: env.tool_help("keeper"), lambda: env.tool_schemas("keeper"), lambda: env.step("open")):
+        raises(TypeError, reason, use)
+
+
+def test_async_tool_changes_its_environment():
+    class Diary(ToolEnv):
+        possible_agents = ("agent",)
+
+        def setup(self, rng):
+            self.notes = []
+
+        @tool
+        async def note(self, text: str) -> int:
+            """Write a note."""
+            await asyncio.sleep(0)
+            self.notes.append(text)
+            return len(self.notes)
+
+        def instructions(self, agent):
+            return self.tool_help(agent)
+
+        def tools(self, agent):
+            return [self.note]
+
+        def observe_text(self, agent):
+            return "go"
+
+        def act(self, agent, action):
+            return Outcome(rewards={agent: float(len(self.notes))}, done=True)
+
+    answers = {"go": '<tool_call>{"name": "note", "arguments": {"text": "a"}}</tool_call>'}
+    player = fa.Scripted(lambda observation: answers.get(observation, "done"))
+    episode = fa.play(Diary, player, seed=0)
+    assert episode.turns[1].observation == "<tool_response>\n1\n</tool_response>"
+    assert episode.rewards == {"agent": 1.0}
+    assert check_env(Diary, episodes=1).ok
+
+
 @pytest.mark.parametrize("options", [{"waits": True}, {"timeout_s": 60.0}])
 def test_tools_that_wait_do_not_delay_other_episodes(options):
     together = threading.Barrier(4, timeout=100)  # breaks unless four episodes call the tool at once

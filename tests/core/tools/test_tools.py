@@ -216,18 +216,43 @@ def test_the_calculator_is_exact_on_integers(a, b):
     assert calculator(f"({a}) * ({b}) - {abs(a)}") == str(a * b - abs(a))
 
 
-def test_functions_that_run_later_are_no_tools():
-    async def wait(text: str) -> str:
-        "Wait."
-        return text
-
+def test_generators_are_no_tools():
     def count(text: str):
         "Count."
         yield text
 
-    for later in (wait, count):
-        with pytest.raises(TypeError, match=f"tool {later.__name__} is an async function or a generator"):
-            tool(later)
+    async def wait(text: str):
+        "Count later."
+        yield text
+
+    for generator in (count, wait):
+        with pytest.raises(TypeError, match=f"tool {generator.__name__} is a generator. Write a function that returns"):
+            tool(generator)
+
+
+def test_async_tools_are_awaited():
+    @fa.tool
+    async def double(number: int) -> int:
+        "Double a number."
+        await asyncio.sleep(0)
+        if number < 0:
+            raise ValueError("no negative numbers")
+        return 2 * number
+
+    @fa.tool(timeout_s=0.01)
+    async def never(number: int) -> int:
+        "Wait."
+        await asyncio.sleep(60)
+        return number
+
+    async def in_a_running_loop(number):
+        return run_tool([double], call("double", number=number))
+
+    assert double.waits and asyncio.run(double(3)) == 6  # still the function
+    assert run_tool([double], call("double", number=3)).content == "6"
+    assert asyncio.run(in_a_running_loop(4)).content == "8"
+    assert asyncio.run(in_a_running_loop(-4)).content == "Error: no negative numbers"
+    assert run_tool([never], call("never", number=1)).content == "Error: never gave no result within 0.01 s"
 
 
 def test_numbers_and_dataclasses_of_a_result_are_json():
