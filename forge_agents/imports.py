@@ -26,6 +26,7 @@ _OURS = ("forge_agents", "forge_envs", "forge_trainers", "forge_verifiers")
 _PLUGINS = ("forge_agents.envs", "forge_agents.verifiers")
 """Entry points of packages for this project."""
 MODULE_FLAG = "--trust_module"
+MODULE_ADVICE = "Run the command in the module's folder, put the module next to the run's file, or install it"
 _file_texts: list[str] = []
 """Texts of the settings files of this call, perhaps of a stranger."""
 _trusted: list[str] = []
@@ -264,10 +265,15 @@ def import_object(place: str, what: str) -> Any:
     except UntrustedModuleError as cause:
         raise ValueError(f"{what} {place!r}: {cause}") from cause
     except (ImportError, AttributeError, ValueError) as cause:
+        advice = import_advice(module, cause, "Write 'package.module:object'")
         near = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
-        raise ValueError(
-            f"{what} {place!r} cannot be imported ({cause}). Write 'package.module:object'.{near}"
-        ) from cause
+        raise ValueError(f"{what} {place!r} cannot be imported ({cause}). {advice}.{near}") from cause
+
+
+def import_advice(module: str, cause: BaseException, form: str) -> str:
+    """Return what to do about a failed import: where to put the module if there is none, else `form`."""
+    is_missing = isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")
+    return MODULE_ADVICE if is_missing else form
 
 
 def plugin_object(place: str) -> Any:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from forge_agents.errors import UntrustedModuleError, did_you_mean, near_names
 from forge_agents.files import outdated_export, user_path
-from forge_agents.imports import check_origin, import_user_module
+from forge_agents.imports import check_origin, import_advice, import_user_module
 from forge_agents.models.exports import settings_of, trained_prompts
 from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted, unique_name
 
@@ -166,7 +166,8 @@ def read_player(text: str, sampling: Sampling | None = None) -> Player:
     except UntrustedModuleError:
         raise
     except ImportError as error:
-        raise ValueError(f"player {text!r}: {module_name} cannot be imported: {error}") from None
+        advice = import_advice(module_name, error, "Write 'package.module:function'")
+        raise ValueError(f"player {text!r}: {module_name} cannot be imported ({error}). {advice}") from None
     if not hasattr(module, function):
         hint = did_you_mean(function, dir(module))
         raise ValueError(f"player {text!r}: {module_name} has no {function!r}.{hint}")

@@ -13,14 +13,14 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import metadata
 from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, split_id, split_level
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, UnknownIdError, did_you_mean
-from forge_agents.imports import import_user_module, plugin_object
+from forge_agents.imports import MODULE_ADVICE, import_user_module, plugin_object
 
 E = TypeVar("E", bound=Callable[..., Any])
 
@@ -143,12 +143,16 @@ def register(
 
 
 def _add(new: EnvSpec) -> EnvSpec:
+    if new.id.partition("/")[0] in _plugin_names():
+        _load_plugins()  # so that an id of a plugin is refused here, and the plugin loads
     with _lock:
         old, name = _specs.get(new.id), _qualified(new.entry_point)
         if old is not None and _qualified(old.entry_point) != name:
+            namespace, _, rest = new.name.partition("/")
+            other = f"my/{rest}-v0" if namespace in _plugin_names() else f"{new.name}-v{new.version + 1}"
             raise ValueError(
                 f"{new.id} is already {_qualified(old.entry_point)}. Register {name} under another name or version, "
-                f"e.g. {new.name}-v{new.version + 1}"
+                f"e.g. {other}"
             )
         _specs[new.id] = new
     return new
@@ -301,9 +305,14 @@ def register_suite(
         raise ValueError(f"suite {name!r} needs one or more different ids, got {list(ids)}")
     for env_id in ids:
         split_id(env_id)
+    _load_plugins()  # so that the name of a plugin's suite is refused here, and the plugin loads
     with _lock:
         if (existing := _suites.setdefault(name, entry)) != entry:
-            raise ValueError(f"suite {name!r} is already {existing}. Choose another name or version")
+            raise ValueError(
+                f"suite {name!r} is already registered with {', '.join(existing[0])}, "
+                f"{', '.join(f'{key}={value}' for key, value in asdict(existing[1]).items())}. Choose another name or "
+                "version"
+            )
 
 
 def list_suites() -> list[str]:
@@ -359,10 +368,7 @@ def _import_module_of(env_id: str) -> str:
     try:
         import_user_module(module)
     except ModuleNotFoundError as cause:
-        raise UnknownIdError(
-            f"cannot import module {module!r} of {env_id!r}: {cause}. Run the command in the module's folder, put the "
-            "module next to the run's file, or install it"
-        ) from cause
+        raise UnknownIdError(f"cannot import module {module!r} of {env_id!r}: {cause}. {MODULE_ADVICE}") from cause
     return rest
 
 
@@ -440,6 +446,11 @@ def settings_of(env_spec: EnvSpec) -> dict[str, Any]:
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     kwargs = env_spec.kwargs.items()
     return defaults | {name: value for name, value in kwargs if name in parameters or name not in BY_NAME}
+
+
+@cache
+def _plugin_names() -> frozenset[str]:
+    return frozenset(point.name for point in metadata.entry_points(group=GROUP))
 
 
 def _load_plugins() -> None:

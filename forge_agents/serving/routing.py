@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from forge_agents.errors import did_you_mean
-from forge_agents.imports import check_origin, import_user_module
+from forge_agents.imports import check_origin, import_advice, import_user_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -118,7 +118,8 @@ def router_class(routing: str) -> Callable[[int], Router]:
     try:
         router = check_origin(getattr(import_user_module(module), name), routing)
     except (ImportError, AttributeError, ValueError) as cause:
-        raise ValueError(f"routing={routing!r} cannot be imported ({cause}). Write 'package.module:Class'") from cause
+        advice = import_advice(module, cause, "Write 'package.module:Class'")
+        raise ValueError(f"routing={routing!r} cannot be imported ({cause}). {advice}") from cause
     methods = ("pick", "answered")
     if not (isinstance(router, type) and all(callable(getattr(router, method, None)) for method in methods)):
         raise ValueError(

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -165,3 +166,20 @@ def test_registering_loads_neither_plugins_nor_pettingzoo():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("claim", "refusal"),
+    [
+        ("fa.register('forge/KuhnPoker-v0', entry_point='a:B')", "already forge_envs.* e.g. my/KuhnPoker-v0"),
+        ("fa.register_suite('core-v1', ['t/X-v0'])", "suite 'core-v1' is already registered with forge/.*episodes=32"),
+    ],
+)
+def test_names_of_a_plugin_that_is_not_yet_loaded_are_refused_and_the_plugin_loads(claim, refusal):
+    code = (
+        f"import forge_agents as fa\ntry:\n    {claim}\nexcept ValueError as error:\n    print(error)\n"
+        "print(fa.make('forge/Relay-v0'))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    refused, made = done.stdout.splitlines()
+    assert re.search(refusal, refused) and made == "forge/Relay-v0"

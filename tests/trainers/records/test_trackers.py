@@ -234,7 +234,10 @@ def test_tracker_of_a_user_takes_rows_of_every_session(tmp_path, monkeypatch):
     ("tracker", "message"),
     [
         ("my_sink:Linse", r"'my_sink:Linse' cannot be imported .*Did you mean 'Lines'"),
-        ("no_sink:Lines", r"'no_sink:Lines' cannot be imported .*Write 'package.module:object'"),
+        (
+            "no_sink:Lines",
+            r"'no_sink:Lines' cannot be imported .*Run the command in the module's folder, put the module next to",
+        ),
         ("my_sink:Other", r"is <class 'my_sink.Other'>\. Name a subclass of .*\.trackers\.Tracker"),
     ],
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from forge_agents.errors import did_you_mean
-from forge_agents.imports import import_user_module
+from forge_agents.imports import import_advice, import_user_module
 from forge_agents.settings import settings_class
 
 if TYPE_CHECKING:
@@ -261,7 +261,8 @@ def find_loss(name: str) -> Loss:
         try:
             import_user_module(module)
         except ImportError as cause:
-            raise ValueError(f"loss {name!r} cannot be imported ({cause}). Write 'package.module:name'") from cause
+            advice = import_advice(module, cause, "Write 'package.module:name'")
+            raise ValueError(f"loss {name!r} cannot be imported ({cause}). {advice}") from cause
         built_in = home.startswith(f"{_PACKAGE}.")  # one of our functions, which users may register under another name
         if home and not built_in and not _provides(module, _losses[word]):
             raise ValueError(conflict)
