@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from forge_agents.errors import did_you_mean
-from forge_agents.settings import settings_class
+from forge_agents.settings import check_call, settings_class
 
 Thinking: TypeAlias = Literal["auto", "on", "off", "low", "medium", "high"]
 """Reasoning switch of the chat template."""
@@ -459,6 +459,8 @@ class Scripted:
         _check_name(self.name)
         if not callable(self.fn):
             raise TypeError(f"Scripted takes a function observation -> action, got {type(self.fn).__name__}")
+        names = ("observation", "agent") if self._takes_agent else ("observation",)
+        check_call(self.fn, "the function of Scripted,", *names)
 
     def __call__(self, observation: str, agent: str) -> str:
         """Return the action for `observation`. Raises TypeError if the function does not return a str."""

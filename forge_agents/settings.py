@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -130,6 +131,16 @@ def settings_class(kind: C) -> C:
 def values_of(settings: Any, kind: type | None = None) -> dict[str, Any]:
     """Return the fields of a settings object by name, without copying values: those of `kind`, by default all."""
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(kind or settings)}
+
+
+def check_call(function: Callable[..., Any], description: str, *names: str) -> None:
+    """Raise TypeError unless a function can be called with these positional arguments."""
+    with contextlib.suppress(ValueError):  # built-ins have no signature
+        try:
+            inspect.signature(function).bind(*names)
+        except TypeError as cause:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise TypeError(f"{description} {name} must take ({', '.join(names)}): {cause}") from None
 
 
 def named_arguments(function: F) -> F:

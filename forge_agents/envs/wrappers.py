@@ -30,6 +30,7 @@ from forge_agents.envs.env import (
 from forge_agents.envs.foreign import SingleAgentEnv, turn_based
 from forge_agents.envs.spec import AnyEnv, EnvSpec, check_max_turns
 from forge_agents.errors import ArgumentError, ForgeError
+from forge_agents.settings import check_call
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
@@ -415,6 +416,10 @@ class WrappedEnv(_Mirror):
                 "such as 'player_0' in its possible_agents, agents and results"
             )
         check_max_turns(max_turns, str(env))
+        check_call(obs_to_text, "obs_to_text", "observation", "agent")
+        check_call(text_to_action, "text_to_action", "text", "agent", "action_space")
+        if legal_actions is not None:
+            check_call(legal_actions, "legal_actions", "observation", "agent")
         self.env = env
         self.possible_agents: list[str] = list(env.possible_agents)
         self.metadata = {**getattr(env, "metadata", {}), "name": f"text<{env}>"}

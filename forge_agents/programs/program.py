@@ -27,7 +27,6 @@ from forge_agents.programs.running import (
     Finished,
     Running,
     as_number,
-    check_arguments,
     check_program,
     describe_error,
     relative_path_hint,
@@ -38,6 +37,7 @@ from forge_agents.programs.running import (
 from forge_agents.programs.tasks import AnyTasks, Tasks
 from forge_agents.runtime.threads import call_from_destructor, in_thread, start_destructor_thread
 from forge_agents.sandbox.sandbox import Sandbox, validate_path
+from forge_agents.settings import check_call
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -475,7 +475,7 @@ def _check_reward(reward: object) -> None:
         raise TypeError(f"reward={reward!r:.200} is not a function (task, result). A verifier goes to the trainer")
     if inspect.iscoroutinefunction(reward):
         raise TypeError("reward= is async. Give a function that returns the number, or a judge to the trainer")
-    check_arguments(reward, "reward", "task", "result")
+    check_call(reward, "reward", "task", "result")
     with contextlib.suppress(ValueError):  # built-ins have no signature
         names = list(inspect.signature(reward).parameters)[:2]
         if names[:1] == ["result"] or names[1:] == ["task"]:

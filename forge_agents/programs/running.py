@@ -6,7 +6,6 @@ A program posts an `Ended` to its session. This module never waits for programs:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import json
@@ -36,6 +35,7 @@ from forge_agents.programs.gateway import Session
 from forge_agents.runtime.stalls import await_chain, stack
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult, remove_folder
+from forge_agents.settings import check_call
 
 AnyProgram: TypeAlias = Callable[[Any, Any], Any] | Sequence[str] | str
 """A function ``(task, client)``, async or not, or the words of a command line."""
@@ -122,7 +122,7 @@ def check_program(program: object, sandbox: Sandbox | None = None, image: Image 
     if callable(program):
         if sandbox is not None:
             raise TypeError("sandbox= isolates a command line. A function runs in this process, with all its rights")
-        check_arguments(program, "the program", "task", "client")
+        check_call(program, "the program", "task", "client")
         return
     words = shlex.split(program) if isinstance(program, str) else program
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
@@ -133,16 +133,6 @@ def check_program(program: object, sandbox: Sandbox | None = None, image: Image 
     if operator := next(filter(_SHELL.fullmatch, unquoted), ""):
         command = redact(str(program))[:200]
         raise ValueError(f'no shell reads the program, but {operator} is for one. Give ["sh", "-c", {command!r}]')
-
-
-def check_arguments(function: Callable[..., Any], description: str, *names: str) -> None:
-    """Raise TypeError unless a function can be called with these arguments."""
-    with contextlib.suppress(ValueError):  # built-ins have no signature
-        try:
-            inspect.signature(function).bind(*names)
-        except TypeError as cause:
-            name = getattr(function, "__name__", type(function).__name__)
-            raise TypeError(f"{description} {name} must take ({', '.join(names)}): {cause}") from None
 
 
 def relative_path_hint(program: Sequence[str] | str, files: Mapping[str, bytes]) -> str:

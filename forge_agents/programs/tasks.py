@@ -30,7 +30,8 @@ from forge_agents.errors import ForgeError
 from forge_agents.files import check_dense, user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.arrow_files import check_files, check_rows
-from forge_agents.programs.running import check_arguments, describe_error
+from forge_agents.programs.running import describe_error
+from forge_agents.settings import check_call
 
 AnyTasks: TypeAlias = Any
 """Anything with a length and numbered items, the path of a file, or a function ``rng -> task``."""
@@ -133,7 +134,7 @@ def _get(tasks: Any, index: int, name: str) -> Any:
 def _load(source: AnyTasks, name: str) -> Any:
     tasks = _read(user_path(source), name) if isinstance(source, str | os.PathLike) else source
     if callable(tasks):
-        check_arguments(tasks, name, "rng")
+        check_call(tasks, name, "rng")
         return tasks
     kind = type(tasks).__name__
     if isinstance(tasks, Mapping):

@@ -130,5 +130,8 @@ def test_scripted_takes_one_or_two_arguments_and_must_return_text():
     assert fa.Scripted(lambda observation: observation.upper())("x", "a") == "X"
     assert fa.Scripted(lambda observation, agent: agent + observation)("x", "a") == "ax"
     assert fa.Scripted(str)("x", "a") == "x"  # the class has no signature
+    for function in (lambda: "x", lambda observation, agent, seed: "x"):
+        with pytest.raises(TypeError, match=r"the function of Scripted, <lambda> must take \(observation"):
+            fa.Scripted(function)
     with pytest.raises(TypeError, match="returned int for 'a'"):
         fa.Scripted(lambda observation: 3)("x", "a")

@@ -428,3 +428,16 @@ def test_random_players_warn_if_letters_are_illegal():
     env = numbered_nim(lambda text, agent, space: ["one", "two", "three"].index(text))
     with pytest.warns(RuntimeWarning, match="does not always list legal actions, so fa.Random"):
         fa.play(env, fa.Random(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("functions", "reason"),
+    [
+        ({"obs_to_text": lambda observation: ""}, r"obs_to_text <lambda> must take \(observation, agent\): too many"),
+        ({"text_to_action": lambda text: 0}, r"text_to_action <lambda> must take \(text, agent, action_space\)"),
+        ({"legal_actions": list}, r"legal_actions list must take \(observation, agent\)"),
+    ],
+)
+def test_functions_with_other_parameters_are_refused_by_name(functions, reason):
+    given = {"obs_to_text": lambda observation, agent: "", "text_to_action": lambda text, agent, space: 0, **functions}
+    raises(TypeError, reason, fa.wrap, gymnasium.make("CartPole-v1"), **given)

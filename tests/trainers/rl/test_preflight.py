@@ -419,7 +419,7 @@ def test_failing_program_is_refused_or_reported(tried, monkeypatch):
 
 
 def test_scripted_policy_plays_in_preflight(tried, tiny_llama):
-    seats = {"player_0": fa.Policy(str(tiny_llama)), "player_1": fa.Scripted(lambda a, b, c: "x")}
+    seats = {"player_0": fa.Policy(str(tiny_llama)), "player_1": fa.Scripted(lambda observation: observation + 1)}
     said = tried(seats=seats)
     assert "episodes of random players failed in World, as a model's may: policy: TypeError" in said
     assert "Let the game answer" not in said
@@ -454,6 +454,21 @@ def test_slow_environment_is_stopped_after_the_budget(tried, slow, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 0.5)
     said = tried(env=Slow)
     assert "Slow is slow; 0 of 2 episodes ended in 0.5 s, so it is not checked. While" in said and Slow.steps <= 4
+
+
+class Blocking(World):
+    def act(self, agent, action):
+        time.sleep(0.3)
+        return super().act(agent, action)
+
+
+def test_environment_that_blocks_is_reported_with_its_place(tried, monkeypatch):
+    monkeypatch.setattr(preflight, "REPORT_S", 0.1)
+    said = tried(env=Blocking)
+    place = f"{Path(__file__).name}:{int(line_of(Blocking, 'time.sleep').rpartition(':')[2])} act"
+    assert re.search(f"preflight: Blocking has been running for 0.1 s, now at .*{place}. Code that blocks", said)
+    monkeypatch.setattr(preflight, "REPORT_S", 60.0)
+    assert "has been running" not in tried(env=Blocking)
 
 
 def test_environments_skipped_for_time_are_reported_once(tried, slow, monkeypatch):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
+import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,6 +27,7 @@ from forge_agents.policy import AnyPolicy, Oracle, Policy, Random, Scripted
 from forge_agents.rollout.conversation import Conversation
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.mesh import dividing_gpus, with_deadline
+from forge_agents.runtime.stalls import stack
 from forge_agents.runtime.threads import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
@@ -32,7 +36,7 @@ from forge_trainers.rl.failures import describe_error, describe_exception, expla
 from forge_trainers.rl.rewards import assess, is_env_reward, leaf_rewards, reward_name
 from forge_trainers.rl.tasks import Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
-from forge_trainers.run.supervision import Watchdog
+from forge_trainers.run.supervision import BLOCK_TIMEOUT_S, Watchdog
 from forge_verifiers.core.functions import describe_function, info_keys, name_of
 from forge_verifiers.core.verifier import Composable, ScoreError, assessed, declared_judges
 
@@ -47,6 +51,8 @@ EPISODES = 2
 """Number of episodes of each environment."""
 BUDGET_S = 3.0
 """Time limit of random play, and of the wait for the reward."""
+REPORT_S = 10.0
+"""Time after which an environment that blocks the thread, so that `BUDGET_S` cannot end it, is reported."""
 _MISTAKES = ("ImportError", "ModuleNotFoundError", "NameError", "NotImplementedError", "UnboundLocalError")
 """Errors that no text of a player can cause. Violations of a contract by a game count as mistakes, too. Its base class
 raises them. Other errors may be caused by random actions."""
@@ -102,7 +108,8 @@ class Preflight:
             elif self.sampler.make_s[env_id] > BUDGET_S:
                 self.say(f"preflight: skipped {env_id}, which takes {self.sampler.make_s[env_id]:.0f} s to construct")
             else:
-                groups += await self._first_group(env_id, until)
+                with _reporting_a_block(env_id, self.say):
+                    groups += await self._first_group(env_id, until)
         if skipped:
             self.say(f"preflight: out of time, skipped {len(skipped)} environments, the first of them {skipped[0]}")
         return groups
@@ -258,6 +265,27 @@ class Preflight:
         who, timeout_s = f"reward {reward_name(self.reward)}", self.config.stage_timeout_s
         calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # the result may never be read
         return partial(with_deadline, calling, timeout_s, who=who, what="scoring")
+
+
+@contextlib.contextmanager
+def _reporting_a_block(env_id: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Report where this thread is if the block takes `REPORT_S`, because an environment may block it much longer."""
+    thread = threading.get_ident()
+
+    def report() -> None:
+        place = "".join(stack(sys._current_frames().get(thread))[-1:])
+        say(
+            f"preflight: {env_id} has been running for {REPORT_S:g} s, now at {place}. Code that blocks is interrupted "
+            f"after {BLOCK_TIMEOUT_S:g} s"
+        )
+
+    timer = threading.Timer(REPORT_S, report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _name(reward: Any) -> str:
