@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 from gymnasium.spaces import Text
@@ -160,10 +160,20 @@ class Forkable:
         self.__dict__ = copy.deepcopy(dict(snapshot))
 
 
+_NAME_AGENTS = "Set a list of names, such as possible_agents = ['player_0', 'player_1']"
+
+
+class _NoAgents:
+    """Stands for `possible_agents` until a game sets it."""
+
+    def __get__(self, env: object, owner: type) -> None:
+        raise AttributeError(f"{owner.__name__} names no agents. {_NAME_AGENTS}")
+
+
 class TextGame(Forkable):
     """Common part of `TurnEnv` and `ParallelTurnEnv`."""
 
-    possible_agents: Sequence[str]
+    possible_agents: Sequence[str] = cast("Sequence[str]", _NoAgents())
     """Names of all agents, in order of play."""
     min_agents: int | None = None
     """Smallest ``num_agents`` that ``reset(options={"num_agents": n})`` accepts. None: every episode has all agents."""
@@ -264,6 +274,7 @@ class TextGame(Forkable):
 
     def observe(self, agent: str) -> Observation:
         """Return the current observation of `agent`. Raises TypeError or ValueError if `observe_text` returned none."""
+        self._check_started("observe()")
         return observation(self, agent, self.observe_text(agent), "observe_text", self.max_observation_chars)
 
     def observation_space(self, agent: str) -> TextSpace:
@@ -292,6 +303,11 @@ class TextGame(Forkable):
 
     def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> None:
         """Reset generator, agents, infos and counters for a new episode."""
+        if isinstance(self.possible_agents, str):
+            raise TypeError(f"{self}: possible_agents is the string {self.possible_agents!r}. {_NAME_AGENTS}")
+        given: Any = seed  # a caller may ignore the declared type
+        if given is not None and not (isinstance(given, (int, np.integer)) and given >= 0):
+            raise ValueError(f"{self}: seed={given!r} is no seed. Pass a whole number from 0 on, or None to draw one")
         possible = list(self.possible_agents)
         if not possible or len(set(possible)) < len(possible) or not all(isinstance(agent, str) for agent in possible):
             raise ValueError(f"{self}: possible_agents is {possible}. Set one or more different strings")
@@ -307,6 +323,11 @@ class TextGame(Forkable):
         self.num_turns = 0
         self._limit = self.max_turns if self.max_turns is not None else (self.spec.max_turns if self.spec else None)
         self._transcript: list[tuple[dict[str, str], dict[str, float]]] = []
+
+    def _check_started(self, method: str) -> None:
+        """Raise RuntimeError if there has been no `reset` yet."""
+        if "episode_seed" not in vars(self):
+            raise RuntimeError(f"{self}: no episode is running. Call reset() before {method}")
 
     def _check_names(self) -> None:
         """Raise if the game hides a method of PettingZoo's loop, such as `last`, or a private one."""
@@ -458,7 +479,12 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             raise RuntimeError(f"{self}: no episode is running. Call reset() before step()")
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
-            self._was_dead_step(action)
+            if action is not None:
+                raise ValueError(
+                    f"{self}: the game of {agent!r} has ended, so its action must be None. Call reset() for another "
+                    "episode"
+                )
+            self._was_dead_step(None)
             return
         text = self._text(agent, action)
         outcome = self._play(agent, text)
@@ -480,6 +506,11 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             self._list_legal_actions(self.agent_selection)
         if out:
             self._deads_step_first()  # PettingZoo: ended agents step with None before any other agent acts
+
+    def last(self, observe: bool = True) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+        """Return observation, summed reward, termination, truncation and info of `agent_selection`."""
+        self._check_started("last()")
+        return cast("tuple[Observation | None, float, bool, bool, dict[str, Any]]", super().last(observe))
 
     def _play(self, agent: str, action: str) -> Outcome:
         """Apply an action. Subclasses such as `ToolEnv` intercept actions here."""

@@ -13,9 +13,9 @@ BENCHMARKS_FROM = 3 * 2**30
 """First seed of benchmarks, which use the seeds up to 2**32."""
 
 
-def is_held_out(seed: int) -> bool:
-    """Whether a seed belongs to evaluations or benchmarks, not to training or demonstrations."""
-    return seed >= HELD_OUT_FROM and not DEMONSTRATIONS_FROM <= seed < BENCHMARKS_FROM
+def is_held_out(seed: int | None) -> bool:
+    """Whether a seed belongs to evaluations or benchmarks, not to training or demonstrations. None, no seed: False."""
+    return seed is not None and seed >= HELD_OUT_FROM and not DEMONSTRATIONS_FROM <= seed < BENCHMARKS_FROM
 
 
 def index_of_seed(seed: int, count: int) -> int:

@@ -387,3 +387,60 @@ def test_fork_snapshot_and_restore():
     other.restore(before)
     other.step("go")
     assert env.rolls == fork.rolls == other.rolls and before["num_turns"] == 1
+
+
+class Nameless(fa.TurnEnv):
+    def setup(self, rng):
+        self.question = "1 + 1?"
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return self.question
+
+    def act(self, agent, action):
+        return fa.Outcome(done=True)
+
+
+class Quiz(Nameless):
+    possible_agents = ["a", "b"]
+
+
+def test_environment_before_reset_asks_for_it():
+    for method, call in (("observe", lambda: Quiz().observe("a")), ("last", lambda: Quiz().last())):
+        raises(RuntimeError, rf"Quiz: no episode is running. Call reset\(\) before {method}\(\)", call)
+
+
+def test_text_of_an_agent_whose_game_has_ended_is_refused():
+    env = Quiz()
+    env.reset(seed=0)
+    env.step("2")
+    raises(ValueError, r"Quiz: the game of 'a' has ended, so its action must be None. Call reset\(\)", env.step, "2")
+    env.step(None)
+    env.step(None)
+    assert env.agents == []
+
+
+@pytest.mark.parametrize("seed", ["1", 1.5, -1, np.float64(2)])
+def test_seeds_that_are_no_whole_numbers_from_0_on_are_refused(seed):
+    raises(ValueError, "Quiz: seed=.* is no seed. Pass a whole number from 0 on", Quiz().reset, seed=seed)
+
+
+def test_seeds_of_numpy_are_seeds():
+    env = Quiz()
+    env.reset(seed=np.int64(7))
+    assert (env.episode_seed, type(env.episode_seed)) == (7, int)
+
+
+def test_agents_that_are_missing_or_one_text_are_refused():
+    class Text(Quiz):
+        possible_agents = "ab"
+
+    class Late(Nameless):
+        def __init__(self):
+            self.possible_agents = ["a"]
+
+    raises(AttributeError, "Nameless names no agents. Set a list of names, such as", fa.play, Nameless, fa.Random())
+    raises(TypeError, "Text: possible_agents is the string 'ab'. Set a list of names", Text().reset)
+    assert fa.play(Late, fa.Random(), seed=0).error is None and not hasattr(Nameless(), "possible_agents")
