@@ -38,9 +38,12 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
     if not reports:
         raise ReportError("no reports were given. Name one or more files that report.save(...) wrote")
     named: dict[str, Report] = {}
+    names = Counter(Path(report).name for report in reports if not isinstance(report, Report))
     for number, report in enumerate(reports, 1):
-        label = f"report {number}" if isinstance(report, Report) else Path(report).name
-        label = str(report) if label in named and not isinstance(report, Report) else label
+        if isinstance(report, Report):
+            label = f"report {number}"
+        else:
+            label = Path(report).name if names[Path(report).name] == 1 else str(report)
         label = f"{label} ({number})" if label in named else label
         named[label] = report if isinstance(report, Report) else Report.load(report)
     for first, second in itertools.combinations(named.items(), 2):

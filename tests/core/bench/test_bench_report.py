@@ -312,6 +312,15 @@ def test_leaderboard_has_the_players_of_all_reports(tmp_path):
     assert leaderboard(one) is one
 
 
+def test_differing_reports_are_named_alike(tmp_path):
+    files = []
+    for seed in (1, 2):
+        (folder := tmp_path / str(seed)).mkdir()
+        files.append(play(tmp_path, {"random": fa.Random()}, suite=[SORT], seed=seed).save(folder / "board.json"))
+    with pytest.raises(ReportError, match=f"seed: 1 in {re.escape(str(files[0]))}, 2 in {re.escape(str(files[1]))}"):
+        leaderboard(*files)
+
+
 def test_episodes_of_several_reports_are_missing_only_if_all_lack_them(tmp_path):
     whole = play(tmp_path, {"random": fa.Random(), "passive": PASSIVE}, suite=[TOE])
     half, rest = whole.records[::2], whole.records[1::2]
@@ -479,7 +488,8 @@ def test_another_version_of_an_environment_or_package_is_refused(report, tmp_pat
     (tmp_path / "old.json").write_text(json.dumps(facts))
     (tmp_path / "other").mkdir()
     file = report.save(tmp_path / "other" / "old.json")
-    with pytest.raises(ReportError, match=re.escape(f"9.9 in old.json, {fa.__version__} in {file}")):
+    other = tmp_path / "old.json"
+    with pytest.raises(ReportError, match=re.escape(f"9.9 in {other}, {fa.__version__} in {file}")):
         leaderboard(tmp_path / "old.json", file)
     with pytest.raises(ReportError, match=rf"{KUHN} code: .* 0{{16}} in old.json(.|\n)*9.9 in old.json"):
         leaderboard(report, tmp_path / "old.json")

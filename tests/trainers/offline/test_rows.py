@@ -261,6 +261,8 @@ def test_pair_of_equal_answers_is_left_out_and_counted(dpo):
         {**row, "rejected": "2"}, {**row, "chosen": "1"}, {**row, "chosen": chat("a1"), "rejected": chat("a1")}
     )
     assert result.counts == {"learned": 1, "pairs of equal answers": 2}
+    with pytest.raises(ValueError, match=r"\(1 pairs of equal answers\). Give pairs whose answers differ.$"):
+        dpo(row)
 
 
 def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):

@@ -82,8 +82,9 @@ def test_run_whose_folder_was_moved_or_deleted_leaves_the_next_run_alone(moved, 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="Choose another out_dir"):
-        RunFolder(tmp_path / "file" / "run", {})
+    for path in (tmp_path / "file" / "run", tmp_path / "file"):
+        with pytest.raises(RunFolderError, match="Choose another out_dir"):
+            RunFolder(path, {})
 
 
 def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):

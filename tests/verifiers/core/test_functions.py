@@ -80,6 +80,7 @@ REFUSED = [
     (awaited, r"awaited\(completion\) at .*is async"),
     (Numeric, r"the class Numeric is not a verifier. Pass"),
     ("rubric", r"str 'rubric' is not a verifier"),
+    ([len], r"a list is not a verifier. To combine several, pass fa.Ensemble\(\[...\]\), fa.MultiReward"),
 ]
 
 

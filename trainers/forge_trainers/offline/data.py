@@ -368,11 +368,16 @@ class _Reader:
         """Return the data set. Raises ValueError if nothing is left of it."""
         excluded = {reason: number for reason, number in self.counts.items() if number}
         if not items:
+            remedies = {
+                "other policies": f" No trajectory of the episodes is of {self._policy!r}: name the policy as in the "
+                "episodes, or pass trajectories.",
+                "too long": " Raise max_sample_tokens, up to the model's context.",
+                "pairs of equal answers": " Give pairs whose answers differ.",
+            }
+            advice = "".join(text for reason, text in remedies.items() if reason in excluded)
             raise ValueError(
-                f"nothing is left to learn ({', '.join(f'{number} {reason}' for reason, number in excluded.items())}). "
-                f"If other policies: no trajectory of the episodes is of {self._policy!r}, so name the policy as in "
-                "the episodes or pass trajectories. If too long: raise max_sample_tokens, up to the model's context. "
-                "Otherwise the settings exclude all data"
+                f"nothing is left to learn ({', '.join(f'{number} {reason}' for reason, number in excluded.items())})."
+                f"{advice or ' The settings exclude all data.'}"
             )
         return Gathered(items=items, counts={"learned": len(items), **excluded})
 

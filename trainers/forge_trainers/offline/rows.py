@@ -22,6 +22,7 @@ _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot"
 _OTHER_KEYS = {
     "from": "role", "value": "content", "conversations": "messages", "conversation": "messages",
     "instruction": "prompt", "question": "prompt", "output": "completion", "response": "completion",
+    "answer": "completion",
     "preferred_output": "chosen", "non_preferred_output": "rejected", "accepted": "chosen",
 }  # fmt: skip
 """Names that ShareGPT, Alpaca and OpenAI's preference rows have for keys of messages and rows."""

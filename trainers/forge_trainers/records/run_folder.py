@@ -251,7 +251,7 @@ class RunFolder:
         self._odd: set[str] = set()
         """Metrics that are no numbers and were warned about."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
+        self._was_empty = not (self.path.is_dir() and any(self.path.iterdir()))
         check_is_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)

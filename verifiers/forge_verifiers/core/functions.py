@@ -208,7 +208,12 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
     """
     if isinstance(function, type) or not callable(function):
         is_class = isinstance(function, type)
-        value = f"the class {name_of(function)}" if is_class else f"{type(function).__name__} {function!r:.60}"
+        if isinstance(function, list | tuple):
+            raise ArgumentError(
+                f"a {type(function).__name__} is not a {role}. To combine several, pass fa.Ensemble([...]), "
+                "fa.MultiReward({name: ...}) or a weighted sum such as 0.8 * a + 0.2 * b"
+            )
+        value = f"the class {name_of(function)}" if is_class else f"{type(function).__name__} {reprlib.repr(function)}"
         raise ArgumentError(
             f"{value} is not a {role}. Pass a function, or an object that derives from "
             "forge_verifiers.Composable and has name, family, cost and score"
