@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_processes import Processes as FakeProcesses
+from refusals import raises
 
 import forge_agents as fa
 import forge_verifiers as fv
@@ -623,3 +624,9 @@ def test_preflight_reports_policies_without_turns(tried, tiny_llama):
         "preflight: EndsAtOnce: policy team had no turn in 2 episodes, which were ended 2 by player_0 (random)" in said
     )
     assert "no turn" not in tried(env=World, seats=seats)
+
+
+def test_run_without_a_trainable_policy_is_refused_before_anything_is_tried(tried, tiny_llama, tmp_path, capsys):
+    frozen = fa.Policy(str(tiny_llama), name="team", trainable=False)
+    raises(ValueError, r"no agent has a trainable policy. Give at least one fa.Policy", tried, seats=frozen)
+    assert "preflight" not in capsys.readouterr().err and not (tmp_path / "run").exists()

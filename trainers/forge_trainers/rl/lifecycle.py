@@ -81,8 +81,6 @@ class Lifecycle:
 
         Learners start if something is or was trained, also if the engines were taken over from another run.
         """
-        if learn and not plan.trained:
-            raise ValueError("no agent has a trainable policy. Give at least one fa.Policy(..., trainable=True)")
         needs_learners = learn or self.checkpoints.any() or not self.weights.is_current
         restores = self.next_step is None and needs_learners
         first_evaluation = self.processes is None and not learn and bool(plan.trained)

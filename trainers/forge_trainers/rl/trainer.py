@@ -216,6 +216,8 @@ class GRPOTrainer:
         self.close()
 
     async def _fit(self, plan: RunPlan, steps: int, called: float) -> FitResult:
+        if not plan.trained:
+            raise ValueError("no agent has a trainable policy. Give at least one fa.Policy(..., trainable=True)")
         self._check_resumable(plan)
         if not (self._lifecycle.next_step or self._checkpoints.any()):
             check_begins(self.out_dir)
