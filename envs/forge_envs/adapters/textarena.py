@@ -123,7 +123,8 @@ class TextArena(TurnEnv):
         player = self.possible_agents.index(agent)
         lines = []
         for sender, text, *kind in [*self._messages[agent], *self._core.state.observations.get(player, [])]:
-            own_action = sender == player and _kind(kind) == "PLAYER_ACTION"
+            # Countdown, Cryptarithm and Slitherlink give the kind of an action as its sender
+            own_action = "PLAYER_ACTION" in (_kind([sender]), _kind(kind) if sender == player else "")
             if not own_action and not (_kind(kind) == "PROMPT" and str(text) in self._prompts[agent]):
                 role = self._core.state.role_mapping.get(sender, f"Player {sender}")
                 lines.append(f"[{role}] {indented(str(text).strip(), all_lines=sender >= 0)}")

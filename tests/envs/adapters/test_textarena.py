@@ -174,6 +174,29 @@ def test_hostile_texts_are_moves_like_others(game):
     assert not [info["error"] for _, info in infos if "error" in info]
 
 
+def one_id_of_each_game():
+    """Return an id of each listed game, sorted."""
+    return sorted({game_name(fa.spec(id_).kwargs["game"]): id_ for id_ in fa.list_envs("textarena")}.values())
+
+
+@pytest.mark.parametrize("id_", one_id_of_each_game())
+def test_every_listed_game_can_be_observed_after_each_text(id_):
+    env = begin(fa.make(id_))
+    for text in ("[0 1]", "hello", "[1]"):
+        if env.terminations[env.agent_selection] or env.truncations[env.agent_selection]:
+            break
+        env.step(text)
+        seen = [str(env.observe(agent)) for agent in env.agents]
+        assert not any("ObservationType" in text for text in seen)
+
+
+@pytest.mark.parametrize("game", ["Countdown", "Cryptarithm", "Slitherlink"])
+def test_games_that_give_the_kind_of_an_action_as_its_sender_are_played_to_their_end(game):
+    episode = fa.play(f"textarena/{game}-v0", fa.Scripted(lambda seen: "[0 1 +]"), seed=1)
+    assert episode.error is None and len(episode.turns) > 1
+    assert "outcome" in episode.trajectories["player_0"].info
+
+
 def test_excluded_games_are_not_listed_and_have_a_reason():
     listed = {fa.spec(id_).kwargs["game"].split("-v0")[0] for id_ in fa.list_envs("textarena")}
     assert not listed & set(EXCLUDED) and all(EXCLUDED.values())
