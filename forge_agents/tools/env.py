@@ -156,8 +156,7 @@ class ToolEnv(TurnEnv):
         results_text = self._results.get(agent)
         if results_text is not None:
             return Observation(results_text)
-        seen = super().observe(agent)
-        return Observation(without_results(seen)) if self.tool_format == "hermes" else seen
+        return Observation(without_results(super().observe(agent)))
 
     def _play(self, agent: str, action: str) -> Outcome:
         remaining = self.calls_left(agent)

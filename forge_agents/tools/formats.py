@@ -317,15 +317,18 @@ def without_results(text: str) -> str:
 
 
 def render_results(results: Sequence[ToolResult], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the usual name
-    """Render results for the next observation: as in Qwen's template for ``hermes``, otherwise as plain lines."""
+    """Render results for the next observation: as in Qwen's template for ``hermes``, otherwise as plain lines.
+
+    No part of a content looks like another result: tags are broken up, and of several plain results the further lines
+    are indented.
+    """
+    contents = [without_results(result.content) for result in results]
     if format == "hermes":
-        return "\n".join(
-            f"<tool_response>\n{result.content.replace('</tool_response>', '</ tool_response>')}\n</tool_response>"
-            for result in results
-        )
-    if len(results) == 1:
-        return results[0].content
-    return "\n".join(f"{result.name or 'call'}: {result.content}" for result in results)
+        return "\n".join(f"{RESULT_TAGS[0]}\n{content}\n{RESULT_TAGS[1]}" for content in contents)
+    if len(contents) == 1:
+        return contents[0]
+    lines = (content.replace("\n", "\n  ") for content in contents)
+    return "\n".join(f"{result.name or 'call'}: {text}" for result, text in zip(results, lines, strict=True))
 
 
 def _json(value: Any) -> str:

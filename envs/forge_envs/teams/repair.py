@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from forge_agents.envs.env import Outcome
 from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from forge_agents.sources import parse_source
-from forge_agents.tools import Tool, ToolFormat, tool
+from forge_agents.tools import Tool, ToolFormat, ToolResult, tool
 from forge_agents.tools.code import format_result
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
@@ -23,7 +22,8 @@ _MAX_MODULE_CHARS = 8000
 _MAX_FAILURES = 4
 """Maximum number of failing tests that a tester sees."""
 _SHIP = re.compile(r"\bSHIP\b")
-_RESULT = re.compile(r"^(All|\d+ of) \d+ tests (?:pass|fail)\.", re.MULTILINE)
+_ALL_TESTS = "All"
+"""Beginning of the result of tests that pass. The other result begins with a number."""
 
 
 class Repair(ToolEnv):
@@ -38,7 +38,7 @@ class Repair(ToolEnv):
     All agents get 1 if all hidden tests pass at the end, else 0. Hidden tests cover all functions and differ from the
     tester's. The process that runs the modules never receives the expected results. A truncated episode earns 0. At the
     end infos contain ``passed`` and ``tests`` (numbers of hidden tests), ``shipped``, ``edits``, ``broken`` (the faulty
-    functions) and ``why`` (reason why the modules could not run).
+    functions) and ``why`` (reason why the modules could not run), and of a tester that ran tests ``saw_tests_pass``.
 
     Args:
         modules: Number of modules, 1 to 5 and at most `functions`.
@@ -140,7 +140,7 @@ class Repair(ToolEnv):
         lines, reason = self._run(tests)
         wrong = [(test, line) for test, line in zip(tests, lines, strict=True) if line != test.result]
         if not wrong:
-            return f"All {len(tests)} tests pass."
+            return f"{_ALL_TESTS} {len(tests)} tests pass."
         failures = [f"{test.module}.{test} gives {_format(line)}, not {_format(test.result)}" for test, line in wrong]
         summary = f"{len(wrong)} of {len(tests)} tests fail."
         return "\n".join([summary, *failures[:_MAX_FAILURES], *([reason] if reason else [])])
@@ -160,6 +160,12 @@ class Repair(ToolEnv):
         calls = [(test.module, test.name, test.arguments) for test in tests]
         lines, result = call_functions(self._sandbox, self.files, calls)
         return lines + [""] * (len(tests) - len(lines)), "" if result.ok else format_result(result)[-300:]
+
+    def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
+        if agent != "tester":
+            return Outcome()
+        # not for verifiers to read in the results, which contain texts of the modules
+        return Outcome(info={agent: {"saw_tests_pass": results[-1].content.startswith(_ALL_TESTS)}})
 
     # ---- texts and rules
 
@@ -237,11 +243,7 @@ def saw_tests_pass(trajectory: Trajectory) -> float | None:
     """Return 1 if all tests passed in the tester's last run, else 0, or None for other agents."""
     if trajectory.agent != "tester" or not trajectory.turns:
         return None
-    runs = [turn for last, turn in pairwise(trajectory.turns) if any(call.name == "test" for call in last.tool_calls)]
-    texts = [text for turn in runs for text in turn.observation.split("<tool_response>\n")]
-    # what follows the first result may be texts of the modules
-    results = [first[1] for text in texts if (first := _RESULT.search(text))]
-    return float(results[-1:] == ["All"])
+    return float(trajectory.info.get("saw_tests_pass") is True)
 
 
 def edited_little(trajectory: Trajectory) -> float | None:
