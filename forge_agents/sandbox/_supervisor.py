@@ -102,8 +102,11 @@ class Run:
         else:
             isolation.adopt_orphans()
             os.mkdir(self.box, 0o700)
-            with open(self._program_path(), "wb") as file:
+            # others can look up names in the folder around it
+            with open(os.open(self._program_path(), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
                 file.write(program)
+            if os.geteuid() == 0:
+                os.chown(self._program_path(), self.user, self.user)
         for name, content in self.request["files"].items():
             path = os.path.join(self.box, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -308,6 +308,19 @@ def test_ordinary_user_needs_no_privileges():
 
 
 @linux
+def test_other_users_can_read_no_program_without_namespaces(no_namespaces, monkeypatch):
+    remove, seen = sandbox.remove_folder, {}
+
+    def look_and_remove(folder):
+        seen.update({path.name: path.stat() for path in folder.iterdir()})
+        remove(folder)
+
+    monkeypatch.setattr(sandbox, "remove_folder", look_and_remove)
+    box = Sandbox(limits=LIMITS, allow_weaker=True, python=other_python() or "")
+    assert box.run("print(6 * 7)", files={"data.txt": b"private"}).stdout == "42\n"
+    assert {name: status.st_mode & 0o077 for name, status in seen.items()} == {"box": 0, "program.py": 0}
+
+
 def test_error_without_namespaces_lists_missing_guarantees(no_namespaces):
     with pytest.raises(SandboxUnavailable, match=r"not permitted.*allow_weaker=True(.|\n)*NOT enforced: total size"):
         Sandbox().run("print(1)")
