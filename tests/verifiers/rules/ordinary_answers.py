@@ -174,7 +174,8 @@ TABLES = {
         The answer is 2.5·10^3. ⇒ 2500 ¦ approximately 6.02 × 10²³ ⇒ 6.02e23
     """,
     "negative percentages": r"""
-        The change is -12%. ⇒ -12\% ¦ The change is −12 %. ⇒ -12% ¦ The change is 12%. ⇏ -12%
+        The change is -12%. ⇒ -12\% ¦ The change is −12 %. ⇒ -12% ¦ The change is ➖12%. ⇒ -12%
+        The change is ➖12%. ⇏ 12% ¦ The change is ‒12%. ⇒ -12% ¦ The change is 12%. ⇏ -12%
         It is a decrease of 12%. ⇏ -12% ¦ It fell by 12 percent. ⇏ -12% ¦ The change is minus 12 percent. ⇒ -12%
         -0.12 ⇒ -12% ¦ The rate is 5.5%. ⇒ 0.055 ¦ The rate is 5.5 percentage points ⇏ 55%
     """,

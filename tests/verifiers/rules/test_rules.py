@@ -170,6 +170,21 @@ def test_repetitions_without_spaces_are_found():
     assert Repetition().score([said(f"See {URL} for the rest."), said(URL)]).tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    "salt", ["\u200b", "\ufe0f", "\u034f", "\xad", "\U000e0041", "\u3164", "\u2060", "\x01", "\u2800"]
+)
+def test_characters_that_show_nothing_hide_no_repetition_and_fill_no_length(salt):
+    text = "buy now, this is very cheap " * 60
+    salted = "".join(letter + salt * (number % 7 == 0 or number % 11 == 0) for number, letter in enumerate(text))
+    mixed = "".join(letter.upper() if number % 7 == 0 else letter for number, letter in enumerate(text))
+    plain, *others = Repetition().score([said(each) for each in (text, salted, mixed)]).tolist()
+    assert plain < 0.1 and others == [plain, plain]
+    filled = [said(salt * 300), said(" ".join([salt] * 300))]
+    assert Length(low=10, high=1000, unit="words").score(filled).tolist() == [0, 0]
+    assert Length(low=200, high=1000).score(filled[:1]).tolist() == [0]
+    assert Length(high=200).score(filled[:1]).tolist() == [0], "they count towards the maximum"
+
+
 def test_long_runs_and_characters_of_chinese_count_as_words():
     texts = ["hello_world," * 2000, "首都是北京。", "one two three"]
     assert [Length(high=0, slack=500, unit="words").score([said(text)])[0] for text in texts] == [

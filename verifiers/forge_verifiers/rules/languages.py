@@ -126,7 +126,7 @@ _ALTERNATIVE = re.compile(rf"\s*{ALTERNATIVE}\s*|(?<=\d)\s+(?:o|u|y|e|i)\s+(?=\d
 
 _LETTERS = {"أ": "A", "ا": "A", "ب": "B", "ج": "C", "د": "D", "অ": "A", "ব": "B", "ড": "C", "ঢ": "D"}
 _LOCAL_LETTER = re.compile(rf"(?<!\w)({'|'.join(_LETTERS)})(?!\w)")
-_SIGNS = str.maketrans("٫٬٪،؛−‐‑﹣、", ".,%,;----,")
+_SIGNS = str.maketrans("٫٬٪،؛−‐‑‒﹣➖、", ".,%,;------,")
 _KEPT = frozenset("ℂℝℤℕℚ…")
 """Characters whose compatibility form has another meaning."""
 

@@ -199,7 +199,10 @@ def _finite(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Length(TrajectoryRule):
-    """The total length of the responses is in [low, high]. Outside, the score falls linearly to 0 over `slack`."""
+    """The total length of the responses is in [low, high]. Outside, the score falls linearly to 0 over `slack`.
+
+    Characters without a shape, such as zero-width spaces, do not count towards `low`.
+    """
 
     low: int = 0
     """Minimum length that scores 1."""
@@ -227,14 +230,16 @@ class Length(TrajectoryRule):
         """1 within the range, less outside."""
         if not trajectory.turns:
             return None
-        outside = max(self.low - (size := self._size(trajectory)), size - self.high, 0)
+        size = self._size(trajectory)
+        outside = max(self.low - (self._size(trajectory, shown=True) if self.low else size), size - self.high, 0)
         return max(0.0, 1.0 - outside / (self.slack or 1))
 
-    def _size(self, trajectory: Trajectory) -> int:
+    def _size(self, trajectory: Trajectory, *, shown: bool = False) -> int:
         if self.unit == "tokens":
             excluded = 0 if self.reasoning else sum(p.reasoning_tokens for turn in trajectory.turns for p in turn.parts)
             return total_tokens(trajectory.turns) - excluded
         texts = [turn.response if self.reasoning else turn.action for turn in trajectory.turns]
+        texts = list(map(_shown, texts)) if shown else texts
         if self.unit == "chars":
             return sum(map(len, texts))
         return sum(-(-len(word) // _MAX_WORD) for text in texts for word in _compiled(_WORDS).findall(text))
@@ -288,6 +293,15 @@ def _letters(script: str) -> str:
 _WORDS = r"(?V1)[\p{Han}\p{Hiragana}\p{Katakana}\u30fc\p{Thai}]|[^\s\p{Han}\p{Hiragana}\p{Katakana}\u30fc\p{Thai}]+"
 
 
+_UNSHOWN = r"(?V1)[[\p{C}\p{Default_Ignorable_Code_Point}\u2800]--\s]"
+"""Control, format and other characters that take no space, fillers, and the braille pattern without dots."""
+
+
+def _shown(text: str) -> str:
+    """Return a text without characters that show nothing. White space stays."""
+    return str(_compiled(_UNSHOWN).sub("", text))
+
+
 _MAX_WORD = 40
 """Longer runs of characters without white space are no words of a language."""
 _WINDOW = 9
@@ -299,7 +313,7 @@ class Repetition(TrajectoryRule):
     """1 minus the fraction of repeated word n-grams in the responses, reasoning included.
 
     Chinese, Japanese and Thai, single words, and runs of over 40 characters without white space are compared by
-    characters.
+    characters. Letter case and characters without a shape, such as zero-width spaces, are ignored.
     """
 
     size: int = 4
@@ -318,7 +332,8 @@ class Repetition(TrajectoryRule):
         """1 without repetitions, 0 if everything is repeated."""
         if not trajectory.turns:
             return None
-        words: Sequence[str] = [word for turn in trajectory.turns for word in _compiled(_WORDS).findall(turn.response)]
+        texts = [_shown(turn.response).casefold() for turn in trajectory.turns]
+        words: Sequence[str] = [word for text in texts for word in _compiled(_WORDS).findall(text)]
         if len(words) == 1 and len(words[0]) <= _MAX_WORD:
             words = words[0]
         elif any(len(word) > _MAX_WORD for word in words):
