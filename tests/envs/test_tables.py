@@ -112,6 +112,23 @@ def test_a_number_counts_however_it_is_written(proposal, reward):
     assert env.rewards["analyst"] == reward
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "GROUP BY lower({}) || 1",
+        "GROUP BY lower({}) || a.id || b.id",
+        "GROUP BY a.id HAVING count(DISTINCT {} || b.id) > 1",
+    ],
+)
+def test_query_that_sorts_long_texts_writes_no_gigabytes_and_delays_no_other_episode(rest):
+    env = begin(Tables(level=6, orders=500))
+    with pytest.raises(ValueError, match="too big"):
+        env.sql("SELECT count(*) FROM orders a, orders b " + rest.format("'" + "a" * 900 + "'"))
+    assert all(tool.waits for agent in env.agents for tool in env.tools(agent))
+    everything = "SELECT * FROM orders, customers, products WHERE customers.id = customer AND products.id = product"
+    assert env.sql(f"{everything} ORDER BY month, town, orders.id DESC").count("|") == 100
+
+
 def test_query_that_repeats_long_texts_is_interrupted():
     env = begin(Tables())
     env.step("CALL sql(\"SELECT 'a' LIKE '" + "%a" * 100 + "'\")")

@@ -82,6 +82,8 @@ QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
         ),
     ),
 )
+_MAX_BYTES = 500
+"""Maximum size of a text or row in a query. Sorting a million rows of 10 KB would write gigabytes to the disk."""
 _FUNCTIONS = frozenset(
     ("count", "sum", "total", "avg", "min", "max", "abs", "round", "length", "lower", "upper", "coalesce", "like")
 )
@@ -175,7 +177,7 @@ class Tables(ToolEnv):
         """Open the tables read-only, with limits."""
         with self.database.opened() as db:
             db.set_authorizer(_allowed)
-            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_BYTES)
             db.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 100)
             steps, deadline = itertools.count(_SLICE, _SLICE), time.monotonic() + _QUERY_S
             db.set_progress_handler(lambda: next(steps) >= _STEPS or time.monotonic() > deadline, _SLICE)
@@ -183,7 +185,7 @@ class Tables(ToolEnv):
 
     # ---- tools
 
-    @tool
+    @tool(waits=True)
     def sql(self, query: str) -> str:
         """Query the tables.
 
