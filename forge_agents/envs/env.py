@@ -163,17 +163,20 @@ class Forkable:
 _NAME_AGENTS = "Set a list of names, such as possible_agents = ['player_0', 'player_1']"
 
 
-class _NoAgents:
-    """Stands for `possible_agents` until a game sets it."""
+class _Unset:
+    """Stands for an attribute until it is set, and says how to set it."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
 
     def __get__(self, env: object, owner: type) -> None:
-        raise AttributeError(f"{owner.__name__} names no agents. {_NAME_AGENTS}")
+        raise AttributeError(f"{owner.__name__}{self._advice}")
 
 
 class TextGame(Forkable):
     """Common part of `TurnEnv` and `ParallelTurnEnv`."""
 
-    possible_agents: Sequence[str] = cast("Sequence[str]", _NoAgents())
+    possible_agents: Sequence[str] = cast("Sequence[str]", _Unset(f" names no agents. {_NAME_AGENTS}"))
     """Names of all agents, in order of play."""
     min_agents: int | None = None
     """Smallest ``num_agents`` that ``reset(options={"num_agents": n})`` accepts. None: every episode has all agents."""
@@ -274,7 +277,8 @@ class TextGame(Forkable):
 
     def observe(self, agent: str) -> Observation:
         """Return the current observation of `agent`. Raises TypeError or ValueError if `observe_text` returned none."""
-        self._check_started("observe()")
+        if "episode_seed" not in vars(self):
+            raise RuntimeError(f"{self}: no episode is running. Call reset() before observe()")
         return observation(self, agent, self.observe_text(agent), "observe_text", self.max_observation_chars)
 
     def observation_space(self, agent: str) -> TextSpace:
@@ -324,16 +328,11 @@ class TextGame(Forkable):
         self._limit = self.max_turns if self.max_turns is not None else (self.spec.max_turns if self.spec else None)
         self._transcript: list[tuple[dict[str, str], dict[str, float]]] = []
 
-    def _check_started(self, method: str) -> None:
-        """Raise RuntimeError if there has been no `reset` yet."""
-        if "episode_seed" not in vars(self):
-            raise RuntimeError(f"{self}: no episode is running. Call reset() before {method}")
-
     def _check_names(self) -> None:
         """Raise if the game hides a method of PettingZoo's loop, such as `last`, or a private one."""
         cls: type = type(self)
-        hiding = [name for name, value in vars(self).items() if callable(getattr(cls, name, None)) > callable(value)]
-        private, hidden = _private_methods(cls)
+        methods, private, hidden = _methods(cls)
+        hiding = [name for name, value in vars(self).items() if name in methods and not callable(value)]
         hiding += [*hidden, *private.intersection(vars(self))]
         if hiding:
             raise ValueError(f"{self}: the attribute {hiding[0]!r} hides a method. Choose another name")
@@ -445,6 +444,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
     """
 
     _parallelizable = False
+    agent_selection: str = cast("str", _Unset(": no episode is running. Call reset() first"))
 
     def act(self, agent: str, action: str) -> Outcome:
         """Apply one action. Any text may arrive: handle an illegal one by an `Outcome`, never by an exception."""
@@ -506,11 +506,6 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             self._list_legal_actions(self.agent_selection)
         if out:
             self._deads_step_first()  # PettingZoo: ended agents step with None before any other agent acts
-
-    def last(self, observe: bool = True) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
-        """Return observation, summed reward, termination, truncation and info of `agent_selection`."""
-        self._check_started("last()")
-        return cast("tuple[Observation | None, float, bool, bool, dict[str, Any]]", super().last(observe))
 
     def _play(self, agent: str, action: str) -> Outcome:
         """Apply an action. Subclasses such as `ToolEnv` intercept actions here."""
@@ -604,8 +599,8 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
 
 
 @cache
-def _private_methods(cls: type) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the private methods that a game inherits from this package or PettingZoo, and those that it overrides."""
+def _methods(cls: type) -> tuple[frozenset[str], frozenset[str], tuple[str, ...]]:
+    """Return a game's methods, the private ones of this package or PettingZoo, and those of them that it overrides."""
     inherited: set[str] = set()
     defined: set[str] = set()
     for base in cls.__mro__:
@@ -614,7 +609,8 @@ def _private_methods(cls: type) -> tuple[frozenset[str], tuple[str, ...]]:
             inherited |= {name for name in methods if not name.startswith("__")}
         else:
             defined |= vars(base).keys()
-    return frozenset(inherited), tuple(sorted(inherited & defined))
+    every = frozenset(name for name in dir(cls) if callable(getattr(cls, name, None)))
+    return every, frozenset(inherited), tuple(sorted(inherited & defined))
 
 
 def without(info: Mapping[str, Any], name: str) -> dict[str, Any]:

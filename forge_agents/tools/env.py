@@ -70,6 +70,7 @@ class ToolEnv(TurnEnv):
     """
 
     judges_silence = True
+    _results: dict[str, str] = {}  # before the first reset
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class ToolEnv(TurnEnv):
         self._calls: Counter[str] = Counter()
         self._consecutive_calls: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
-        self._results: dict[str, str] = {}
+        self._results = {}
         super().reset(seed=seed, options=options)
 
     def observe(self, agent: str) -> Observation:
@@ -152,7 +153,6 @@ class ToolEnv(TurnEnv):
 
         Tags of results in the game's observation are broken up, because another agent may have written them.
         """
-        self._check_started("observe()")
         results_text = self._results.get(agent)
         if results_text is not None:
             return Observation(results_text)

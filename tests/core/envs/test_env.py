@@ -408,8 +408,8 @@ class Quiz(Nameless):
 
 
 def test_environment_before_reset_asks_for_it():
-    for method, call in (("observe", lambda: Quiz().observe("a")), ("last", lambda: Quiz().last())):
-        raises(RuntimeError, rf"Quiz: no episode is running. Call reset\(\) before {method}\(\)", call)
+    raises(RuntimeError, r"Quiz: no episode is running. Call reset\(\) before observe\(\)", Quiz().observe, "a")
+    raises(AttributeError, r"Quiz: no episode is running. Call reset\(\) first", Quiz().last)
 
 
 def test_text_of_an_agent_whose_game_has_ended_is_refused():
