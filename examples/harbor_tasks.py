@@ -21,6 +21,8 @@ from forge_agents.sandbox import Sandbox, SandboxLimits
 
 SIZES = {"cpu_s": 600, "memory_mb": 4096, "processes": 64, "open_files": 256, "file_mb": 128}
 DISK_MB = 512
+MAX_TOML = 20_000  # a key of many parts takes quadratic time
+MAX_S = 3600  # of a task's tests
 READS = ("/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix)
 BEGIN = 'mkdir -p /logs/verifier {0}; cd {0}; export PATH={1}/bin:/usr/local/bin:/usr/bin:/bin; exec "$@" </box/task.md'
 TEST = """
@@ -69,6 +71,8 @@ class Task:
             raise ValueError(f"links of it lead to other folders: {links[:5]}")
         if sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) > DISK_MB << 20:
             raise ValueError(f"its files have more than the {DISK_MB} MB of a sandbox")
+        if (folder / "task.toml").stat().st_size > MAX_TOML:
+            raise ValueError(f"its task.toml has more than {MAX_TOML} bytes")
         settings = tomllib.loads((folder / "task.toml").read_text())
         machine = settings.get("environment", {})
         needs = [name for name in ("mcp_servers", "healthcheck", "env", "gpus", "tpu") if machine.get(name)]
@@ -80,7 +84,7 @@ class Task:
         self.begin = {"begin.sh": begin, "task.md": (folder / "instruction.md").read_bytes()}
         self.start, self.places = made, {name.split("/")[0] for name in (*made, here[1:])}
         self.tests, solution = ({f"{n}/{f}": d for f, d in inside(folder / n).items()} for n in ("tests", "solution"))
-        self.limits = {**SIZES, "wall_s": settings.get("verifier", {}).get("timeout_sec", 600)}
+        self.limits = {**SIZES, "wall_s": min(settings.get("verifier", {}).get("timeout_sec", 600), MAX_S)}
         idle, right = self.paid(made), self.paid(self.run("/solution/solve.sh", made | solution).files)
         if not right > idle:
             raise ValueError(f"its own solution earns {right} here, nothing done {idle}: {self.output!r}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import itertools
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +17,10 @@ DISTRIBUTION = "forge-agents-rl"
 
 USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError, GeneratorExit)
 """Exceptions that count as a failure of a user's function. KeyboardInterrupt is Ctrl-C."""
+
+
+_MAX_NAME_CHARS, _MAX_CANDIDATES = 200, 1000
+"""Maximum length of names that are compared, and of their number: both may be a stranger's."""
 
 
 class ForgeError(Exception):
@@ -129,8 +134,11 @@ class RunFolderError(ForgeError, OSError):
 
 
 def near_names(word: object, candidates: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
-    """Return at most three candidates similar to a word, the most similar first."""
-    by_folded = {name.casefold(): name for name in candidates}
+    """Return at most three candidates similar to a word, the most similar first. Long names are not compared."""
+    if len(str(word)) > _MAX_NAME_CHARS:  # the time grows with the product of both lengths
+        return []
+    short = (name for name in candidates if len(name) <= _MAX_NAME_CHARS)
+    by_folded = {name.casefold(): name for name in itertools.islice(short, _MAX_CANDIDATES)}
     near = difflib.get_close_matches(str(word).casefold(), list(by_folded), n=3, cutoff=cutoff)
     return [by_folded[name] for name in near]
 

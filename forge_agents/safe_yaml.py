@@ -21,6 +21,9 @@ _MAX_DEPTH = 100
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
 _MAX_DIGITS = 1_000
 """Maximum length of a number: converting one to an integer takes quadratic time."""
+_MAX_KEY_DIGITS = 20
+"""The same in a key. Python's hash of an integer is its remainder by 2^61 - 1, so that keys that are multiples of it
+take quadratic time."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 _NOT_IN_JSON = tuple(f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set"))
@@ -153,6 +156,10 @@ def _size(node: yaml.Node, children: list[tuple[int, int]]) -> tuple[int, int]:
         raise _error(_TOO_DEEP, node)
     if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
         raise _error(f"a number of more than {_MAX_DIGITS:,} characters", node)
+    if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag in _NUMBERS and len(key.value) > _MAX_KEY_DIGITS:
+                raise _error(f"a key that is a number of more than {_MAX_KEY_DIGITS} characters", key)
     return parts, depth
 
 

@@ -20,6 +20,8 @@ from forge_agents.types import MAX_REWARD, Episode, Trajectory, Turn
 if TYPE_CHECKING:
     from forge_agents.bench.plan import Match
 
+_MAX_BITS = 63
+"""Maximum size of a stored seed. Larger ones may have one hash, so that comparing them takes hours."""
 RECORD_FORMAT = 2
 """Version of stored records. Raised when the meaning of a field changes, so that older episodes are played again."""
 
@@ -109,6 +111,7 @@ class Record:
         numbers: tuple[Any, ...] = (record.seed, record.sample)  # the types of a damaged file are not those of `Record`
         texts: list[Any] = [record.key, record.env, record.end, record.error, record.fault, *record.lineup.values()]
         are_valid = [isinstance(value, kind) for values, kind in ((numbers, int), (texts, str)) for value in values]
+        are_valid += [isinstance(value, int) and value.bit_length() <= _MAX_BITS for value in numbers]
         seconds: Any = record.seconds
         are_valid.append(isinstance(seconds, int | float) and 0 <= seconds < 2**53)
         if not all(are_valid) or not all(map(_is_result, results.values())):

@@ -29,7 +29,7 @@ from forge_agents.files import (
     warn_of_other_writers,
 )
 from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
-from forge_agents.models.tokenizer_file import check_growth, check_token_numbers, check_tokens
+from forge_agents.models.tokenizer_file import LONG_NUMBER, check_growth, check_token_numbers, check_tokens
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's names of safetensors dtypes."""
@@ -183,6 +183,10 @@ _OTHER_TOKENIZER = {"fast_tokenizer_files", "gguf_file"}
 _COUNT = re.compile(r"num_|n_(layer|head)s?$")
 """Beginnings of keys of config.json with a number of parts, such as ``num_hidden_layers`` and ``num_labels``."""
 _MAX_COUNT = 100_000
+_MAX_STOP_TOKENS = 1000
+"""Maximum number of tokens that end an answer. An engine reads all of them at each request."""
+_IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation")
+"""Keys of config.json by which transformers loads program code from the hub, if the value is a repository."""
 _OTHER_FORMAT = "consolidated*.safetensors"
 """Files of weights in Mistral's format."""
 
@@ -202,6 +206,8 @@ def check_complete(folder: Path) -> None:
             f"Name that model itself, or remove {min(keys)}"
         )
     _check_counts(folder / "config.json", config)
+    if (generation := folder / "generation_config.json").is_file():
+        _check_counts(generation, read_json(generation))
     _check_tokenizer(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -233,9 +239,20 @@ def _check_files(folder: Path) -> None:
 
 
 def _check_counts(file: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a huge number of layers, labels or heads, because transformers makes an entry of a list for each."""
+    """Refuse a huge number of layers, labels or heads, because transformers makes an entry of a list for each.
+
+    Keys that are too long as numbers, and program code of a hub's repository, are refused as well.
+    """
     for name, value in config.items():
+        if LONG_NUMBER.fullmatch(name):
+            raise ModelNotFoundError(f"{file} has the key {name!r:.40}. Expected numbers of at most 20 digits")
+        if _IMPLEMENTATION.fullmatch(name) and "/" in str(value):
+            raise ModelNotFoundError(f"{file} has {name}={value!r:.100}, which names program code. Remove it")
+        if name == "eos_token_id" and isinstance(value, list) and len(value) > _MAX_STOP_TOKENS:
+            raise ModelNotFoundError(f"{file} has {len(value)} entries in {name}. Expected at most {_MAX_STOP_TOKENS}")
         if isinstance(value, Mapping):
+            if len(value) > _MAX_COUNT:
+                raise ModelNotFoundError(f"{file} has {len(value)} entries in {name}. Expected at most {_MAX_COUNT}")
             _check_counts(file, value)
         elif _COUNT.match(name) and isinstance(value, int | float) and value > _MAX_COUNT:
             raise ModelNotFoundError(f"{file} has {name}={value!r:.20}. Expected at most {_MAX_COUNT}")

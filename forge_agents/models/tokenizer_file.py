@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ _MAX_ADDED_TOKENS = 10_000
 """Tokens that a tokenizer's settings may add to those of its vocabulary in one list or by one number."""
 _NUMBERS_OF_TOKENS = ("extra_ids", "num_madeup_words", "offset")
 """Settings of T5, XGLM, Pegasus and their relatives for which transformers makes tokens."""
+LONG_NUMBER = re.compile(r"\s*[-+]?[\d_]{21,}\s*")
+"""Matches keys, as of labels and tokens, that become integers. Many of one hash take hours to compare."""
 _MAX_TOKEN_CHARS = 1024
 """Maximum length of a token. Long tokens make long texts of short answers."""
 _MAX_VOCABULARY_CHARS = 5_000_000
@@ -96,6 +99,8 @@ def check_token_numbers(file: Path, settings: Mapping[str, Any]) -> None:
             raise _refusal(file, f"{name} is {value!r:.20}. Expected at most {_MAX_ADDED_TOKENS}")
         if "special_tokens" in name and isinstance(value, list | Mapping) and len(value) > _MAX_ADDED_TOKENS:
             raise _refusal(file, f"{name!s:.60} has {len(value)} entries. Expected at most {_MAX_ADDED_TOKENS}")
+        if isinstance(value, Mapping) and any(LONG_NUMBER.fullmatch(key) for key in value):
+            raise _refusal(file, f"{name!s:.60} has a number of more than 20 digits as a key")
 
 
 def check_same_tokens(folder: Path, other: Path) -> None:

@@ -77,6 +77,8 @@ def check_files(folder: Path) -> None:
         names = [entry["filename"] for entry in bounded_json(state.read_bytes())["_data_files"]]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise ValueError(f"{state} is damaged. Save the data set again with save_to_disk") from None
+    if len(set(map(str, names))) < len(names):
+        raise ValueError(f"{state} names a file more than once. Save the data set again with save_to_disk")
     for name in names:
         file = folder / str(name)
         if file.name != name or file.suffix != ".arrow" or file.is_symlink():

@@ -158,6 +158,7 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
             "solution/solve.sh": "echo 'touch /app/right' > code.sh",
             "tests/test.sh": "cd /app; bash code.sh; test -e right && r=1 || r=0; echo $r > /logs/verifier/reward.txt",
         },
+        "parts": {"task.toml": ".".join(["a"] * 10_001) + " = 1"},  # quadratic time
         "unsolved": {"solution/solve.sh": "true", "tests/test.sh": "echo no pytest >&2"},
     }
     for name, changed in changes.items():
@@ -180,10 +181,14 @@ def test_harbor_tasks_without_containers_are_scored_by_their_own_tests(load_exam
     module = load_example("harbor_tasks")
     tasks, left_out = module.register(tmp_path, [sys.executable, "-c", AGENT])
     assert tasks == ["sorts"]
-    assert sorted(left_out) == ["asks", "builds", "huge", "plants", "reads", "shows", "system", "tells", "unsolved"]
+    names = ["asks", "builds", "huge", "parts", "plants", "reads", "shows", "system", "tells", "unsolved"]
+    assert sorted(left_out) == names
     assert left_out["shows"].endswith("lead to other folders: ['tests']") and "['instruction.md']" in left_out["tells"]
     assert left_out["builds"] == "ValueError: its Dockerfile needs a container: 'RUN apt-get install -y nodejs'"
     assert left_out["huge"].endswith("its files have more than the 512 MB of a sandbox")
+    assert left_out["parts"].endswith("its task.toml has more than 20000 bytes")
+    (tmp_path / "deeper/text/task.toml").write_text("verifier.timeout_sec = 1e9")
+    assert module.Task(tmp_path / "deeper/text").limits["wall_s"] == 3600
     assert left_out["asks"].endswith("for its mcp_servers and docker-compose.yaml")
     assert "COPY ../../sorts" in left_out["reads"] and "'/usr' is readable" in left_out["system"]
     assert "earns 0.0 here, nothing done 0.0" in left_out["plants"]

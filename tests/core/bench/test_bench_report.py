@@ -96,6 +96,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("episodes", 0, "seats", "player_0", "decisions"), "3", "a result of another type"),
         (("episodes", 0, "seats", "player_0", "tokens"), 10**300, "a result of another type"),
         (("episodes", 0, "seed"), "3", "a seed, a time or a result of another type"),
+        (("episodes", 0, "seed"), 2**63, "a seed, a time or a result of another type"),
         (("episodes", 0, "seats", "player_0", "reward"), 1.7e308, "a seed, a time or a result of another type"),
         (("episodes", 0, "fault"), "stranger", "failed by stranger, who has no agent in it"),
         (("episodes", 0, "leavers"), ["stranger"], "failed by stranger, who has no agent in it"),
@@ -437,6 +438,14 @@ def test_report_of_episodes_that_no_benchmark_plans_is_damaged(report, tmp_path,
     (tmp_path / "board.json").write_text(json.dumps(facts))
     with pytest.raises(ReportError, match=f"damaged report: .*{says}"):
         Report.load(tmp_path / "board.json")
+
+
+def test_report_of_many_seeds_with_one_hash_is_refused(report, tmp_path):
+    """Comparing 100,000 of them takes an hour."""
+    facts = json.loads(json.dumps(report.as_json()))
+    facts["episodes"] = [{**facts["episodes"][0], "key": str(n), "seed": n * (2**61 - 1)} for n in range(2000)]
+    (tmp_path / "board.json").write_text(json.dumps(facts))
+    raises(ReportError, "has 19\\d\\d whole numbers of more than 20 digits", Report.load, tmp_path / "board.json")
 
 
 def test_games_of_a_shared_player_that_only_a_later_report_has_are_named(tmp_path):

@@ -243,6 +243,29 @@ def test_counts_that_no_model_has_are_refused(name, nested, folder):
     models.resolve(folder)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"id2label": {str(2**61 - 1): "a"}}, ""),
+        ({"id2label": {str(100 * (2**61 - 1)): "a"}}, "has the key '230584300921369395100'"),
+        ({"text_config": {"id2label": {"9" * 21: "a"}}}, "has the key '9{21}'. Expected numbers of at most 20 digits"),
+        ({"id2label": {str(number): "a" for number in range(100_001)}}, "has 100001 entries in id2label"),
+        ({"label2id": {str(n): n * (2**61 - 1) for n in range(2000)}}, "whole numbers of more than 20 digits"),
+        ({"eos_token_id": [*range(1001)]}, "has 1001 entries in eos_token_id. Expected at most 1000"),
+        ({"eos_token_id": [*range(1000)], "attn_implementation": "sdpa"}, ""),
+        ({"attn_implementation": "evil/kernel"}, "attn_implementation='evil/kernel', which names program code"),
+        ({"text_config": {"_experts_implementation": {"": "evil/kernel"}}}, "which names program code. Remove it"),
+    ],
+)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_values_for_which_libraries_take_hours_or_load_code_are_refused(name, settings, reason, folder):
+    """The time to make a dict of integers with one hash, as of labels, grows with the square of their number."""
+    path = folder / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | settings))
+    with pytest.raises(ModelNotFoundError, match=f"{name}.*{reason}") if reason else nullcontext():
+        models.resolve(folder)
+
+
 @pytest.mark.parametrize("name", ["AutoProcessor", "AutoModel", "LlamaForCausalLM", "RagTokenizer"])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_class_of_a_tokenizer_that_is_none_is_refused(name, file, folder, monkeypatch):
@@ -372,6 +395,11 @@ X = {"SpecialToken": {"id": "x", "type_id": 0}}
             "tokenizer_config.json",
             lambda file: file.update(extra_ids=10**6),
             "extra_ids is 1000000. Expected at most 10000",
+        ),
+        (
+            "tokenizer_config.json",
+            lambda file: file.update(added_tokens_decoder={"9" * 21: {"content": "a"}}),
+            "added_tokens_decoder has a number of more than 20 digits",
         ),
         ("tokenizer_config.json", lambda file: file.update(extra_ids=10**400), "extra_ids is 10{19}. Expected"),
         ("tokenizer_config.json", lambda file: file.update(model_max_length=10**30, pad_token_id=151_643), ""),

@@ -543,6 +543,8 @@ def test_a_data_set_with_compressed_rows_or_foreign_files_is_refused(tmp_path):
     for content in ("{}", "[" * 100_000, *foreign):
         state.write_text(content)
         raises(ValueError, "is damaged|Expected an .arrow file in the same folder", Tasks, tmp_path / "a")
+    state.write_text(json.dumps({"_data_files": [{"filename": file.name}] * 2}))
+    raises(ValueError, "state.json names a file more than once", Tasks, tmp_path / "a")
     os.truncate(state, 6 << 30)
     raises(ValueError, "state.json has 6442450944 bytes, of which almost none are on the disk", Tasks, tmp_path / "a")
     os.mkfifo(tmp_path / "pipe.jsonl")

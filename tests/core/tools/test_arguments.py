@@ -1,5 +1,7 @@
 """Arguments of calls against the tools' JSON schemas, as servers send them."""
 
+import time
+
 import pytest
 
 from forge_agents.tools import Tool, ToolCall, describe_tools, parse_tool_calls, run_tool
@@ -172,3 +174,15 @@ def test_other_spellings_of_schemas_are_checked(schema, good, bad):
 def test_argument_of_any_type_takes_all_values(kind):
     for value in ("a", 1, None, [2]):
         assert check_arguments("tool", {"type": "dict", "properties": {"x": {"type": kind}}}, {"x": value}) == ""
+
+
+def test_long_names_of_a_server_are_not_compared_with_a_long_name_of_a_model():
+    """Comparing two names takes time in proportion to the product of their lengths: seconds for a kilobyte each."""
+    letters = [chr(0x4E00 + number) for number in range(150)]
+    names = ["".join(letters[number:] + letters[:number]) * 20 for number in range(100)]
+    start = time.thread_time()
+    error = check_arguments("find", {"properties": dict.fromkeys((*names, "city"), TEXT)}, {names[0] + "x": "a"})
+    assert time.thread_time() - start < 2 and "has no argument" in error and "Did you mean" not in error
+    assert check_arguments("find", {"properties": dict.fromkeys((*names, "city"), TEXT)}, {"citi": "a"}).endswith(
+        "Did you mean 'city'?"
+    )

@@ -438,7 +438,13 @@ def test_rows_keep_numbers_and_lines_of_many_values_are_left_out(run_folder):
     rows = [*run._metric_lines._rows.values(), *run._verifier_lines._rows.values()]
     assert all(values.typecode == "d" and len(values) < 10 for _, values in rows)
     assert len(run.verifiers()["latest"]["verifiers"][0]["more"]) == 1000
+    with (run_folder / "episodes.jsonl").open("a") as file:
+        numbers = (number * (2**61 - 1) for number in range(2000))  # whose hashes are equal
+        turns = [{"index": number, "action": "a"} for number in numbers]
+        print(json.dumps({"env_id": "e", "seed": 1, "trajectories": {"a": {"turns": turns}}}), file=file)
+    run.update()
     problems = run.status()["problems"]
+    assert any("whole numbers of more than 20 digits, more than 1000" in problem for problem in problems)
     assert sum("left out: it has 500002 brackets, more than 500000" in problem for problem in problems) == 3
 
 

@@ -194,16 +194,38 @@ def test_metadata_with_a_tuple_as_key_is_refused(saved):
         checkpoint.load(state(), saved)
 
 
+def same_hashes(*keys: Any) -> bytes:
+    """A dict of keys with one hash: a kilobyte takes little time, ten megabytes hours."""
+    return b"\x80\x02}(" + b"".join(pickle.dumps(key, 2)[2:-1] + b"N" for key in keys) + b"u."
+
+
+MULTIPLES = [number * (2**61 - 1) for number in range(1, 102)]
+
+
+@pytest.mark.parametrize("keys", [MULTIPLES, [(number,) for number in MULTIPLES]], ids=["int", "tuple"])
+def test_metadata_with_many_keys_of_one_hash_is_refused(saved, keys):
+    assert len(set(map(hash, keys))) == 1
+    one_by_one = b"\x80\x02}" + b"".join(pickle.dumps(key, 2)[2:-1] + b"Ns" for key in keys) + b"."
+    for content in (same_hashes(*keys), one_by_one):
+        (saved / ".metadata").write_bytes(content)
+        with pytest.raises(RunFolderError, match="is refused: more than 100 keys have the same hash"):
+            checkpoint.load(state(), saved)
+    (saved / ".metadata").write_bytes(same_hashes(*keys[:100]))
+    with pytest.raises(RunFolderError, match="does not describe a checkpoint"):
+        checkpoint.load(state(), saved)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("data.pkl", same_hashes(*MULTIPLES), "more than 100 keys have the same hash"),
         ("data/0", bytes(1_000_000), "bytes and stands for more. torch.save does not compress"),
         ("data.pkl", tuple_as_key(100), "it has a key of type tuple"),
         ("data.pkl", pickle.dumps(nested(25), 2), "stand for more than"),
         ("data.pkl", b"cbuiltins\nbytearray\n(L9999999999999L\ntR.", "a value needs builtins.bytearray"),
         ("data.pkl", pickle.dumps({frozenset("a"): 1}, 4), "it has a set"),
     ],
-    ids=["compressed", "key", "growth", "call", "set"],
+    ids=["hashes", "compressed", "key", "growth", "call", "set"],
 )
 @pytest.mark.parametrize("tensor", [True, False])
 def test_values_that_stand_for_far_more_are_refused(saved, name, content, message, tensor):

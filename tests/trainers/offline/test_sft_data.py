@@ -22,6 +22,7 @@ from forge_agents.types import (
     Trajectory,
     Turn,
 )
+from forge_trainers.offline import data as offline
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
 from forge_trainers.records.run_folder import RunFolder
@@ -411,6 +412,14 @@ def test_episodes_are_filtered_by_reward(read, renderer):
     result = read(played, best_per_group=1, min_reward=0.2)
     assert answers(result) == ["b"]
     assert result.counts == {"learned": 1, "below min_reward": 2, "not among the best": 2}
+
+
+def test_seeds_of_one_hash_are_grouped_in_linear_time():
+    """Comparing each of 100,000 seeds with the others takes minutes."""
+    seeds = [number * (2**61 - 1) for number in range(100)]
+    trajectories = [Trajectory(agent="a", policy="p", turns=(), seed=seed) for seed in seeds]
+    groups = [offline._group(offline._Played(source="", trajectory=each, reward=1.0)) for each in trajectories]
+    assert len(set(map(hash, seeds))) == 1 and len(set(map(hash, groups))) == 100
 
 
 def test_custom_reward_filters_episodes_and_nan_passes_no_bound(read, renderer):

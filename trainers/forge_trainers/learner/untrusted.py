@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
+from collections import Counter
+from collections.abc import Iterable
 from enum import Enum, EnumMeta
 from pathlib import PurePosixPath
 from typing import IO, Any
@@ -37,6 +39,8 @@ _VALUE_CLASSES = frozenset(
 """Classes and functions of values. Checking a pickle does not call them."""
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _MAX_DEPTH = 32
+_MAX_EQUAL_HASHES = 100
+"""Maximum number of keys of a dict with the same hash. Each new one is compared with all of them."""
 _MAX_GROWTH = 64
 """Maximum number of values per byte of a pickle, with repeated parts counted each time."""
 
@@ -73,17 +77,29 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch = dict(pickle._Unpickler.dispatch)
 
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._hashes: dict[int, tuple[Any, Counter[int]]] = {}
+        """Each dict, which keeps its id from being used again, and the number of its keys by hash."""
+
     def _check_key(self, key: Any) -> None:
         if not _is_plain(key):
             raise pickle.UnpicklingError(f"it has a key of type {type(key).__name__}, which no checkpoint has")
 
+    def _check_keys(self, target: Any, keys: Iterable[Any]) -> None:
+        hashes = self._hashes.setdefault(id(target), (target, Counter()))[1]
+        for key in keys:
+            self._check_key(key)
+            hashes[hash(key)] += 1
+            if hashes[hash(key)] > _MAX_EQUAL_HASHES:
+                raise pickle.UnpicklingError(f"more than {_MAX_EQUAL_HASHES} keys have the same hash")
+
     def _set_item(self) -> None:
-        self._check_key(self.stack[-2])  # type: ignore[attr-defined]
+        self._check_keys(self.stack[-3], self.stack[-2:-1])  # type: ignore[attr-defined]
         super().load_setitem()  # type: ignore[misc]
 
     def _set_items(self) -> None:
-        for key in self.stack[::2]:  # type: ignore[attr-defined]
-            self._check_key(key)
+        self._check_keys(self.metastack[-1][-1], self.stack[::2])  # type: ignore[attr-defined]
         super().load_setitems()  # type: ignore[misc]
 
     def _refuse(self) -> None:

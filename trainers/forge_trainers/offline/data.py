@@ -486,9 +486,12 @@ def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]
     return pairs
 
 
-def _group(item: _Played) -> tuple[str, int, str]:
-    """Return environment, seed and agent, which are equal for trajectories that are compared."""
-    return item.trajectory.env_id, item.trajectory.seed, item.trajectory.agent
+def _group(item: _Played) -> tuple[str, str, str]:
+    """Return environment, seed and agent, which are equal for trajectories that are compared.
+
+    The seed is a text, because many integers may have one hash, and comparing these takes quadratic time.
+    """
+    return item.trajectory.env_id, str(item.trajectory.seed), item.trajectory.agent
 
 
 def _siblings(keys: Iterable[object]) -> Iterable[list[int]]:
