@@ -23,6 +23,8 @@ _SHARED = b"/dev/zero (deleted)"
 """Name of shared anonymous memory in the list of a process's mappings."""
 _GRANT_S = 1.0
 """Maximum time from a grant to the mapping."""
+_MAPPING_BYTES = 256
+"""Size of the kernel's own data of a mapping."""
 _SOCKET_BYTES = 320 << 10
 """Maximum contents of one local or UDP socket. The program cannot raise the default buffers of 208 KiB."""
 
@@ -30,9 +32,9 @@ _SOCKET_BYTES = 320 << 10
 class Usage:
     """Usage of a tree of processes, updated by `look`.
 
-    Memory is the sum of anonymous pages, swapped pages, page tables, shared anonymous mappings and, in a network
-    namespace, socket buffers. File pages are excluded, because they belong to the host's cache or to the limited
-    folder.
+    Memory is the sum of anonymous pages, swapped pages, page tables, shared anonymous mappings, the kernel's own data
+    of all mappings and, in a network namespace, socket buffers. File pages are excluded, because they belong to the
+    host's cache or to the limited folder.
 
     Args:
         proc: Descriptor of the host's /proc.
@@ -63,7 +65,7 @@ class Usage:
         now = time.monotonic()
         elapsed, self._looked = now - self._looked, now
         times: dict[str, float] = {}
-        anonymous, ticks, num = 0, 0, 0
+        anonymous, mappings, ticks, num = 0, 0, 0, 0
         for pid in (pids := tree()):
             fields = self.read(f"{pid}/stat").rpartition(b")")[2].split()
             if not fields:
@@ -71,11 +73,13 @@ class Usage:
             num += 1
             ticks += sum(map(int, fields[11:15]))  # its own time and that of children it has waited for
             self._sample(pid, times, elapsed, running=fields[0] == b"R")
-            anonymous += self._anonymous(pid)
+            status = self._of_memory(pid, "status")
+            anonymous += _anonymous(status)
+            mappings += _kib(status, b"VmSize:") // _PAGE_BYTES
         self._times, self.processes = times, num
         self.cpu_s = max(self.cpu_s, ticks / _CLOCK)
         if now >= self._precise_from:
-            self.memory_bytes = self._memory(pids, anonymous, tree, max_bytes)
+            self.memory_bytes = self._memory(pids, anonymous, mappings, tree, max_bytes)
             self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
 
     def _sample(self, pid: str, times: dict[str, float], elapsed: float, *, running: bool) -> None:
@@ -100,18 +104,16 @@ class Usage:
             on_processor, waited = ([int(number) for number in self.read(f"{pid}/schedstat").split()[:2]] or [1, 0])[:2]
             self.sampled_cpu_s += max(spent, elapsed * on_processor / max(1, on_processor + waited))
 
-    def _anonymous(self, pid: str) -> int:
-        status = self._of_memory(pid, "status")
-        return (
-            (_kib(status, b"RssAnon:") or _kib(status, b"VmRSS:")) + _kib(status, b"VmSwap:") + _kib(status, b"VmPTE:")
-        )
-
-    def _memory(self, pids: list[str], anonymous: int, tree: Callable[[], list[str]], max_bytes: int) -> int:
+    def _memory(
+        self, pids: list[str], anonymous: int, mappings: int, tree: Callable[[], list[str]], max_bytes: int
+    ) -> int:
+        """Return the memory of processes with `anonymous` bytes and at most `mappings` mappings."""
         sockets, socket_bytes = self._sockets()
-        if anonymous + self.shared_bytes + sockets * socket_bytes <= max_bytes:
+        if anonymous + self.shared_bytes + mappings * _MAPPING_BYTES + sockets * socket_bytes <= max_bytes:
             return anonymous + self.shared_bytes
         started = time.monotonic()
         precise = sum(map(self._proportional, pids))
+        precise += _MAPPING_BYTES * sum(self._of_memory(pid, "maps").count(b"\n") for pid in pids)
         if self.shared_bytes and not self._maps_shared(tree):
             self.shared_bytes = 0
         if sockets:
@@ -122,11 +124,10 @@ class Usage:
 
     def _proportional(self, pid: str) -> int:
         """Private pages, plus the process's part of pages that forked processes still share."""
-        rollup = self._of_memory(pid, "smaps_rollup")
+        rollup, status = self._of_memory(pid, "smaps_rollup"), self._of_memory(pid, "status")
         if b"Pss_Anon:" not in rollup:
-            return self._anonymous(pid)
-        tables = _kib(self._of_memory(pid, "status"), b"VmPTE:")
-        return _kib(rollup, b"Pss_Anon:") + _kib(rollup, b"SwapPss:") + tables
+            return _anonymous(status)
+        return _kib(rollup, b"Pss_Anon:") + _kib(rollup, b"SwapPss:") + _kib(status, b"VmPTE:")
 
     def _maps_shared(self, tree: Callable[[], list[str]]) -> bool:
         """Return whether a process has shared anonymous memory, or may have some soon."""
@@ -227,6 +228,12 @@ class Usage:
             return if_denied
         except OSError:
             return b""
+
+
+def _anonymous(status: bytes) -> int:
+    """Bytes of anonymous and swapped pages and of page tables in a process's status."""
+    resident = _kib(status, b"RssAnon:") or _kib(status, b"VmRSS:")
+    return resident + _kib(status, b"VmSwap:") + _kib(status, b"VmPTE:")
 
 
 def _kib(text: bytes, name: bytes) -> int:

@@ -47,8 +47,8 @@ class SandboxLimits:
     cpu_s: int = 10
     """Maximum processor seconds."""
     memory_mb: int = 512
-    """Maximum MiB of each process's address space, and of the memory of all processes together, including shared memory
-    and socket buffers."""
+    """Maximum MiB of each process's address space, and of the memory of all processes together, including shared
+    memory, socket buffers and the kernel's data of mappings."""
     processes: int = 16
     """Maximum number of processes and threads at one time."""
     open_files: int = 64

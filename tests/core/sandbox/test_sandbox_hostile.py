@@ -397,6 +397,32 @@ LIMITED = {
 }  # fmt: skip
 
 
+# 15,000 mappings of a page in each of 40 processes: 150 MB of the kernel's memory, and none of the processes
+MAPPINGS = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+for _ in range(40):
+    if os.fork() == 0:
+        address = libc.mmap(None, 15_000 * 4096, 0, 0x22, -1, 0)
+        for n in range(0, 15_000, 2):
+            libc.mprotect(address + n * 4096, 4096, 1)
+        time.sleep(HELD_S); os._exit(0)
+for _ in range(40): os.wait()
+print('all')
+"""
+
+
+def test_mappings_count_as_memory():
+    limits = replace(LIMITS, processes=50, cpu_s=30, wall_s=60)
+    kept = Sandbox(limits=replace(limits, memory_mb=110)).run(MAPPINGS.replace("HELD_S", "600"))
+    assert kept.limit == "memory_mb", kept
+    lifted = Sandbox(limits=replace(limits, memory_mb=500)).run(MAPPINGS.replace("HELD_S", "1"))
+    assert lifted.stdout == "all\n" and lifted.limit == "", lifted
+
+
 @pytest.mark.parametrize("name", LIMITED)
 def test_only_the_exceeded_limit_is_reported(name):
     program, field, low, high, mark = LIMITED[name]
