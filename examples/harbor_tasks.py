@@ -3,7 +3,7 @@
 A task is used if its Dockerfile contains only FROM, WORKDIR and COPY, and if its solution earns more here than doing
 nothing. Other tasks are listed. FROM is ignored: agent and tests run in sandboxes with this machine's programs and
 without network. Tests that run an agent's files run them as the same user, so a solution that searches for the tests'
-reward while they run may still change it, as in Harbor itself.
+reward while they run may still change it, as in Harbor itself. A run of the tests takes at most an hour.
 
     python examples/harbor_tasks.py FOLDER --agent "COMMAND" [--reads FOLDER_OF_IT] [--steps 20] [--model NAME]
 """

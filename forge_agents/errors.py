@@ -85,8 +85,8 @@ class ActorDiedError(ForgeError, RuntimeError):
         super().__init__(message)
         self.who = who
         self.place = place
-        self.has_started = True
-        """Whether the process could be called before its death."""
+        self.ended_at_start = False
+        """Whether the process ended before it could be called."""
 
 
 class RespawnLimitError(ForgeError, RuntimeError):

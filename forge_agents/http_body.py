@@ -84,9 +84,9 @@ def too_many_values(body: bytes, max_brackets: int = MAX_BRACKETS, max_commas: i
 
 
 def _num_long(text: bytes) -> int:
-    """Return the number of whole numbers of more than 20 digits, or fewer than are too many."""
-    if (at_least := text.translate(_AS_ZEROS).count(_LONG_AS_ZEROS)) <= _MAX_LONG:
-        return at_least
+    """Return the number of whole numbers of more than 20 digits, or an upper bound that is not too many."""
+    if (upper_bound := text.translate(_AS_ZEROS).count(_LONG_AS_ZEROS)) <= _MAX_LONG:
+        return upper_bound
     return sum(1 for _ in _LONG.finditer(text))
 
 

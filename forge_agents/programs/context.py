@@ -279,8 +279,8 @@ def _is_gateway(program: _Program, host: str, port: int | None) -> bool:
 def _end_if_over(program: _Program) -> None:
     """End the thread or task of a program that asks a model after its episode, if only by its next request.
 
-    Programs that retry after every error would repeat a refused request for ever, each in a thread of its own. They do
-    not handle this exception, as ``except Exception`` does not. In a thread, SystemExit would be usual, but a task that
+    Programs that retry after every error would repeat a refused request for ever, each in a thread of its own.
+    ``except Exception`` does not handle this exception. In a thread, SystemExit would be usual, but a task that
     waits for the thread would pass it on to the event loop, which ends.
     """
     if program.session.closed:

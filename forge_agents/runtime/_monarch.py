@@ -44,6 +44,8 @@ os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 
 _LOADED_IN = os.getpid()
 """Id of the process that loaded Monarch, whose threads do not run in forked children."""
+_temporary_folder = ""
+"""Folder for temporary files of this process, while Monarch uses another one."""
 _SHUTDOWN_TIMEOUT_S = 0.3
 """Time that Monarch gets at the exit of the process to send its last messages."""
 
@@ -169,10 +171,6 @@ def shorten_socket_paths() -> None:
     global _temporary_folder
     if Path(tempfile.gettempdir()) != private_folder().parent:
         _temporary_folder, os.environ["TMPDIR"] = tempfile.gettempdir(), str(private_folder())
-
-
-_temporary_folder = ""
-"""Folder for temporary files of this process, while Monarch uses another one."""
 
 
 def restore_temporary_folder() -> None:

@@ -90,7 +90,7 @@ class Faults:
                 if error.who != who:
                     raise
                 faults.append(self.record(who, error))
-                early += not error.has_started
+                early += error.ended_at_start
                 if early == _MAX_EARLY_DEATHS:
                     raise RespawnLimitError(
                         f"{who} ended {early} times before it could be called, so it is not started again. The reason "

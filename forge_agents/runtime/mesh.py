@@ -432,7 +432,7 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
         waited = re.search(r"Timeout\((\d+)", str(error))
         late = f" or took over {waited[1]} s for its first answer" if waited else ""
         died = ActorDiedError(f"{who} died{late} while it was started. Look at {log_hint(who)}", who)
-        died.has_started = bool(late)
+        died.ended_at_start = waited is None
         return died
     return error
 

@@ -76,7 +76,7 @@ def with_variable(name: str, value: str) -> list[psutil.Process]:
 def kill_mesh(mark: str) -> None:
     """Kill this machine's processes of the mesh whose `MESH_VARIABLE` is `mark`, and their children.
 
-    Resource trackers of `multiprocessing` are not killed. They end with their parents, after they have removed the
+    Resource trackers of `multiprocessing` are not killed. These end with their parents, after the removal of the
     parents' semaphores from /dev/shm, where those would stay until the machine restarts.
     """
     for process in with_variable(MESH_VARIABLE, mark):

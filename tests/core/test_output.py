@@ -74,7 +74,11 @@ def test_full_disk_or_slow_reader_costs_only_the_text(monkeypatch, number):
 def test_stream_that_user_code_closed_gets_no_text(monkeypatch):
     monkeypatch.setattr(sys, "stdout", closed := io.StringIO())
     closed.close()
-    output.console().print("nobody reads this")
+    console = output.console()
+    console.print("nobody reads this")
+    monkeypatch.setattr(sys, "stdout", other := io.StringIO())
+    console.print("a later line")
+    assert other.getvalue() == "a later line\n"
 
 
 def test_characters_that_the_stream_lacks_are_escaped(monkeypatch):

@@ -208,13 +208,16 @@ def test_texts_of_the_modules_are_no_result_of_the_tests(form, num_calls):
     assert num_calls == 1 or "\ntest: All" not in seen[-1] or form == "hermes"
 
 
-def test_a_tester_whose_calls_run_tests_twice_saw_them_pass(quick):
-    class Twice(Oracle):
+@pytest.mark.parametrize("second", ["CALL test()", "CALL show(module=1)"])
+def test_tester_that_makes_two_calls_saw_the_tests_pass(quick, second):
+    """The second call runs the tests again, or names no tool of the tester."""
+
+    class TwoCalls(Oracle):
         def tester(self, observation):
             text = super().tester(observation)
-            return f"{text}\n{text}" if "CALL" in text else text
+            return f"{text}\n{second}" if "CALL" in text else text
 
-    tester = fa.play(f"{with_oracle(NAME, Twice)}@2", fa.Oracle(), seed=2).trajectories["tester"]
+    tester = fa.play(f"{with_oracle(NAME, TwoCalls)}@2", fa.Oracle(), seed=2).trajectories["tester"]
     assert repair.saw_tests_pass(tester) == 1
 
 

@@ -162,10 +162,11 @@ class Repair(ToolEnv):
         return lines + [""] * (len(tests) - len(lines)), "" if result.ok else format_result(result)[-300:]
 
     def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
-        if agent != "tester":
+        runs = [result.content for result in results if result.ok and result.name == "test"]
+        if not runs:
             return Outcome()
         # not for verifiers to read in the results, which contain texts of the modules
-        return Outcome(info={agent: {"saw_tests_pass": results[-1].content.startswith(_ALL_TESTS)}})
+        return Outcome(info={agent: {"saw_tests_pass": runs[-1].startswith(_ALL_TESTS)}})
 
     # ---- texts and rules
 

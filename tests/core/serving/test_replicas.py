@@ -455,7 +455,7 @@ def test_process_that_ends_before_each_first_call_is_started_three_times():
     async def start() -> None:
         tries.append(1)
         error = ActorDiedError("hero died while it was started", "hero")
-        error.has_started = False
+        error.ended_at_start = True
         raise error
 
     match = "hero ended 3 times before it could be called.* hero died while it was started"

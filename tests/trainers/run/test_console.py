@@ -142,4 +142,5 @@ def test_messages_of_a_run_that_nobody_reads_do_not_end_it(stream, monkeypatch):
             live.say("a line")
             live.step(0, ROW)
         print("a line of the user's code", file=pipe, flush=True)
+        assert os.path.samestat(os.fstat(pipe.fileno()), os.stat(os.devnull))  # noqa: PTH116
         monkeypatch.undo()

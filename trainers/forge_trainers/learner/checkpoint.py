@@ -268,7 +268,7 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
     return requested
 
 
-def odd_number(state: Mapping[str, Any]) -> str:
+def invalid_tensor(state: Mapping[str, Any]) -> str:
     """Return the name of a tensor with numbers on this rank that no training has, or an empty text.
 
     Those are numbers that are not finite, and negative second moments or counts of steps. One training step would

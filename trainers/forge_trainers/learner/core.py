@@ -405,8 +405,10 @@ class LearnerCore:
         version = state["version"]
         if type(version) is not int or not 0 <= version <= _MAX_VERSION:
             raise RunFolderError(f"{folder} has version={version!r:.40}. Expected a whole number from 0 to 2^53")
-        if odd := self._odd_number(state):
-            raise RunFolderError(f"{folder} is damaged: {odd:.200} has numbers that no training writes, such as NaN")
+        if invalid := self._invalid_tensor(state):
+            raise RunFolderError(
+                f"{folder} is damaged: {invalid:.200} has numbers that no training writes, such as NaN"
+            )
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         if to_train:
             settings = [dict(group) for group in self._param_groups()]
@@ -431,9 +433,9 @@ class LearnerCore:
             RunFolderError: The folder cannot be written, or a weight is not finite.
         """
         self._enter()
-        if odd := self._odd_number(self._weights()):
+        if invalid := self._invalid_tensor(self._weights()):
             raise RunFolderError(
-                f"nothing is exported to {folder}, because weights in {odd} are not finite: the training diverged. "
+                f"nothing is exported to {folder}, because weights in {invalid} are not finite: the training diverged. "
                 "Continue with a lower lr: the run goes back to a checkpoint with finite weights"
             )
         source = Path(self.config.model)
@@ -618,14 +620,14 @@ class LearnerCore:
         free_unsharded(built.model)
         return self._over_ranks(out_T)
 
-    def _odd_number(self, state: Mapping[str, Any]) -> str:
-        """Return `checkpoint.odd_number` of this rank or, if it has none, a text if another rank has one."""
-        odd = checkpoint.odd_number(state)
+    def _invalid_tensor(self, state: Mapping[str, Any]) -> str:
+        """Return `checkpoint.invalid_tensor` of this rank or, if it has none, a text if another rank has one."""
+        invalid = checkpoint.invalid_tensor(state)
         if checkpoint.is_alone():
-            return odd
-        found = torch.tensor(float(bool(odd)), device=self._ranks.device)
+            return invalid
+        found = torch.tensor(float(bool(invalid)), device=self._ranks.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)  # all ranks go on, or none
-        return odd or "a part of another rank" * bool(found)
+        return invalid or "a part of another rank" * bool(found)
 
     def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
         """Values of all tokens, on CPU. Each token was computed by one data-parallel rank."""

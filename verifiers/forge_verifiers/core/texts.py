@@ -73,7 +73,7 @@ def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: M
         if isinstance(values, str):
             raise ArgumentError(f"{name}={values!r:.80} is a single text. Pass a list with one value per completion")
     # arrays, tensors and columns of data frames are no sequences, but have `tolist`
-    lists = {name: getattr(values, "tolist", lambda values=values: values)() for name, values in columns.items()}
+    lists = {name: values.tolist() if hasattr(values, "tolist") else values for name, values in columns.items()}
     lists = {name: values for name, values in lists.items() if isinstance(values, Sequence)}
     for name, values in {"prompts": prompts, **lists}.items():
         if len(values) != len(completions):
