@@ -226,7 +226,8 @@ class Policy:
     than a result of its own tool calls), or "none". When reasoning is dropped, the prompt is rendered again, and the
     following turns form a separate training sample."""
     context: Context = field(default="end", kw_only=True)
-    """Handling of a conversation that no longer fits the model's context. "end" (default) ends the episode. "window"
+    """Handling of a conversation that no longer fits the model's context. "end" (default) ends the episode, but
+    is as "window" in games tagged as zero-sum or competitive, where a player could fill a rival's context. "window"
     continues with the instructions, the first observation and the last turns that fit. The omitted turns are replaced
     by a marker, or by the text of the environment's `compact`. "summarize" first asks the policy for notes. The notes
     replace the omitted turns and are trained with the turn that follows. "newest" does not wait for the limit: each

@@ -25,6 +25,8 @@ HOOKS = (
 )  # fmt: skip
 """Optional methods of environments in addition to PettingZoo's. The first argument of each is an agent."""
 
+RIVAL_TAGS = frozenset(("zero-sum", "competitive"))
+"""Tags of games in which an agent may gain by what another one loses."""
 CONVERSATION = "conversation"
 """Info key of an agent that holds several conversations, or whose environment writes whole messages.
 
@@ -653,7 +655,7 @@ def may_be_silent(env: Any) -> bool:
 
     It does in games that are tagged as zero-sum or competitive, and with a true `judges_silence`.
     """
-    has_rivals = not {"zero-sum", "competitive"}.isdisjoint(getattr(getattr(env, "spec", None), "tags", ()))
+    has_rivals = not RIVAL_TAGS.isdisjoint(getattr(getattr(env, "spec", None), "tags", ()))
     return has_rivals or hook(env, "judges_silence") is True
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from forge_agents.envs.env import CONVERSATION, writable
+from forge_agents.envs.env import CONVERSATION, RIVAL_TAGS, writable
 from forge_agents.envs.oracles import AgentFactory, oracle_of
 from forge_agents.envs.reasoning import join_reasoning, split_response
 from forge_agents.errors import EndpointError, MismatchError, StallError
@@ -706,6 +706,9 @@ def make_player(
             raise ValueError(f"policy {policy.name!r} has no engine. Running engines: {', '.join(engines) or 'none'}")
         engine = engines[policy.name]
         key = None if rng_key is None else f"{rng_key}/{agent}"
+        if policy.context == "end" and not RIVAL_TAGS.isdisjoint(getattr(spec, "tags", ())):
+            # a rival could fill the context by long messages
+            policy = replace(policy, context="window")
         player = ModelPlayer(engine, policy, instructions, tools=tools, rng_key=key, compact=compact)
         return player.decide
     if isinstance(policy, Endpoint):

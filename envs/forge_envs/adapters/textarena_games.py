@@ -65,7 +65,8 @@ def list_ids(name: str | None) -> str | None:
         env_id, title = _move_version(game), _part(game, "game")
         low, high = PLAYERS.get(title, (1, 1))
         players = f"{low}p" if low == high else f"{low}-{high}p"
-        entries[env_id] = entry("textarena:TextArena", "textarena", players, max_turns=1000, game=game)
+        tags = (players, "competitive") if high > 1 else (players,)
+        entries[env_id] = entry("textarena:TextArena", "textarena", *tags, max_turns=1000, game=game)
         if title in EXCLUDED:
             hidden.add(env_id)
     if name is not None and _UPSTREAM_ID.fullmatch(name):

@@ -334,6 +334,19 @@ def test_every_sampled_token_is_trained_once_in_a_full_context(  # noqa: PLR0917
     )
 
 
+def test_rival_does_not_silence_a_player_by_long_messages(tokenizer):
+    pytest.importorskip("textarena")
+    env = fa.make("textarena/DontSayIt-v0")
+    engine = Told(tokenizer, [("Hello.", True)] * 10, max_model_len=2_500)
+    served = {"victim": PolicyEngine(engine, Renderer(tokenizer))}
+    victim = fa.Policy("m", name="victim", sampling=fa.Sampling(max_tokens=40))
+    rival = fa.Scripted(lambda observation: "How are you? " * 40, name="rival")
+    episode = asyncio.run(play(env, {"player_0": rival, "player_1": victim}, seed=0, engines=served))
+    own = [turn for turn in episode.turns if turn.policy == "victim"]
+    assert [turn.action for turn in own] == ["Hello."] * 10 and not episode.out_of_context
+    assert any(turn.compaction is not None for turn in own)
+
+
 @pytest.mark.parametrize("context", ["window", "summarize"])
 def test_first_turns_are_dropped_if_the_context_is_full(tokenizer, context):
     turns, texts = [(40, False, None)] * 12, [(f"say {n}.", True) for n in range(12)]

@@ -199,20 +199,28 @@ class Duel(Count):
         return fa.Outcome(rewards=rewards, done=True, info={agent: {"illegal": f"{action!r} is no number"}})
 
 
-@pytest.mark.parametrize(("tags", "lost"), [(("2p", "zero-sum"), True), (("competitive",), True), (("2p",), False)])
-def test_full_context_gives_a_game_with_rivals_an_empty_answer(tags, lost):
-    """Otherwise a player could end each game that it is about to lose as a draw."""
+@pytest.mark.parametrize("tags", [("2p", "zero-sum"), ("competitive",), ("2p",)])
+def test_full_context_ends_no_game_with_rivals(tags):
+    """Otherwise a player could end each game that it is about to lose as a draw, or fill the context of its rival."""
     env = Duel()
     env.spec = SimpleNamespace(tags=tags, max_turns=None)
     episode = run_model(Engine(max_model_len=4), env)
+    dropped = [turn.compaction is not None for turn in episode.turns]
+    if tags == ("2p",):
+        assert episode.end_reason == "context" and dropped == [False, False]
+    else:
+        assert episode.end_reason == "terminated" and dropped == [False, False, True, True]
+        assert not episode.out_of_context and episode.rewards == {"a": 14.0, "b": 14.0}
+
+
+def test_player_whose_context_has_no_room_for_one_observation_gives_an_empty_answer():
+    env = Duel()
+    env.spec = SimpleNamespace(tags=("zero-sum",), max_turns=None)
+    episode = run_model(Engine(max_model_len=2), env)
     assert episode.error is None and episode.out_of_context
-    assert [(turn.agent, turn.action) for turn in episode.turns[:2]] == [("a", "7"), ("b", "7")]
-    if not lost:
-        assert episode.end_reason == "context" and len(episode.turns) == 2
-        return
-    assert episode.end_reason == "terminated" and episode.rewards == {"a": 6.0, "b": 8.0}
-    last = episode.turns[2]
-    assert (last.agent, last.action, last.finish_reason, last.response_ids) == ("a", "", "context", ())
+    assert episode.end_reason == "terminated" and episode.rewards == {"a": -1.0, "b": 1.0}
+    (turn,) = episode.turns
+    assert (turn.agent, turn.action, turn.finish_reason, turn.response_ids) == ("a", "", "context", ())
     assert forfeits_of(episode) == {"a"}
 
 
