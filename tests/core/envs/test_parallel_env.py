@@ -252,11 +252,11 @@ def test_limits_and_failures_are_the_episodes():
     episode = run(Auction(), dict.fromkeys(everyone, model), engines={"m": PolicyEngine(full, Numbered())})
     assert episode.end_reason == "context" and len(episode.turns) == 3
     env, alone = Auction(), Engine(together=1)
-    env.spec, alone.max_model_len = SimpleNamespace(tags=("competitive",), max_turns=None), 2
+    env.spec, alone.max_model_len = SimpleNamespace(tags=("competitive",), max_turns=None), 1
     policies = {**dict.fromkeys(everyone, fa.Scripted(lambda observation: "2", name="two")), "player_0": model}
     episode = run(env, policies, engines={"m": PolicyEngine(alone, Numbered())})
     assert episode.end_reason == "terminated" and episode.error is None
-    assert [turn.action for turn in episode.trajectories["player_0"].turns] == ["1", ""], "it has lost both lives"
+    assert [turn.action for turn in episode.trajectories["player_0"].turns] == ["", ""], "it has lost both lives"
 
 
 class Rounds(PlainParallel):
