@@ -262,10 +262,11 @@ _LIST_MARK = re.compile(
     re.IGNORECASE,
 )
 _FACTORIAL = re.compile(
-    r"(?:(?<![A-Za-z])[kmnr]|\((?=[^()]*[a-z])(?:[^()\\,;A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z])){2,}\))!\Z"
+    r"(?:(?<![A-Za-z])(?:n|(?<![\d$])(?<![\d$)]\s)[kmr])"
+    r"|\((?=[^()]*[a-z])(?:[^()\\,;A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z])){2,}\))!\Z"
 )
 """A factorial of an integer's usual name, or of a term with one, at the end of a plain text. Other exclamation marks
-end a sentence."""
+end a sentence, also after a number and ``m`` or ``k``, as in "5 m!"."""
 _NUMBER_FACTORIAL = re.compile(r"\d!$")  # of 5! in a formula, the dollar signs remain, because "5!" is a sentence
 _FORMULA_SIGNS = ("$$", "$", "\\(", "\\[")
 _REPEATING = re.compile(  # 0.333..., in contrast to 1.4422... and 2.718281828...
