@@ -145,16 +145,17 @@ class GameTree:
 
 
 def _checked(openings: object, env_id: str) -> list[tuple[float, Any]]:
-    """Return the openings of an environment, or raise a `ForgeError` that says what is wrong with them."""
+    """Return the possible openings of an environment, or raise a `ForgeError` that says what is wrong with them."""
     checked: list[tuple[float, Any]] = []
     for opening in openings if isinstance(openings, Iterable) else ():
         match opening:
-            case (Real() as chance, env) if float(chance) > 0 and getattr(env, "agents", None):
-                checked.append((float(chance), env))
+            case (Real() as chance, env) if float(chance) >= 0 and getattr(env, "agents", None):
+                if chance > 0:
+                    checked.append((float(chance), env))
             case _:
                 raise ForgeError(f"openings() of {env_id} returned {opening!r}. Expected {_OPENINGS}")
     total = math.fsum(chance for chance, _ in checked)
-    if not checked or abs(total - 1) > 1e-9:
+    if abs(total - 1) > 1e-6:  # they may be float32
         raise ForgeError(
             f"openings() of {env_id} returned {len(checked)} pairs, whose probabilities sum to {total:g}. Expected "
             f"{_OPENINGS}"
