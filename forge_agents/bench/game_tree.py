@@ -150,8 +150,7 @@ def _checked(openings: object, env_id: str) -> list[tuple[float, Any]]:
     for opening in openings if isinstance(openings, Iterable) else ():
         match opening:
             case (Real() as chance, env) if float(chance) >= 0 and getattr(env, "agents", None):
-                if chance > 0:
-                    checked.append((float(chance), env))
+                checked.append((float(chance), env))
             case _:
                 raise ForgeError(f"openings() of {env_id} returned {opening!r}. Expected {_OPENINGS}")
     total = math.fsum(chance for chance, _ in checked)
@@ -160,7 +159,7 @@ def _checked(openings: object, env_id: str) -> list[tuple[float, Any]]:
             f"openings() of {env_id} returned {len(checked)} pairs, whose probabilities sum to {total:g}. Expected "
             f"{_OPENINGS}"
         )
-    return checked
+    return [opening for opening in checked if opening[0]]
 
 
 def _list_legal_actions(opening: Any) -> None:

@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -210,11 +210,12 @@ def _error_result(call: ToolCall, reason: str) -> ToolResult:
 def _call(selected: Tool, arguments: Mapping[str, Any]) -> Any:
     """Return the function's result. With a time limit it runs in a thread, which is left behind at the limit."""
     call: Callable[[], Any] = functools.partial(selected.fn, **selected.convert(arguments))
-    if inspect.iscoroutinefunction(selected.fn):
-        call = functools.partial(_run_coroutine, call)
-    elif selected.timeout_s is None:
-        return call()
-    answer = begin_in_thread(call, name=f"tool {selected.name}")
+    if selected.timeout_s is None:
+        result = call()
+        if not inspect.iscoroutine(result):
+            return result
+        call = functools.partial(asyncio.run, result)  # in another thread, because this one may have a running loop
+    answer = begin_in_thread(functools.partial(_complete, call), name=f"tool {selected.name}")
     try:
         return answer.result(selected.timeout_s)
     except TimeoutError as late:
@@ -223,6 +224,7 @@ def _call(selected: Tool, arguments: Mapping[str, Any]) -> Any:
         raise ValueError(f"{selected.name} gave no result within {selected.timeout_s:g} s") from late
 
 
-def _run_coroutine(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run an async function in an event loop of its own. The caller's thread may have a loop that is running."""
-    return asyncio.run(call())
+def _complete(call: Callable[[], Any]) -> Any:
+    """Return the result of a function that may be async, also behind a decorator that is not."""
+    result = call()
+    return asyncio.run(result) if inspect.iscoroutine(result) else result

@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -253,6 +254,28 @@ def test_async_tools_are_awaited():
     assert asyncio.run(in_a_running_loop(4)).content == "8"
     assert asyncio.run(in_a_running_loop(-4)).content == "Error: no negative numbers"
     assert run_tool([never], call("never", number=1)).content == "Error: never gave no result within 0.01 s"
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60])
+def test_async_tools_behind_a_plain_decorator_are_awaited(timeout_s):
+    def counted(function):
+        @functools.wraps(function)
+        def call_it(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return call_it
+
+    @fa.tool(timeout_s=timeout_s)
+    @counted
+    async def double(number: int) -> int:
+        "Double a number."
+        await asyncio.sleep(0)
+        return 2 * number
+
+    async def in_a_running_loop():
+        return run_tool([double], call("double", number=4))
+
+    assert asyncio.run(in_a_running_loop()).content == "8"
 
 
 def test_numbers_and_dataclasses_of_a_result_are_json():
