@@ -25,17 +25,14 @@ def test_texts_are_scored_with_their_columns_and_without_reasoning():
     assert reward.__name__ == "numeric" and fv.TextReward(fv.Numeric(), name="maths").__name__ == "maths"
 
 
-class Column:
-    """A column of a data frame: like an array, no sequence."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def tolist(self):
-        return self.values
+def column(method):
+    """A function that makes a column of a data frame or table: like an array, no sequence."""
+    return lambda values: SimpleNamespace(**{method: lambda: values})
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, Column])
+@pytest.mark.parametrize(
+    "kind", [list, tuple, np.array, torch.tensor, column("tolist"), column("to_list"), column("to_pylist")]
+)
 def test_columns_may_be_sequences_arrays_or_tensors(kind):
     reward = fv.TextReward(fv.Numeric())
     assert reward(["6 * 7?"] * 2, ["It is 42.", "It is 41."], answer=kind([42, 42])) == [1.0, 0.0]

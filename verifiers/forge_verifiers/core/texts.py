@@ -72,9 +72,7 @@ def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: M
     for name, values in {"prompts": prompts, "completions": completions, **columns}.items():
         if isinstance(values, str):
             raise ArgumentError(f"{name}={values!r:.80} is a single text. Pass a list with one value per completion")
-    # arrays, tensors and columns of data frames are no sequences, but have `tolist`
-    lists = {name: values.tolist() if hasattr(values, "tolist") else values for name, values in columns.items()}
-    lists = {name: values for name, values in lists.items() if isinstance(values, Sequence)}
+    lists = {name: values for name, column in columns.items() if isinstance(values := _listed(column), Sequence)}
     for name, values in {"prompts": prompts, **lists}.items():
         if len(values) != len(completions):
             raise ArgumentError(
@@ -88,6 +86,12 @@ def _trajectories(prompts: Sequence[Any], completions: Sequence[Any], columns: M
         info = {name: values[row] for name, values in lists.items()}
         result.append(Trajectory(agent=_AGENT, policy=_AGENT, turns=(turn,), seed=_number_of(prompt), info=info))
     return result
+
+
+def _listed(column: Any) -> Any:
+    """A list of an array, a tensor or a column of a table, which are no sequences. Other values are unchanged."""
+    to_list = next((name for name in ("tolist", "to_list", "to_pylist") if hasattr(column, name)), "")
+    return getattr(column, to_list)() if to_list else column
 
 
 def _answer_text(completion: Any) -> str:
