@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import stat
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +95,16 @@ def test_checksums_of_a_stranger_do_not_read_a_file_that_is_not_on_the_disk(tmp_
     os.truncate(sparse, 1 << 40)
     with pytest.raises(ValueError, match=says):
         find_damage(tmp_path, {"weights": [1 << 40, 1]}, chunk_bytes=chunk_bytes)
+
+
+def test_file_with_many_names_is_compared_once(tmp_path, monkeypatch):
+    """Tools that save space link equal files, such as the metadata of two policies."""
+    (tmp_path / "p").write_bytes(b"weights")
+    (tmp_path / "q").hardlink_to(tmp_path / "p")
+    sums, calls, crc32 = [7, zlib.crc32(b"weights")], [], zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda *data: calls.append(data) or crc32(*data))
+    assert not find_damage(tmp_path, {"p": sums, "q": sums, "./q": sums}, chunk_bytes=0) and len(calls) == 1
+    assert "q has CRC-32" in find_damage(tmp_path, {"p": sums, "q": [7, 0]}, chunk_bytes=0)
 
 
 def test_folder_that_others_can_change_is_named_once(tmp_path, monkeypatch, caplog):
