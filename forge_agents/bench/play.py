@@ -49,7 +49,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
 from forge_agents.policy import KEYWORDS, Human, Oracle, Policy, Random, Sampling
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner

@@ -21,7 +21,7 @@ from forge_agents.policy import Oracle, Policy, PolicyMapping, policies_by_name,
 from forge_agents.rollout import rollout
 from forge_agents.rollout.episode import PlayableEnv
 from forge_agents.rollout.episode import play as play_one
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig

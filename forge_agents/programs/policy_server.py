@@ -14,7 +14,8 @@ from forge_agents.policy import Policy, Sampling
 from forge_agents.programs.branches import BranchIndex, Key
 from forge_agents.programs.calls import ChatRequest, ChatResponse, RefusedError, abbreviate, make_response
 from forge_agents.programs.gateway import Gateway, ModelCall, Session, _PendingCall
-from forge_agents.rollout.players import ContextFullError, ModelPlayer, PolicyEngine
+from forge_agents.rollout.players import ContextFullError, ModelPlayer
+from forge_agents.rollout.policy_engine import PolicyEngine
 
 _MAX_TOKENS = 20_000_000
 """Maximum number of tokens of all remembered conversations, full prompts included: some hundred megabytes."""

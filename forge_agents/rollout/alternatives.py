@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from forge_agents.rollout.players import Decision, sampling_seed
+from forge_agents.rollout.players import Decision
+from forge_agents.rollout.policy_engine import sampling_seed
 from forge_agents.types import Episode, EpisodeError, total_tokens
 
 Decisions: TypeAlias = Literal["every", "longest"] | int

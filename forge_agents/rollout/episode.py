@@ -40,12 +40,10 @@ from forge_agents.rollout.players import (
     ContextFullError,
     Decision,
     Player,
-    PolicyEngine,
     legal_actions,
     make_player,
-    player_state,
-    resume_player,
 )
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import MAX_REWARD, EndReason, Episode, EpisodeError, NewMessages, Trajectory, Turn, Where
 
@@ -124,7 +122,7 @@ class _Agent:
                 "environment chooses the messages that its model reads. Remove context="
             )
         try:
-            decision = await self.player(
+            decision = await self.player.decide(
                 observation, info if self.refusal is None else {"illegal": self.refusal, **info}
             )
             return decision.published((info.get(CONVERSATION) or {}).get("tools", self.tools))
@@ -181,7 +179,7 @@ class _Agent:
         self.drafts, self.branches, self.initial_reward = copied.drafts, copied.branches, other.initial_reward
         self.info, self.session_rewards = other.info, other.session_rewards
         self.without_legal_actions, self.refusal = other.without_legal_actions, other.refusal
-        resume_player(self.player, state)
+        self.player.resume(state)
 
     def trajectory(self, env_id: str, seed: int) -> Trajectory:
         return Trajectory(
@@ -245,7 +243,7 @@ class _Agents(dict[str, _Agent]):
 
     def copies(self) -> dict[str, tuple[_Agent, Any]]:
         """Return the state of all agents, for `resume`."""
-        return {name: (agent.copy(), player_state(agent.player)) for name, agent in self.items()}
+        return {name: (agent.copy(), agent.player.state()) for name, agent in self.items()}
 
     async def resume(self, copies: Mapping[str, tuple[_Agent, Any]]) -> None:
         """Continue as agents whose state was copied, with new players."""

@@ -1,10 +1,9 @@
-"""Players: a policy that decides for one agent through one episode."""
+"""Players, one per agent and episode: models that keep conversations, people, random and scripted policies."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import random
 import time
 import warnings
@@ -19,7 +18,7 @@ import numpy as np
 from forge_agents.envs.env import CONVERSATION, RIVAL_TAGS, writable
 from forge_agents.envs.oracles import AgentFactory, oracle_of
 from forge_agents.envs.reasoning import join_reasoning, split_response
-from forge_agents.errors import EndpointError, MismatchError, StallError
+from forge_agents.errors import EndpointError, StallError
 from forge_agents.models.control_tokens import defused
 from forge_agents.policy import (
     AnyPolicy,
@@ -33,12 +32,12 @@ from forge_agents.policy import (
 )
 from forge_agents.rollout.conversation import Conversation, Messages, omission
 from forge_agents.rollout.endpoint import client_of
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.refusals import is_too_long
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.terminal import terminal
 from forge_agents.runtime.threads import in_thread
 from forge_agents.tools import parse_tool_calls
-from forge_agents.types import Compaction, Completion, FinishReason, Message, ToolCall, Usage, VersionSpan
+from forge_agents.types import Compaction, FinishReason, Message, ToolCall, Usage, VersionSpan
 
 _MAX_INLINE_CHARS = 1 << 14
 """Maximum length of new messages that are tokenized in the event loop. Tokenizing takes up to 6 us per character, and
@@ -106,8 +105,6 @@ def _from_text(text: str) -> Decision:
     return Decision(action=answer, reasoning=reasoning, raw_reasoning=raw)
 
 
-Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
-"""Decides for one agent through one episode, given the observation and the environment's `infos[agent]`."""
 Compact: TypeAlias = Callable[[Sequence[tuple[str, str]]], Awaitable[str]]
 """Summarizes turns of an agent (observation and answer of each) for the environment. May return an empty text."""
 
@@ -116,63 +113,22 @@ class ContextFullError(Exception):
     """The conversation no longer fits the model's context. The episode ends, or goes on with an empty answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedSnapshot:
-    """Earlier weights of a policy that an engine, or one of its adapters, holds until others are loaded."""
+class Player:
+    """Decides for one agent through one episode. Players without a memory define only `decide`."""
 
-    name: str
-    version: int
-    """Weight version of the policy, which turns record."""
-    load: int
-    """Version that the engine reports for these weights. It is unique, because after the loss of a learner other
-    weights may get the name and the version of earlier ones."""
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+        """Answer an observation. `info` is the environment's `infos[agent]`."""
+        raise NotImplementedError
 
-    def recorded(self, completion: Completion) -> Completion:
-        """Return the completion with the snapshot's version.
+    def state(self) -> Any:
+        """Return a copy of the memory, for `resume`."""
+        return None
 
-        Raises:
-            MismatchError: Other weights have sampled tokens.
-        """
-        if loads := sorted({span.version for span in completion.versions} - {self.load}):
-            raise MismatchError(
-                f"the engine sampled for {self.name} with weights of load {loads[0]}, and the snapshot was loaded as "
-                f"{self.load}. Resume the run, and report this error"
-            )
-        return replace(completion, versions=tuple(replace(span, version=self.version) for span in completion.versions))
+    def resume(self, state: Any) -> None:
+        """Continue where another player of the policy had `state`, with random numbers of its own."""
 
 
-@dataclass(frozen=True, eq=False)
-class PolicyEngine:
-    """The sampler of one policy: an engine, or one of its adapters, and the renderer of the policy's prompts."""
-
-    engine: Any
-    """An `EngineClient`, or another object with `max_model_len` and `generate`, which takes a prompt, a `Sampling`, and
-    the keywords ``choices``, ``seed`` and ``stop_token_ids`` if they are needed, and returns a `Completion`."""
-    renderer: Renderer
-    adapter: str = ""
-    """Name of the adapter in the engine. Empty for the model's own weights."""
-    snapshot: LoadedSnapshot | None = None
-    """Weights that must sample. None: the newest that were loaded."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of prompt and response together."""
-        return int(self.engine.max_model_len)
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, **options: Any) -> Completion:
-        """Complete a prompt with this policy's weights. See `EngineClient.generate`."""
-        if self.adapter:
-            options["adapter"] = self.adapter
-        completion: Completion = await self.engine.generate(prompt_ids, sampling, **options)
-        return completion if self.snapshot is None else self.snapshot.recorded(completion)
-
-    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
-        """Load published weights of this policy. See `EngineClient.load_weights`."""
-        timings: dict[str, float] = await self.engine.load_weights(version, adapter=self.adapter, timeout_s=timeout_s)
-        return timings
-
-
-class ModelPlayer:
+class ModelPlayer(Player):
     """A model that plays one agent and keeps the agent's conversations.
 
     Args:
@@ -278,12 +234,12 @@ class ModelPlayer:
                 chosen = {"after": after, "messages": new, "only_results": only_results}
         return replace(decision, compaction=compaction, notes=notes, conversation=chosen)
 
-    def state(self) -> tuple[Any, ...]:
-        """Return the state of the conversations, for `resume`."""
+    def state(self) -> Any:
+        """Return the state of the conversations."""
         return list(self._conversations), self._last_main, self._num_calls, self._called
 
-    def resume(self, state: tuple[Any, ...]) -> None:
-        """Continue the conversations of another player of the policy."""
+    def resume(self, state: Any) -> None:
+        """Continue the conversations of another player."""
         conversations, self._last_main, self._num_calls, self._called = state
         self._conversations = list(conversations)
 
@@ -342,11 +298,10 @@ class ModelPlayer:
         self._num_requests += 1
         limit = len(prompt_ids) + room
         if choices:  # a choice is an answer, even if the template has opened a reasoning tag
-            completion = await self._sample(prompt_ids, sampling, limit, rng_key, choices)
+            completion = await self._engine.sample(prompt_ids, sampling, limit, rng_key, choices)
             reasoning, raw, answer = "", "", self._renderer.text(completion.token_ids, *sampling.stop)
         else:
-            respond = self._respond if sampling.max_reasoning_tokens is None else self._reason_and_answer
-            completion = await respond(prompt_ids, sampling, limit, rng_key)
+            completion = await self._engine.respond(prompt_ids, sampling, limit, rng_key)
             reasoning, raw, answer = self._renderer.sections(completion.token_ids, *sampling.stop)
         text, calls = self._renderer.calls(completion.token_ids, tools) if tools else ("", ())
         stopped = sampling.stop and completion.finish_reason == "stop"
@@ -364,70 +319,6 @@ class ModelPlayer:
             stopped_by=self._renderer.stopped_by(completion.token_ids, *sampling.stop) if stopped else "",
             generate_s=completion.seconds or time.perf_counter() - start,
         )
-
-    async def _sample(
-        self,
-        prompt_ids: tuple[int, ...],
-        sampling: Sampling,
-        limit: int,
-        rng_key: str | None,
-        choices: tuple[str, ...] = (),
-    ) -> Completion:
-        """A request to the engine. `limit` is the maximum length of prompt and response together."""
-        room = limit - len(prompt_ids)
-        options: dict[str, Any] = {"choices": choices} if choices else {}
-        if rng_key is not None:
-            options["seed"] = sampling_seed(rng_key)
-        if self._renderer.stop_ids:
-            options["stop_token_ids"] = self._renderer.stop_ids
-        capped = sampling  # usually unchanged, and a copy is not free
-        if sampling.max_tokens > room or sampling.max_reasoning_tokens is not None:
-            capped = replace(sampling, max_tokens=min(sampling.max_tokens, room), max_reasoning_tokens=None)
-        completion = await self._engine.generate(prompt_ids, capped, **options)
-        full = completion.finish_reason == "length" and capped.max_tokens < sampling.max_tokens
-        return replace(completion, finish_reason="context") if full else completion
-
-    async def _respond(
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, limit: int, rng_key: str | None
-    ) -> Completion:
-        """As `_sample`, but stop texts inside the reasoning do not end the response.
-
-        The engine stops at them, so the reasoning is continued up to its closing tag, and then the answer.
-        """
-        completion = await self._sample(prompt_ids, sampling, limit, rng_key)
-        stopped = sampling.stop and completion.finish_reason == "stop"
-        if not stopped or not (tag := self._renderer.stopped_thinking(completion.token_ids)):
-            return completion
-        for part, stop in (("thought", (tag,)), ("said", sampling.stop)):  # parts of random keys: never rename
-            left, so_far = sampling.max_tokens - len(completion.token_ids), (*prompt_ids, *completion.token_ids)
-            if left < 1 or len(so_far) >= limit:
-                return replace(completion, finish_reason="length" if left < 1 else "context")
-            rest = replace(sampling, stop=stop, max_tokens=left)
-            key = None if rng_key is None else f"{rng_key}/{part}"
-            completion = _concatenate(completion, (), await self._sample(so_far, rest, limit, key))
-            if completion.finish_reason != "stop" or self._renderer.closing(completion.token_ids):
-                return completion  # the turn ended inside the reasoning
-        return completion
-
-    async def _reason_and_answer(
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, limit: int, rng_key: str | None
-    ) -> Completion:
-        """Reasoning with its own token limit, closed if it reaches the limit, and then the answer with its limit."""
-        reasoning = replace(sampling, max_tokens=sampling.max_reasoning_tokens or sampling.max_tokens)
-        completion = await self._respond(prompt_ids, reasoning, limit, rng_key)
-        closing = self._renderer.closing(completion.token_ids)
-        answer_start = len(completion.token_ids) if closing else self._renderer.thought_length(completion.token_ids)
-        left = sampling.max_tokens - (len(completion.token_ids) - answer_start)
-        if left < 0 or (left == 0 and completion.finish_reason == "length"):
-            return _truncate(completion, answer_start + sampling.max_tokens)
-        if completion.finish_reason != "length":
-            return completion
-        so_far = (*prompt_ids, *completion.token_ids, *closing)
-        if len(so_far) >= limit:
-            return replace(completion, finish_reason="context")
-        key = None if rng_key is None else f"{rng_key}/answer"
-        answer = await self._sample(so_far, replace(sampling, max_tokens=left), limit, key)
-        return _concatenate(completion, closing, answer)
 
     async def _notes(self, conversation: Conversation, rng_key: str | None) -> Decision | None:
         """The model's notes on the conversation so far, or None if there is no room left to ask for them."""
@@ -500,35 +391,6 @@ def _warn_once(owner: object, text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def _concatenate(first: Completion, inserted: tuple[int, ...], second: Completion) -> Completion:
-    offset = len(first.token_ids) + len(inserted)
-    spans = (replace(span, start=offset + span.start, end=offset + span.end) for span in second.versions)
-    return Completion(
-        token_ids=(*first.token_ids, *inserted, *second.token_ids),
-        logprobs=(*first.logprobs, *(0.0 for _ in inserted), *second.logprobs),
-        finish_reason=second.finish_reason,
-        versions=(*first.versions, *spans),
-        seconds=first.seconds + second.seconds,
-    )
-
-
-def _truncate(completion: Completion, count: int) -> Completion:
-    spans = (replace(span, end=min(span.end, count)) for span in completion.versions if span.start < count)
-    return replace(
-        completion,
-        token_ids=completion.token_ids[:count],
-        logprobs=completion.logprobs[:count],
-        finish_reason="length",
-        versions=tuple(spans),
-        top_logprobs=(),
-    )
-
-
-def sampling_seed(rng_key: str) -> int:
-    """The 32-bit sampling seed of a key."""
-    return int.from_bytes(hashlib.sha256(rng_key.encode()).digest()[:4], "big")
-
-
 def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
     """An answer as an environment reads it: its text and its calls in the common form."""
     if not calls:
@@ -539,7 +401,7 @@ def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
     return both if parse_tool_calls(both) == parse_tool_calls(calls_text) else calls_text
 
 
-class EndpointPlayer:
+class EndpointPlayer(Player):
     """A model behind an endpoint that plays one agent and keeps the agent's conversations."""
 
     def __init__(
@@ -552,12 +414,12 @@ class EndpointPlayer:
         """Messages after each decision. Unchanged by one for which the context has no room."""
         self._last_main: int | None = None
 
-    def state(self) -> tuple[Any, ...]:
-        """Return the state of the conversations, for `resume`."""
+    def state(self) -> Any:
+        """Return the state of the conversations."""
         return list(self._conversations), self._last_main
 
-    def resume(self, state: tuple[Any, ...]) -> None:
-        """Continue the conversations of another player of the endpoint."""
+    def resume(self, state: Any) -> None:
+        """Continue the conversations of another player."""
         self._conversations, self._last_main = list(state[0]), state[1]
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
@@ -618,19 +480,20 @@ def legal_actions(info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(actions)) if isinstance(listed, Set) else actions  # the order of a set differs by process
 
 
-def _human(agent: str, instructions: str) -> Player:
-    unseen = [instructions]
+class _HumanPlayer(Player):
+    """A person at the terminal, who reads the instructions before the first observation."""
 
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+    def __init__(self, agent: str, instructions: str) -> None:
+        self._agent, self._unseen = agent, instructions
+
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         start = time.perf_counter()
         legal = legal_actions(info)
-        text = unseen.pop() if unseen else ""
+        text, self._unseen = self._unseen, ""
         if (illegal := info.get("illegal")) and not text:
             text = "Your last action was illegal" + (f": {illegal}" if isinstance(illegal, str) else "")
-        action = await terminal().ask(agent, observation, instructions=text, legal_actions=legal)
+        action = await terminal().ask(self._agent, observation, instructions=text, legal_actions=legal)
         return replace(_from_text(action), generate_s=time.perf_counter() - start)
-
-    return decide
 
 
 def _seeds(policy: Random | Oracle, agent: str, episode_seed: int, episode_index: int) -> list[int]:
@@ -639,19 +502,20 @@ def _seeds(policy: Random | Oracle, agent: str, episode_seed: int, episode_index
     return [policy.seed, episode_seed, zlib.crc32(agent.encode()), *index]
 
 
-def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -> Player:
-    rng = np.random.default_rng(_seeds(policy, agent, episode_seed, episode_index))
+class _RandomPlayer(Player):
+    """A random legal action, or random letters if no actions are listed."""
 
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+    def __init__(self, seeds: list[int]) -> None:
+        self._rng = np.random.default_rng(seeds)
+
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         if legal := legal_actions(info):
-            return Decision(action=legal[int(rng.integers(len(legal)))])
-        letters = rng.integers(97, 123, size=int(rng.integers(1, 9)))
+            return Decision(action=legal[int(self._rng.integers(len(legal)))])
+        letters = self._rng.integers(97, 123, size=int(self._rng.integers(1, 9)))
         return Decision(action="".join(map(chr, letters)))
 
-    return decide
 
-
-class _OraclePlayer:
+class _OraclePlayer(Player):
     """The environment's oracle, created at the first decision, so that its failure is the episode's."""
 
     def __init__(self, oracle: AgentFactory, agent: str, seeds: list[int]) -> None:
@@ -667,7 +531,7 @@ class _OraclePlayer:
         return _from_text(action)
 
     def state(self) -> Any:
-        """Return a copy of the oracle and its random generator, for `resume`."""
+        """Return a copy of the oracle and its random generator."""
         return copy.deepcopy((self._created, self._rng))
 
     def resume(self, state: Any) -> None:
@@ -676,11 +540,12 @@ class _OraclePlayer:
         self._created = copy.deepcopy(created, {id(rng): self._rng})
 
 
-def _scripted(policy: Scripted, agent: str) -> Player:
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        return _from_text(await policy.decide(observation, agent))
+class _ScriptedPlayer(Player):
+    def __init__(self, policy: Scripted, agent: str) -> None:
+        self._policy, self._agent = policy, agent
 
-    return decide
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+        return _from_text(await self._policy.decide(observation, self._agent))
 
 
 def make_player(
@@ -709,27 +574,14 @@ def make_player(
         if policy.context == "end" and not RIVAL_TAGS.isdisjoint(getattr(spec, "tags", ())):
             # a rival could fill the context by long messages
             policy = replace(policy, context="window")
-        player = ModelPlayer(engine, policy, instructions, tools=tools, rng_key=key, compact=compact)
-        return player.decide
+        return ModelPlayer(engine, policy, instructions, tools=tools, rng_key=key, compact=compact)
     if isinstance(policy, Endpoint):
-        return EndpointPlayer(policy, instructions, tools=tools).decide
+        return EndpointPlayer(policy, instructions, tools=tools)
     if isinstance(policy, Human):
-        return _human(agent, instructions)
+        return _HumanPlayer(agent, instructions)
     if isinstance(policy, Random):
-        return _random(policy, agent, episode_seed, episode_index)
+        return _RandomPlayer(_seeds(policy, agent, episode_seed, episode_index))
     if isinstance(policy, Oracle):
         oracle = oracle_of(spec, getattr(spec, "id", "an environment without an id"))
-        return _OraclePlayer(oracle, agent, _seeds(policy, agent, episode_seed, episode_index)).decide
-    return _scripted(policy, agent)
-
-
-def player_state(player: Player) -> Any:
-    """Return a copy of the state of a player, for `resume_player`. None if the player has none."""
-    owner = getattr(player, "__self__", None)
-    return None if owner is None else owner.state()
-
-
-def resume_player(player: Player, state: Any) -> None:
-    """Let a new player continue where another one of the same policy was, with random numbers of its own."""
-    if state is not None:
-        player.__self__.resume(state)  # type: ignore[attr-defined]  # a bound method
+        return _OraclePlayer(oracle, agent, _seeds(policy, agent, episode_seed, episode_index))
+    return _ScriptedPlayer(policy, agent)

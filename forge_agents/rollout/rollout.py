@@ -16,7 +16,7 @@ from forge_agents.errors import USER_ERRORS, ArgumentError
 from forge_agents.policy import AnyPolicy, Oracle, PolicyMapping, Random, resolve_policies
 from forge_agents.rollout.alternatives import Fork, ForkRule, Forks
 from forge_agents.rollout.episode import FailureError, PlayableEnv, play, run_env_code
-from forge_agents.rollout.players import PolicyEngine, sampling_seed
+from forge_agents.rollout.policy_engine import PolicyEngine, sampling_seed
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import Alternatives, Episode, EpisodeError, EpisodeGroup
 

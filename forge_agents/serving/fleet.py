@@ -16,7 +16,7 @@ from forge_agents.models import resolve as models
 from forge_agents.models.exports import warn_about_prompts
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Policy, SnapshotPolicy
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime.colocation import DeviceAccess, unshared

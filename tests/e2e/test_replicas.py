@@ -12,7 +12,7 @@ import forge_agents as fa
 from forge_agents.errors import ActorDiedError
 from forge_agents.policy import Sampling
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.faults import Faults
 from forge_agents.serving import EngineClient

@@ -19,7 +19,7 @@ import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, StallError, UnknownIdError
 from forge_agents.policy import LoRA, Sampling
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.serving import EngineProcess, _vllm

@@ -60,7 +60,7 @@ def said_again(episode, spec):
         )
 
         async def say(player=player, turns=trajectory.turns):
-            return [(await player(turn.observation, {})).action for turn in turns]
+            return [(await player.decide(turn.observation, {})).action for turn in turns]
 
         assert asyncio.run(say()) == [turn.action for turn in trajectory.turns], f"{agent} of {episode.env_id}"
 

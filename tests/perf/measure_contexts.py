@@ -22,7 +22,7 @@ import forge_agents as fa
 from forge_agents.bench.records import tokens_of
 from forge_agents.models.resolve import resolve
 from forge_agents.rollout.conversation import ASK_FOR_NOTES
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.types import Completion, EpisodeGroup, VersionSpan

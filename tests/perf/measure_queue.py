@@ -37,7 +37,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 async def run(options: Options) -> dict[str, float]:
     """A tenth of the episodes, then all, queued at once. Results are dropped as they arrive."""
-    from forge_agents.rollout.players import PolicyEngine
+    from forge_agents.rollout.policy_engine import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
     from forge_agents.serving import EnginePlan, EngineProcess

@@ -90,7 +90,7 @@ def _rate(lengths: list[int], seconds: float, most: int) -> dict[str, float]:
 
 async def run_actor(options: Options) -> dict[str, dict[str, float]]:
     """Episodes, through the actor."""
-    from forge_agents.rollout.players import PolicyEngine
+    from forge_agents.rollout.policy_engine import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
     from forge_agents.serving import EngineProcess

@@ -30,7 +30,7 @@ from forge_agents.runtime.processes import with_variable
 from forge_agents.runtime.threads import all_or_first_error
 
 if TYPE_CHECKING:
-    from forge_agents.rollout.players import PolicyEngine
+    from forge_agents.rollout.policy_engine import PolicyEngine
     from forge_agents.serving import EnginePlan
     from forge_agents.serving._wire import Answer, Request
     from forge_agents.types import Completion, EpisodeGroup

@@ -8,7 +8,7 @@ from fake_models import Tokens
 from plain_env import Plain
 
 import forge_agents as fa
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.types import Completion, VersionSpan
 from forge_trainers.rl.trainer import GRPOTrainer
 

@@ -6,7 +6,7 @@ import contextlib
 from plain_env import Plain
 
 import forge_agents as fa
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 
 KUHN, SORT, TOE = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0", "forge/TicTacToe-v0"
 

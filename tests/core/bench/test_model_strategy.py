@@ -20,7 +20,7 @@ from forge_agents.bench.exploitability import (
 )
 from forge_agents.bench.game_tree import ILLEGAL, GameTree, InformationSet, average_strategy, exploitability
 from forge_agents.errors import ForgeError, LateAnswerError
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.types import Completion
 
 POLICY = fa.Policy("some-model", name="hero", sampling=fa.Sampling(temperature=0.5, max_tokens=16))

@@ -6,7 +6,7 @@ from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 
 
 class Listed(Plain):

@@ -13,7 +13,8 @@ from refusals import raises
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine, legal_actions
+from forge_agents.rollout.players import legal_actions
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.testing import check_env
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 import forge_agents as fa
 from forge_agents.errors import ModelNotFoundError, NotReadyError
 from forge_agents.rollout import players
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.terminal import Terminal
 from forge_agents.runtime.startup import track
 from forge_agents.serving.fleet import Fleet

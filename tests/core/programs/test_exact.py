@@ -15,7 +15,8 @@ from forge_agents.programs.gateway import ModelCall
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
 from forge_agents.rollout.episode import decision_fields, play
-from forge_agents.rollout.players import ModelPlayer, PolicyEngine
+from forge_agents.rollout.players import ModelPlayer
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 

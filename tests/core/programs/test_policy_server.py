@@ -16,7 +16,7 @@ from forge_agents.programs import policy_server as module
 from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.policy_server import PolicyServer
 from forge_agents.rollout import episode as rollout
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.types import Completion, VersionSpan
 

@@ -10,7 +10,7 @@ from plain_env import PlainRound
 
 import forge_agents as fa
 from forge_agents.rollout.alternatives import ForkRule
-from forge_agents.rollout.players import PolicyEngine, sampling_seed
+from forge_agents.rollout.policy_engine import PolicyEngine, sampling_seed
 from forge_agents.rollout.rollout import Rollout
 
 from .fakes import Count, Engine  # noqa: TID252 (tests are no installed package)

@@ -13,7 +13,8 @@ from plain_env import Plain
 import forge_agents as fa
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches, _join
 from forge_agents.rollout.episode import decision_fields, play
-from forge_agents.rollout.players import ContextFullError, ModelPlayer, PolicyEngine
+from forge_agents.rollout.players import ContextFullError, ModelPlayer
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion, NewMessages, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from

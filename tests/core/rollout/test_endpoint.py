@@ -24,7 +24,8 @@ from forge_agents.policy import policies_by_name
 from forge_agents.rollout import endpoint
 from forge_agents.rollout.endpoint import EndpointClient, client_of
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import EndpointPlayer, PolicyEngine
+from forge_agents.rollout.players import EndpointPlayer
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import peers
 from forge_agents.types import Message

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine, with_calls
+from forge_agents.rollout.players import with_calls
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.tools import parse_tool_calls
 from forge_agents.tools.native import reader_for

@@ -17,7 +17,7 @@ import forge_agents as fa
 from forge_agents.bench.records import reported_success
 from forge_agents.envs.wrappers import InvalidAction, TimeLimit
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 
 from .fakes import Engine  # noqa: TID252 (tests are no installed package)
 

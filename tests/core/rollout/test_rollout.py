@@ -9,7 +9,7 @@ import forge_agents as fa
 from forge_agents.bench.records import forfeits_of
 from forge_agents.errors import ActorDiedError, ArgumentError, LateAnswerError
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 
 from .fakes import Count, Engine  # noqa: TID252 (tests are no installed package)

@@ -10,7 +10,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.rollout.conversation import ASK_FOR_NOTES
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_trainers.batch.packing import samples_from
 

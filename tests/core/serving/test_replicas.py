@@ -14,7 +14,7 @@ from refusals import raises
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime.colocation import Colocation
 from forge_agents.runtime.faults import Faults
 from forge_agents.serving import EngineClient, EngineConfig

@@ -12,8 +12,9 @@ from fake_run import KillError
 import forge_agents as fa
 from forge_trainers.rl import session
 from forge_trainers.rl.prefetch import Prefetch, TakenGroups
+from forge_trainers.rl.reward_state import RewardState
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.run.checkpoints import Checkpoints, RewardState
+from forge_trainers.run.checkpoints import Checkpoints
 
 STEPS, SIZE = 9, 3
 

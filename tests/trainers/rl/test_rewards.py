@@ -24,11 +24,11 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
 from forge_trainers.rl.evaluation import EvalResult, eval_metrics, eval_result
 from forge_trainers.rl.metrics import group_spread, mean_and_ci, rates, summarize
+from forge_trainers.rl.reward_state import RewardState
 from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, engines_of, env_reward, models_of
 from forge_trainers.rl.samples import compute_advantages, credit_groups, make_samples
 from forge_trainers.rl.scoring import Scorer, score
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.run.checkpoints import RewardState
 
 turn = partial(sampled_turn, policy="hero")
 

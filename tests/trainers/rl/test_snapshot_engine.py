@@ -20,7 +20,7 @@ from forge_agents.cli.config import parse
 from forge_agents.cli.served import find_policies
 from forge_agents.errors import MismatchError
 from forge_agents.policy import SnapshotPolicy
-from forge_agents.rollout.players import LoadedSnapshot, PolicyEngine
+from forge_agents.rollout.policy_engine import LoadedSnapshot, PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.serving._shapes import adapter_shapes, expected_shapes
 from forge_agents.serving.adapter_files import ADAPTER_FILE, read_adapter

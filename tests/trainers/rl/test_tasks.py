@@ -1,9 +1,12 @@
-"""Environments of a run, and the policies of their agents."""
+"""Environments of a run, the policies of their agents, and the random state of the process."""
 
 import asyncio
 import contextlib
+import math
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from plain_env import Plain
 
@@ -18,7 +21,7 @@ from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import credit_groups
 from forge_trainers.rl.scoring import score
-from forge_trainers.rl.tasks import TaskSampler
+from forge_trainers.rl.tasks import ProcessRandomness, TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
 
 GAMES = {"forge/AlphabetSort-v0": 1.0, "forge/Relay-v0": 1.0, "forge/KuhnPoker-v0": 2.0}
@@ -164,3 +167,37 @@ def test_model_names_of_programs_resolve_to_policies(tmp_path, isolation):
     with GRPOTrainer(lambda agent, seed: either[seed % 2], out_dir=tmp_path) as trainer:
         names = {"planner", "coder", "other", "gpt-4o", "o3"}
         assert models_of(trainer, sampler) == dict.fromkeys(names, "a"), "of several the one that learns"
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        *(("NumPy's random state is damaged", changes) for changes in (
+            {"numpy_place": np.array([700, 0])}, {"numpy_place": np.array([-5, 0])}, {"numpy_place": np.array([0, 2])},
+            {"numpy_normal": np.array(math.nan)}, {"numpy": np.zeros(623, np.uint32)},
+            {"numpy": np.zeros(624, np.int64)},
+        )),
+        *(("would draw the same number forever", changes) for changes in (
+            {"numpy": np.zeros(624, np.uint32)}, {"numpy": np.eye(1, 624, dtype=np.uint32)[0] * (2**31 - 1)},
+            {"python": np.zeros(625, np.uint64)}, {"python": np.array([2**32] * 624 + [0], np.uint64)},
+            {"python_normal": np.array(math.inf)},
+        )),
+    ],
+)  # fmt: skip
+def test_random_state_outside_of_its_memory_or_of_zeros_is_refused(message, changes):
+    randomness = ProcessRandomness()
+    before = randomness.state_dict()
+    with pytest.raises(ValueError, match=message):
+        randomness.load_state_dict(before | changes)
+    after = randomness.state_dict()
+    assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
+
+
+def test_random_state_of_a_seeded_process_is_accepted():
+    np.random.seed(0)  # noqa: NPY002  # the first word of such a state is 2**31
+    random.seed(0)
+    randomness = ProcessRandomness()
+    state = randomness.state_dict()
+    drawn = random.random(), np.random.random()  # noqa: NPY002
+    randomness.load_state_dict(state)
+    assert (random.random(), np.random.random()) == drawn  # noqa: NPY002

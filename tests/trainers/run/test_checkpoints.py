@@ -13,7 +13,8 @@ from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
 from forge_agents.files import Checksums, outdated_export
 from forge_trainers.records.run_folder import saved_reward
 from forge_trainers.rl.credit import Baselines
-from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, checked_mark
+from forge_trainers.rl.tasks import ProcessRandomness
+from forge_trainers.run.checkpoints import Checkpoints, checked_mark
 
 
 class Learner:
@@ -257,40 +258,6 @@ def test_the_random_state_of_the_process_is_restored(tmp_path):
     drawn()
     restore(tmp_path, random=ProcessRandomness())
     assert drawn() == expected
-
-
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    [
-        *(("NumPy's random state is damaged", changes) for changes in (
-            {"numpy_place": np.array([700, 0])}, {"numpy_place": np.array([-5, 0])}, {"numpy_place": np.array([0, 2])},
-            {"numpy_normal": np.array(math.nan)}, {"numpy": np.zeros(623, np.uint32)},
-            {"numpy": np.zeros(624, np.int64)},
-        )),
-        *(("would draw the same number forever", changes) for changes in (
-            {"numpy": np.zeros(624, np.uint32)}, {"numpy": np.eye(1, 624, dtype=np.uint32)[0] * (2**31 - 1)},
-            {"python": np.zeros(625, np.uint64)}, {"python": np.array([2**32] * 624 + [0], np.uint64)},
-            {"python_normal": np.array(math.inf)},
-        )),
-    ],
-)  # fmt: skip
-def test_random_state_outside_of_its_memory_or_of_zeros_is_refused(message, changes):
-    randomness = ProcessRandomness()
-    before = randomness.state_dict()
-    with pytest.raises(ValueError, match=message):
-        randomness.load_state_dict(before | changes)
-    after = randomness.state_dict()
-    assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
-
-
-def test_random_state_of_a_seeded_process_is_accepted():
-    np.random.seed(0)  # noqa: NPY002  # the first word of such a state is 2**31
-    random.seed(0)
-    randomness = ProcessRandomness()
-    state = randomness.state_dict()
-    drawn = random.random(), np.random.random()  # noqa: NPY002
-    randomness.load_state_dict(state)
-    assert (random.random(), np.random.random()) == drawn  # noqa: NPY002
 
 
 def test_checkpoint_that_a_killed_run_has_half_deleted_goes_with_the_next(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from fake_processes import sampled_turn
 
 import forge_agents as fa
 from forge_agents.cli.config import parse
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory
 from forge_trainers.rl.league_policies import LeaguePolicies, policies_of
 from forge_trainers.rl.metrics import summarize

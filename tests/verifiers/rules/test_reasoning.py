@@ -8,7 +8,8 @@ import forge_agents as fa
 import forge_verifiers as fv
 from forge_agents.envs.reasoning import in_think_tags, split_response
 from forge_agents.rollout.episode import decision_fields
-from forge_agents.rollout.players import ModelPlayer, PolicyEngine
+from forge_agents.rollout.players import ModelPlayer
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 

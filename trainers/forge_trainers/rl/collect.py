@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from forge_agents.policy import PolicyMapping
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.types import EpisodeGroup
 from forge_trainers.rl.plan import RunPlan

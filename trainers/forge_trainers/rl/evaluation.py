@@ -16,9 +16,11 @@ from forge_trainers.rl.failures import explain_idle, idle_policies
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.metrics import failed_by, mean_and_ci, rewards_by, summarize
 from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.reward_state import RewardState
 from forge_trainers.rl.rewards import all_rewards, compares_groups, reward_name
 from forge_trainers.rl.scoring import score
-from forge_trainers.run.checkpoints import ProcessRandomness, RewardState, Stateful
+from forge_trainers.rl.tasks import ProcessRandomness
+from forge_trainers.run.checkpoints import Stateful
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from forge_agents.policy import (
     resolve_policies,
     with_unique_names,
 )
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.rl.prefetch import window

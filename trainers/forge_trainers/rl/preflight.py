@@ -34,8 +34,8 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.counterfactual import try_fork
 from forge_trainers.rl.failures import describe_error, describe_exception, explain_idle, file_of
 from forge_trainers.rl.rewards import assess, is_env_reward, leaf_rewards, reward_name
-from forge_trainers.rl.tasks import Task, TaskSampler
-from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
+from forge_trainers.rl.tasks import ProcessRandomness, Task, TaskSampler
+from forge_trainers.run.checkpoints import Stateful
 from forge_trainers.run.supervision import BLOCK_TIMEOUT_S, Watchdog
 from forge_verifiers.core.functions import describe_function, info_keys, name_of
 from forge_verifiers.core.verifier import Composable, ScoreError, assessed, declared_judges

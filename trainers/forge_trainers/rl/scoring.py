@@ -19,9 +19,9 @@ from forge_trainers.rl.counterfactual import score_with_alternatives
 from forge_trainers.rl.failures import nothing_to_train_on
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.reward_state import RewardState
 from forge_trainers.rl.rewards import MultiReward, assess, env_reward, weighted_sum
 from forge_trainers.rl.samples import compute_advantages, make_samples
-from forge_trainers.run.checkpoints import RewardState
 from forge_verifiers.core.verifier import Assessment, reward_of
 
 

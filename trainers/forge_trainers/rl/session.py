@@ -22,13 +22,14 @@ from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.policy_mapping import FixedPolicies
 from forge_trainers.rl.prefetch import Prefetch, TakenGroups
 from forge_trainers.rl.report import log_step
+from forge_trainers.rl.reward_state import RewardState
 from forge_trainers.rl.rewards import all_rewards
 from forge_trainers.rl.role_guard import RoleGuard, role_metrics
 from forge_trainers.rl.samples import StepSamples, check_trained, compute_advantages, make_samples, pack_samples
 from forge_trainers.rl.scoring import Scorer
 from forge_trainers.rl.stopping import StoppingCriteria, StopReason
+from forge_trainers.rl.tasks import ProcessRandomness
 from forge_trainers.rl.train_step import train
-from forge_trainers.run.checkpoints import ProcessRandomness, RewardState
 from forge_trainers.run.console import Display
 from forge_trainers.run.supervision import Stopwatch, Watchdog
 from forge_verifiers.ensemble.ensemble import Ensemble

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from forge_agents.models import resolve as models
 from forge_agents.policy import SnapshotPolicy
-from forge_agents.rollout.players import LoadedSnapshot, PolicyEngine
+from forge_agents.rollout.policy_engine import LoadedSnapshot, PolicyEngine
 from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.adapter_files import ADAPTER_FILE, read_adapter, read_snapshot
 from forge_trainers.selfplay.league import League

@@ -1,8 +1,9 @@
-"""Environments and seeds: which groups each step collects, so that a resumed run repeats them."""
+"""Environments, seeds and random generators: what each step collects, so that a resumed run repeats it."""
 
 from __future__ import annotations
 
 import math
+import random
 import time
 import zlib
 from collections import Counter
@@ -20,7 +21,7 @@ from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.envs.spec import split_level
 from forge_agents.errors import ArgumentError
 from forge_agents.policy import PolicyMapping
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rollout import Rollout, agents_of
 from forge_agents.runtime.hosts import ENVS, Hosts
 from forge_agents.types import EpisodeGroup
@@ -29,6 +30,8 @@ from forge_trainers.rl.curriculum import Curriculum, EnvSeed, Progress
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
 
+_STATE_WORDS = 624
+"""Number of words in the state of NumPy's global generator."""
 EnvLike: TypeAlias = "str | Callable[[], AECEnv[str, Any, Any]] | Mapping[str, float] | Curriculum"
 """An id, an environment class or factory, weights by id, or a curriculum."""
 
@@ -257,3 +260,53 @@ def _check_level(env_id: str, env_args: Mapping[str, Any]) -> None:
     both = set(env_args) & set(registry.spec(name).levels[level - 1]) if level else set()
     if both:
         raise ArgumentError(f"env_args: level {level} of {name} sets {', '.join(sorted(both))}. Remove it")
+
+
+class ProcessRandomness:
+    """Random state of Python and NumPy in this process, for environments and rewards that use it."""
+
+    def __init__(self) -> None:
+        self._settled: dict[str, np.ndarray] | None = None
+
+    def settle(self) -> None:
+        """Record the state after a training step. A resumed run continues from it."""
+        self._settled = self._state()
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the states of both generators after the last training step."""
+        return self._state() if self._settled is None else self._settled
+
+    def _state(self) -> dict[str, np.ndarray]:
+        _, words, normal = random.getstate()
+        _, keys, place, has_normal, cached = np.random.get_state()  # noqa: NPY002  # the global state
+        return {
+            "python": np.array(words, dtype=np.uint64),
+            "python_normal": np.array(math.nan if normal is None else normal),
+            "numpy": np.asarray(keys),
+            "numpy_place": np.array([place, has_normal]),
+            "numpy_normal": np.array(cached),
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`.
+
+        Raises ValueError for a state of NumPy that would read outside of its memory, and for a state of zeros, from
+        which both generators draw only zeros, so that ``numpy.random.normal`` never returns.
+        """
+        self._settled = None
+        normal = float(state["python_normal"])
+        words = tuple(int(word) for word in state["python"])
+        keys, cached = state["numpy"], float(state["numpy_normal"])
+        place, has_normal = (int(value) for value in state["numpy_place"])
+        numbers_fit = 0 <= place <= _STATE_WORDS and has_normal in (0, 1) and math.isfinite(cached)
+        if not numbers_fit or keys.shape != (_STATE_WORDS,) or keys.dtype != np.uint32:  # NumPy checks less
+            raise ValueError(f"NumPy's random state is damaged: {keys.dtype} {keys.shape}, {place}, {has_normal}")
+        if _is_zero(keys.tolist()) or _is_zero(words[:-1]) or math.isinf(normal):
+            raise ValueError("a random state is damaged: its generator would draw the same number forever")
+        random.setstate((3, words, None if math.isnan(normal) else normal))
+        np.random.set_state(("MT19937", keys, place, has_normal, cached))  # noqa: NPY002
+
+
+def _is_zero(words: Sequence[int]) -> bool:
+    """Return whether a Mersenne Twister stays in this state, whose first word counts with its highest bit only."""
+    return not (words[0] & 1 << 31 or any(word & 0xFFFFFFFF for word in words[1:])) if words else True

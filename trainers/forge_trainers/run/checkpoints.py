@@ -14,9 +14,8 @@ import json
 import logging
 import math
 import os
-import random
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -24,7 +23,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from forge_agents.bench.fingerprints import digest
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import (
     CHECKPOINT_MARK,
@@ -41,19 +39,14 @@ from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.threads import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import checkpoint_bytes
-from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
-    from forge_verifiers.ensemble.ensemble import Ensemble
 
 _log = logging.getLogger(__name__)
 _EXPORTED = "exported"
 """File in the checkpoint from which the run's export was made."""
-
-_HASHES = "parts/hashes"
-"""Key of the hashes of an ensemble's verifiers among the arrays of a reward."""
 
 _MIN_CHUNK_BYTES = 1 << 20
 """Minimum size of a chunk with a checksum. Checking millions of small ones would take minutes and gigabytes."""
@@ -125,140 +118,6 @@ class Mark:
             "compute_dtypes": isinstance(dtypes, dict) and known.issuperset(map(str, dtypes.values())),
         }
         return next((f"{name} is {values[name]!r:.80}" for name, is_valid in valid.items() if not is_valid), "")
-
-
-_STATE_WORDS = 624
-"""Number of words in the state of NumPy's global generator."""
-
-
-class ProcessRandomness:
-    """Random state of Python and NumPy in this process, for environments and rewards that use it."""
-
-    def __init__(self) -> None:
-        self._settled: dict[str, np.ndarray] | None = None
-
-    def settle(self) -> None:
-        """Record the state after a training step. A resumed run continues from it."""
-        self._settled = self._state()
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the states of both generators after the last training step."""
-        return self._state() if self._settled is None else self._settled
-
-    def _state(self) -> dict[str, np.ndarray]:
-        _, words, normal = random.getstate()
-        _, keys, place, has_normal, cached = np.random.get_state()  # noqa: NPY002  # the global state
-        return {
-            "python": np.array(words, dtype=np.uint64),
-            "python_normal": np.array(math.nan if normal is None else normal),
-            "numpy": np.asarray(keys),
-            "numpy_place": np.array([place, has_normal]),
-            "numpy_normal": np.array(cached),
-        }
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`.
-
-        Raises ValueError for a state of NumPy that would read outside of its memory, and for a state of zeros, from
-        which both generators draw only zeros, so that ``numpy.random.normal`` never returns.
-        """
-        self._settled = None
-        normal = float(state["python_normal"])
-        words = tuple(int(word) for word in state["python"])
-        keys, cached = state["numpy"], float(state["numpy_normal"])
-        place, has_normal = (int(value) for value in state["numpy_place"])
-        numbers_fit = 0 <= place <= _STATE_WORDS and has_normal in (0, 1) and math.isfinite(cached)
-        if not numbers_fit or keys.shape != (_STATE_WORDS,) or keys.dtype != np.uint32:  # NumPy checks less
-            raise ValueError(f"NumPy's random state is damaged: {keys.dtype} {keys.shape}, {place}, {has_normal}")
-        if _is_zero(keys.tolist()) or _is_zero(words[:-1]) or math.isinf(normal):
-            raise ValueError("a random state is damaged: its generator would draw the same number forever")
-        random.setstate((3, words, None if math.isnan(normal) else normal))
-        np.random.set_state(("MT19937", keys, place, has_normal, cached))  # noqa: NPY002
-
-
-def _is_zero(words: Sequence[int]) -> bool:
-    """Return whether a Mersenne Twister stays in this state, whose first word counts with its highest bit only."""
-    return not (words[0] & 1 << 31 or any(word & 0xFFFFFFFF for word in words[1:])) if words else True
-
-
-class RewardState:
-    """State of a reward after the last training step, without steps that were scored ahead. Any reward may have none.
-
-    Steps that were scored ahead are collected and scored again after a resume, so their evidence must not be saved. The
-    state is copied between steps, because a scoring thread may be changing it at any other time.
-
-    `ensembles` are those of the reward. The ensembles forget the scores of verifiers that have changed since the
-    checkpoint.
-    """
-
-    def __init__(self, reward: object, ensembles: Sequence[Ensemble] = ()) -> None:
-        self._reward = reward if isinstance(reward, Stateful) else None
-        self._ensembles = list(ensembles)
-        self._hashes = _part_hashes(self._ensembles)
-        self._scored: dict[int, dict[str, np.ndarray]] = {}
-        self._learned: dict[str, np.ndarray] | None = None
-        self._ahead: set[int] = set()
-
-    @property
-    def any(self) -> bool:
-        """Whether the reward has a state."""
-        return self._reward is not None
-
-    def begin(self) -> None:
-        """Begin a session: forget steps that were scored and not trained on."""
-        if self._ahead and self._learned is not None and self._reward is not None:
-            self._reward.load_state_dict(self._learned)
-        self._scored, self._ahead = {}, set()
-
-    def begin_scoring(self, step: int) -> None:
-        """Note that the groups of `step` are about to be scored."""
-        if not self._ahead:
-            self._learned = self._state()
-        self._ahead.add(step)
-
-    def end_scoring(self, step: int) -> None:
-        """Note that the groups of `step` are scored and those of the next step are not."""
-        self._scored[step] = self._state()
-
-    def settle(self, step: int) -> None:
-        """Note that `step` was trained on."""
-        self._ahead.discard(step)
-        self._learned = self._scored.pop(step, self._learned)
-
-    def trained(self) -> dict[str, np.ndarray]:
-        """Return the reward's own state after the last training step. Empty if the reward has none."""
-        return self._state() if self._learned is None or not self._ahead else self._learned
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the state after the last training step, with the hashes of the ensembles' verifiers."""
-        state = self.trained()
-        return {**state, _HASHES: np.array(list(self._hashes.items()), np.str_)} if self._hashes else state
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from `state_dict`."""
-        self._scored, self._learned, self._ahead = {}, None, set()
-        if self._reward is None:
-            return
-        self._reward.load_state_dict({name: value for name, value in state.items() if name != _HASHES})
-        saved = dict(state.get(_HASHES, np.empty((0, 2), np.str_)).tolist())
-        changed = {part for part, value in self._hashes.items() if saved.get(part, value) != value}
-        for number, ensemble in enumerate(self._ensembles):
-            names = [verifier.name for verifier in ensemble.verifiers if f"{number}/{verifier.name}" in changed]
-            ensemble.forget(names, labels=f"{number}" in changed)
-
-    def _state(self) -> dict[str, np.ndarray]:
-        """Return a copy of the reward's state."""
-        return {} if self._reward is None else {k: np.array(v) for k, v in self._reward.state_dict().items()}
-
-
-def _part_hashes(ensembles: Sequence[Ensemble]) -> dict[str, str]:
-    """Return a hash of each verifier by number of its ensemble and name, and of the labels by number."""
-    parts = {f"{number}": ensemble.label for number, ensemble in enumerate(ensembles)} | {
-        f"{number}/{verifier.name}": verifier
-        for number, ensemble in enumerate(ensembles)
-        for verifier in ensemble.verifiers
-    }
-    return {name: digest(describe(part, whole_addresses=True)) for name, part in parts.items()}
 
 
 class Checkpoints:

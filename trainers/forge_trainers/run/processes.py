@@ -13,7 +13,7 @@ from forge_agents.errors import ActorDiedError, ModelNotFoundError, RespawnLimit
 from forge_agents.models import resolve as models
 from forge_agents.models.exports import warn_about_prompts
 from forge_agents.policy import Policy
-from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime import stalls as _stalls
