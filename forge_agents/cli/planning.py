@@ -112,8 +112,6 @@ def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str
 
 def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Any, *, as_json: bool) -> int:
     """Print whether a run fits into GPUs, and what to change. Returns 0 if it fits as it is."""
-    from rich.console import Console
-
     fit_gpus = plugin_object("forge_trainers.forecast.fit:fit_gpus")
     policies = run.models
     if isinstance(model, dict):
@@ -128,10 +126,8 @@ def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Any, *
         print_visible(
             "it fits with " + ", ".join(_as_setting(key, value, fully_trained) for key, value in fit.changes.items())
         )
-    Console().print(fit.table())
-    print("this project measured none of these sizes on a GPU")
-    for doubt in fit.placement.doubts:
-        print_visible(doubt)
+    for line in (*fit.lines(), "this project measured none of these sizes on a GPU", *fit.placement.doubts):
+        print_visible(line)
     if fit.changes:
         return 1
     print(f"it fits into {hardware.gpus} GPU{'s' * (hardware.gpus != 1)} of {hardware.gpu_gb:g} GB")

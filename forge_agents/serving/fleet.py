@@ -93,10 +93,10 @@ def divide_gpus(folders: Mapping[str, Path], config: C, adapters: Mapping[str, M
     most = max(map(len, on_gpu.values()), default=1)
     if most == 1:
         return dict.fromkeys(folders, config)
-    footprints: dict[str, shares.Footprint] = {}
+    footprints: dict[str, memory.Footprint] = {}
     with contextlib.suppress(ModelNotFoundError):  # an architecture with other names for its sizes
         footprints = {
-            name: shares.Footprint(
+            name: memory.Footprint(
                 size=ModelSize.of(folder), dtype=models.dtype_of(folder), tp=config.tp,
                 adapters=tuple(adapters.get(name, {}).values()),
             )
@@ -115,7 +115,7 @@ def divide_gpus(folders: Mapping[str, Path], config: C, adapters: Mapping[str, M
 
 
 def _divide_gpu(
-    gpu: str, total: int, footprints: Mapping[str, shares.Footprint], config: EngineConfig
+    gpu: str, total: int, footprints: Mapping[str, memory.Footprint], config: EngineConfig
 ) -> dict[str, shares.MemoryShare]:
     """Divide one GPU of `total` bytes among its engines."""
     alone = len(footprints) == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from forge_agents.errors import ModelNotFoundError
@@ -54,18 +55,6 @@ def usual_kv_bytes(size: ModelSize, *, context: int, sequences: int, item: int =
     """Default size of a cache in host memory: at least one full conversation, and up to 1 GB for more."""
     most = kv_bytes(size, context * sequences, item=item, tp=tp)
     return max(kv_bytes(size, context, item=item, tp=tp), min(_USUAL_KV_BYTES, most))
-
-
-def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) -> Mapping[str, int]:
-    """Memory of one of `tp` ranks without its cache, by part. Norms, which every rank holds, are not counted.
-
-    The logits of the `sequences` decoded at once exist in float32, three times while they are sampled.
-    """
-    return {
-        "weights": size.weights * item // tp,
-        "activations": pass_bytes(size, ITERATION_TOKENS, item=item, tp=tp) + 3 * sequences * size.vocab * 4,
-        "overhead": OVERHEAD_BYTES,
-    }
 
 
 def pass_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> int:
@@ -153,16 +142,45 @@ def item_bytes(dtype: str, config: EngineConfig) -> int:
     return 4 if (dtype if config.dtype == "auto" else config.dtype) == "float32" else 2
 
 
-def engine_bytes(
-    size: ModelSize, config: EngineConfig, *, dtype: str, tp: int, adapters: Sequence[LoRA]
-) -> dict[str, int]:
-    """Memory of one of `tp` ranks of an engine without its cache, by part. `dtype` is the stored model's."""
-    item = item_bytes(dtype, config)
-    adapter_bytes = served_adapter_weights(size, adapters) * item // tp
-    return {
-        **fixed_bytes(size, sequences=config.max_num_seqs, item=item, tp=tp),
-        **({"adapters": adapter_bytes} if adapter_bytes else {}),
-    }
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Properties of an engine's model that determine its memory."""
+
+    size: ModelSize
+    dtype: str = "bfloat16"
+    """Data type of the stored model, which the engine uses unless its settings name another."""
+    tp: int = 1
+    """Number of ranks."""
+    adapters: Sequence[LoRA] = ()
+
+    def fixed(self, config: EngineConfig) -> dict[str, int]:
+        """Bytes of one rank without its cache, by part. Norms, which every rank holds, are not counted.
+
+        The logits of all sequences that are decoded at once exist in float32, three times while they are sampled.
+        """
+        item = item_bytes(self.dtype, config)
+        logits = 3 * config.max_num_seqs * self.size.vocab * 4
+        parts = {
+            "weights": self.size.weights * item // self.tp,
+            "activations": pass_bytes(self.size, ITERATION_TOKENS, item=item, tp=self.tp) + logits,
+            "overhead": OVERHEAD_BYTES,
+            "adapters": served_adapter_weights(self.size, self.adapters) * item // self.tp,
+        }
+        return {name: count for name, count in parts.items() if count}
+
+    def least_cache(self, config: EngineConfig) -> int:
+        """Minimum size of the cache in bytes: the configured size, or one conversation."""
+        if config.kv_cache_gb is not None:
+            return int(config.kv_cache_gb * 1e9)
+        context = config.max_model_len or self.size.context
+        return kv_bytes(self.size, context, item=item_bytes(self.dtype, config), tp=self.tp)
+
+    def needs(self, config: EngineConfig) -> dict[str, int]:
+        """Minimum bytes of one rank, by part."""
+        cache = "engine.kv_cache_gb"
+        if config.kv_cache_gb is None:
+            cache = f"one conversation of {config.max_model_len or self.size.context} tokens"
+        return {**self.fixed(config), cache: self.least_cache(config)}
 
 
 def check_tp(size: ModelSize, tp: int, model: str) -> None:

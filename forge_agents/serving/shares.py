@@ -6,44 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from forge_agents.models.sizes import ModelSize
-from forge_agents.policy import LoRA
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.memory import USUAL_SHARE, engine_bytes, item_bytes, kv_bytes
+from forge_agents.serving.memory import USUAL_SHARE, Footprint
 
 C = TypeVar("C", bound=EngineConfig)
 USABLE_SHARE = 0.95
 """Fraction of a GPU's memory that is divided. The rest is the allocator's overhead."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    """Properties of an engine's model that determine its memory."""
-
-    size: ModelSize
-    dtype: str
-    """Data type of the stored model, which the engine uses unless its settings name another."""
-    tp: int = 1
-    """Number of ranks."""
-    adapters: Sequence[LoRA] = ()
-
-    def fixed(self, config: EngineConfig) -> dict[str, int]:
-        """Bytes of one rank without its cache, by part."""
-        return engine_bytes(self.size, config, dtype=self.dtype, tp=self.tp, adapters=self.adapters)
-
-    def least_cache(self, config: EngineConfig) -> int:
-        """Minimum size of the cache in bytes: the configured size, or one conversation."""
-        if config.kv_cache_gb is not None:
-            return int(config.kv_cache_gb * 1e9)
-        context = config.max_model_len or self.size.context
-        return kv_bytes(self.size, context, item=item_bytes(self.dtype, config), tp=self.tp)
-
-    def needs(self, config: EngineConfig) -> dict[str, int]:
-        """Minimum bytes of one rank, by part."""
-        cache = "engine.kv_cache_gb"
-        if config.kv_cache_gb is None:
-            cache = f"one conversation of {config.max_model_len or self.size.context} tokens"
-        return {**self.fixed(config), cache: self.least_cache(config)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +81,10 @@ def with_memory_share(config: C, model: Footprint, shares: Sequence[MemoryShare]
 def describe_needs(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
     """Names with the memory that each expects, as text."""
     return "; ".join(
-        f"{name} expects {sum(parts.values()) / 1e9:.1f} GB ("
-        + ", ".join(f"{part} {count / 1e9:.1f}" for part, count in parts.items() if count >= 5e7)
-        + ")"
-        for name, parts in needs
+        f"{name} expects {sum(parts.values()) / 1e9:.1f} GB ({describe_parts(parts)})" for name, parts in needs
     )
+
+
+def describe_parts(parts: Mapping[str, int]) -> str:
+    """Parts of a process with their GB, as text. Those below 50 MB are left out."""
+    return ", ".join(f"{part} {count / 1e9:.1f}" for part, count in parts.items() if count >= 5e7)

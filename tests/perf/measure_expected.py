@@ -44,7 +44,7 @@ def run_engine(options: Options) -> dict[str, dict[str, int]]:
     from forge_agents.models.sizes import ModelSize
     from forge_agents.serving import _vllm
     from forge_agents.serving.config import EnginePlan
-    from forge_agents.serving.memory import fixed_bytes
+    from forge_agents.serving.memory import Footprint
 
     os.environ |= _vllm.ENVIRONMENT
     from vllm.model_executor.layers import utils
@@ -55,7 +55,7 @@ def run_engine(options: Options) -> dict[str, dict[str, int]]:
     engine = _vllm.build(config)
     runner = engine.model_executor.driver_worker.worker.model_runner
     dtype = dtype_of(Path(options.model))
-    expected = fixed_bytes(ModelSize.of(Path(options.model)), sequences=16, item=4 if dtype == "float32" else 2)
+    expected = Footprint(size=ModelSize.of(Path(options.model)), dtype=dtype).fixed(config)
     return {
         "expected": {"weights": expected["weights"], "cache": _vllm.cache_bytes(config, dtype)},
         "measured": {"weights": _held(runner.get_model().parameters()), "cache": _held(runner.kv_caches)},

@@ -843,19 +843,14 @@ def test_dry_run_of_examples_lists_every_process(
         if line.startswith("  "):
             result[host].append(line)
         else:
-            host, _, variables = line.partition("): ")
-            host += ")"
+            host = line.removesuffix(":")
             result[host] = []
-            assert f"FORGE_AGENTS_HOST={host.partition(' ')[0]}" in variables and "PYTHONPATH=" in variables
     assert {host: len(local) for host, local in result.items()} == hosts
     weights, *ranks = result[next(iter(hosts))]
-    assert weights.startswith("  weights rank 0: OMP_NUM_THREADS=1 ")
-    for number, line in enumerate(ranks):
-        assert line.startswith(f"  team-learner rank {number}, GPU {number}: CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 ")
+    assert weights == "  weights rank 0"
+    assert ranks == [f"  team-learner rank {number}, GPU {number}" for number in range(len(ranks))]
     for local in [*result.values()][1:]:
-        for number, line in enumerate(local):
-            assert f"rank 0, GPU {number}: " in line and f" CUDA_VISIBLE_DEVICES={number} " in line
-            assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in line and line.endswith("run_process()'")
+        assert [line.partition(" rank ")[2] for line in local] == [f"0, GPU {number}" for number in range(len(local))]
 
 
 def test_dry_run_refuses_processes_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -881,9 +876,9 @@ def test_dry_run_assumes_the_given_gpus(
     def gpus(*more: str) -> list[str]:
         assert main([*words, *more]) == 0
         lines = capsys.readouterr().out.splitlines()
-        threads = [line for line in lines if ", GPU " in line and "OMP_NUM_THREADS" in line]
-        assert not threads, "nobody divides cores beside GPUs"
-        return [line.split(": ")[0].strip() for line in lines if ", GPU " in line]
+        threads = [line for line in lines if re.fullmatch(r" +threads: \d+", line)]
+        assert not (threads and any(", GPU " in line for line in lines)), "cores are not divided next to GPUs"
+        return [line.strip() for line in lines if ", GPU " in line]
 
     assert gpus() == []
     learner = ["team-learner rank 0, GPU 0", "team-learner rank 1, GPU 1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import ProcessSlot
 from forge_agents.serving.config import EnginePlan
-from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, check_cache, fixed_bytes, kv_bytes
+from forge_agents.serving.memory import OVERHEAD_BYTES, Footprint, adapter_weights, check_cache, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run import placement
@@ -32,6 +33,11 @@ from forge_trainers.run.placement import (
 )
 
 H100 = 80_000_000_000
+
+
+def fixed_bytes(size):
+    """Memory of an engine without its cache."""
+    return sum(Footprint(size=size).fixed(fa.EngineConfig()).values())
 
 
 def hero(folder, learner):
@@ -72,9 +78,10 @@ def test_two_gpus_serve_learner_and_engine():
     assert [(one.slot.name, one.slot.gpu) for one in result.processes] == [("hero-learner", "0"), ("hero-0", "1")]
     assert result.engines["hero-0"].gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
     lines = result.lines()
-    assert lines[0].split() == ["process", "rank", "host", "GPU", "expects"]
-    assert lines[1].startswith("hero-learner")
-    assert lines[2].startswith("engine hero-0") and lines[2].endswith("72.0 of 80.0 GB")
+    assert lines[0].split() == ["process", "ranks", "GPUs", "GB", "of", "each", "parts"]
+    assert lines[1].startswith("hero-learner") and "1 of this host" in lines[2]
+    row = r"engine hero-0 +1 +1 of .* 72.0 of 80.0  weights 1.2, activations 0.4, overhead 2.5, cache"
+    assert re.match(row, lines[2])
 
 
 def test_engine_takes_what_the_learner_leaves_on_one_gpu():
@@ -84,7 +91,7 @@ def test_engine_takes_what_the_learner_leaves_on_one_gpu():
     assert sum(one.bytes for one in result.processes) <= 0.951 * H100
     size = ModelSize.named("0.6b")
     left = 0.95 * H100 - sum(learner_bytes(size, LearnerPlan()).values())
-    beside = sum(fixed_bytes(size, sequences=64).values())
+    beside = fixed_bytes(size)
     assert result.engines["hero-0"].kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
 
@@ -139,15 +146,15 @@ def test_gpu_of_unknown_memory_is_used():
 
 
 def test_requested_share_of_a_gpu_must_be_free():
-    with pytest.raises(HostError, match=r"GPU 0 of .* left for each of 1 engine, .*gpu_memory_utilization=0.9"):
+    with pytest.raises(HostError, match=r"GPU 0 .* 76.0 may .*lower engine.gpu_memory_utilization=0.9, which takes 72"):
         placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.9))
     assert placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.5))
 
 
 def test_refusal_names_the_requested_share():
-    with pytest.raises(HostError, match=r"engine.kv_cache_gb 100\.0\)\. Lower engine.kv_cache_gb or"):
+    with pytest.raises(HostError, match=r"engine.kv_cache_gb 100\.0\)\. To make it fit, lower engine.kv_cache_gb or"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, kv_cache_gb=100))
-    with pytest.raises(HostError, match=r"may take 0\.8, .*raise engine.gpu_memory_utilization, raise engine.tp"):
+    with pytest.raises(HostError, match=r"0\.8 may be .*raise engine.gpu_memory_utilization=0\.01, .*raise engine.tp"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.01))
 
 
@@ -173,7 +180,7 @@ def test_engines_share_the_rest_of_a_gpu_evenly():
         settings,
         seated,
     )
-    fixed = {size: sum(fixed_bytes(size, sequences=64).values()) for size in (small, large)}
+    fixed = {size: fixed_bytes(size) for size in (small, large)}
     least = {size: kv_bytes(size, 8192) for size in (small, large)}
     even = (0.95 * H100 - sum(fixed.values()) - sum(least.values())) / 2
     beside = 0.95 * H100 - sum(learner_bytes(large, learner).values()) - fixed[small]
@@ -190,7 +197,7 @@ def test_large_and_small_engine_share_a_gpu():
     result = place(parts, fa.EngineConfig(max_model_len=2048), seats)
     large, little = result.processes
     assert large.bytes > 0.8 * H100 > 0.2 * H100 > little.bytes and large.bytes + little.bytes <= 0.951 * H100
-    with pytest.raises(HostError, match=r"2 engines may take 76\.0, and engine 32b .*; engine 0\.6b expects"):
+    with pytest.raises(HostError, match=r"of which 76\.0 may be used: engine 32b .*; engine 0\.6b expects"):
         place(parts, fa.EngineConfig(max_model_len=16384), seats)
 
 
@@ -210,7 +217,7 @@ def test_engine_alone_on_a_gpu_is_not_limited():
 
 def test_colocated_run_takes_turns_if_needed():
     small, whole = 24_000_000_000, {"activation_checkpointing": "none"}
-    with pytest.raises(HostError, match=r"hero-0 expects .* same GPU, hero-learner expects 18\.9 GB.*or set colocate"):
+    with pytest.raises(HostError, match=r"22\.8 may .*hero-learner expects 18\.9 GB.*hero-0 expects .*; set colocate"):
         placed("0.6b", 1, each=small, **whole)
     result = placed("0.6b", 1, each=small, turns=True, **whole)
     learner, engine = result.processes
@@ -220,7 +227,7 @@ def test_colocated_run_takes_turns_if_needed():
     assert not placed("0.6b", 1, turns=True).engines["hero-0"].sleeps  # it fits as it is
     assert not placed("0.6b", 2, each=small, turns=True).engines["hero-0"].sleeps  # each has its own
     assert not placed("0.6b", 1, each=small, turns=True).engines["hero-0"].sleeps  # some of it is recomputed
-    with pytest.raises(HostError, match=r"80.0 GB and with 1 sleeping engine hero-learner expects 1\d\d"):
+    with pytest.raises(HostError, match=r"80.0 GB, .*: hero-learner expects 1\d\d.*; 1 sleeping engine expects 2\.5"):
         placed("8b", 1, turns=True)
 
 
@@ -365,37 +372,43 @@ def node(monkeypatch):
     return placed_with
 
 
+def cells(lines):
+    """Name, GPU and GB of each row of the table."""
+    rows = [re.split(r"\s{2,}", line) for line in lines[1:]]
+    return [(name, gpus.split()[0], float(memory.split()[0])) for name, _, gpus, memory, _ in rows]
+
+
 def test_judges_have_own_gpus_or_share(node, small_judge):
     judges = [Judging("judge", small_judge, max_model_len=4096) for _ in range(2)]
-    lines = [line.split() for line in node(4, judges, small_judge)[1:]]
-    assert [(line[:-9], line[-5]) for line in lines] == [
-        (["hero-learner"], "0"), (["engine", "hero"], "1"), (["judge", "judge"], "2"), (["judge", "judge-2"], "3"),
+    assert [row[:3] for row in cells(node(4, judges, small_judge))] == [
+        ("hero-learner", "0", 35.8), ("engine hero", "1", 72.0),
+        ("judge judge", "2", 72.0), ("judge judge-2", "3", 72.0),
     ]  # fmt: skip
     assert [told[1].gpu_memory_utilization for judge in judges if (told := judge.told)] == [None, None]
     node(3, judges, small_judge)
     assert all(judge.told is not None for judge in judges)
     configs = [told[1] for judge in judges if (told := judge.told)]
     assert [config.gpu_memory_utilization for config in configs] == [0.475, 0.475]  # both on the third
-    fixed = sum(fixed_bytes(ModelSize.named("0.6b"), sequences=64).values())
+    fixed = fixed_bytes(ModelSize.named("0.6b"))
     assert configs[0].kv_cache_gb == pytest.approx((0.475 * H100 - fixed) / 1e9, abs=0.01)
 
 
 def test_judge_on_a_shared_gpu_reduces_the_engine_cache(node, small_judge):
     judge = Judging("judge", small_judge, gpu_memory_utilization=0.25)
-    lines = [line.split() for line in node(2, [judge], small_judge)[1:]]
-    assert [line[-5] for line in lines] == ["0", "1", "1"]
-    assert float(lines[1][-4]) == pytest.approx(0.7 * 80, abs=0.1)  # 0.95 of it without the judge's quarter
+    rows = cells(node(2, [judge], small_judge))
+    assert [gpu for _, gpu, _ in rows] == ["0", "1", "1"]
+    assert rows[1][2] == pytest.approx(0.7 * 80, abs=0.1)  # 0.95 of it without the judge's quarter
     greedy = Judging("judge", small_judge, gpu_memory_utilization=0.9)
-    with pytest.raises(HostError, match=r"engine hero expects \d.*; judge judge expects .*Lower engine.max_model_len"):
+    with pytest.raises(HostError, match=r"engine hero .*; judge judge .*lower gpu_memory_utilization of judge=0.9"):
         node(2, [greedy], small_judge)
 
 
 def test_misfit_with_a_judge_lists_its_bytes(node, small_judge):
     size = ModelSize.named("0.6b")
-    at_its_own = sum(fixed_bytes(size, sequences=64).values()) + kv_bytes(size, size.context)
+    at_its_own = fixed_bytes(size) + kv_bytes(size, size.context)
     many = [Judging("judge", small_judge) for _ in range(10)]
     assert 10 * at_its_own > 0.95 * H100 > 10 * (at_its_own - kv_bytes(size, size.context - 4096))
-    with pytest.raises(HostError, match=r"its 10 engines may take 76.0, .*judge judge-10 expects .*max_model_len=4096"):
+    with pytest.raises(HostError, match=r"76.0 may be used: judge judge .*judge judge-10 expects .*max_model_len=4096"):
         node(3, many, small_judge)
     assert node(3, [Judging("judge", small_judge, max_model_len=4096) for _ in range(10)], small_judge)
 
@@ -416,7 +429,7 @@ def test_judge_stays_loaded_during_colocation(node, small_judge):
     learner, hero, one = (process.bytes for process in result.processes)
     assert result.engines["hero"].sleeps and not result.engines["judge"].sleeps
     assert learner + OVERHEAD_BYTES + one <= 0.951 * each and OVERHEAD_BYTES + hero + one <= 0.951 * each
-    with pytest.raises(HostError, match=r"judge judge .* same GPU, learner expects .* give judges separate GPUs"):
+    with pytest.raises(HostError, match=r"learner expects .*; judge judge expects .* give judges separate GPUs"):
         place(parts, settings, on(1, {"learner": 1, "engines": 1, "judges": 1}, 25_000_000_000), turns=True)
 
 
@@ -439,13 +452,12 @@ def weights_of(folder, num_bytes):
 def test_models_of_the_controller_are_counted(node, small_judge):
     weights_of(small_judge, 1_200_000_000)
     models = [Loading(small_judge, "cuda:1"), Loading(small_judge, "cuda:1", "other"), Loading(small_judge, "cpu")]
-    plain = [line.split() for line in node(2, [], small_judge)[1:]]
-    learner, engine, own = (line.split() for line in node(2, [], small_judge, held=models)[1:4])
+    learner, engine, own = cells(node(2, [], small_judge, held=models))
+    assert learner == cells(node(2, [], small_judge))[0]
     passes = 8192 * (4 * 1024 + (16 + 2 * 8) * 128 + 3 * 3072) * 2
     taken = 2 * (1_200_000_000 + passes) + OVERHEAD_BYTES  # one process
-    assert own[:3] == ["controller", "graded,", "other"] and own[-5] == "1"
-    assert float(own[-4]) == pytest.approx(taken / 1e9, abs=0.1)
-    assert learner == plain[0] and float(engine[-4]) == pytest.approx((0.95 * H100 - taken) / 1e9, abs=0.1)
+    assert own == ("controller graded, other", "1", pytest.approx(taken / 1e9, abs=0.1))
+    assert engine[2] == pytest.approx((0.95 * H100 - taken) / 1e9, abs=0.1)
     with pytest.raises(HostError, match=r"graded has device cuda:2, and the controller's host has 2 GPUs"):
         node(2, [], small_judge, held=[Loading(small_judge, "cuda:2")])
     *_, unknown = node(2, [], small_judge, held=[Loading(Path("nowhere"), "cuda")])
@@ -457,11 +469,11 @@ def test_misfit_with_controller_models_lists_their_bytes(node, small_judge):
     loads = [Loading(small_judge, "cuda")]  # where the learner is
     with pytest.raises(HostError, match=r"learner expects .*; controller graded expects 72\.8 .* \(device=\"cuda:1\""):
         node(2, [], small_judge, held=loads)
-    with pytest.raises(HostError, match=r"learner expects .*; controller graded expects .*batch_tokens, or set coloc"):
+    with pytest.raises(HostError, match=r"learner expects .*; controller graded expects .*batch_tokens; set colocate"):
         node(1, [], small_judge, held=loads)
     assert node(3, [], small_judge, held=[Loading(small_judge, "cuda:2")])
     weights_of(small_judge, 75_000_000_000)
-    with pytest.raises(HostError, match=r"GPU 2 of .* has 80.0 GB and controller graded expects 77\.8 .* elsewhere"):
+    with pytest.raises(HostError, match=r"GPU 2 of .* has 80.0 GB, .*: controller graded expects 77\.8 .* elsewhere"):
         node(3, [], small_judge, held=[Loading(small_judge, "cuda:2")])
 
 

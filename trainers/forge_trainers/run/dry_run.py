@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forge_agents.errors import HostError, ModelNotFoundError, did_you_mean
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
-from forge_agents.runtime import mesh, processes
-from forge_agents.runtime.hosts import HERE, Hosts, ProcessSlot
-from forge_agents.serving import _vllm
-from forge_agents.serving.config import EngineConfig, EnginePlan
+from forge_agents.runtime import mesh
+from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import OwnEngine, check_learners, check_on_cpu, checked_parts, unique_names
 from forge_trainers.run.plan import (
@@ -71,13 +68,11 @@ def dry_run(
     if not gpus_per_host:
         engines = (len(compute) - len(learners)) // config.engine.replicas
         threads = threads_of(config, hosts, engines=engines, learners=len(learners))
-    judge_engines = {
-        name: judge.config for name, judge in unique_names(judges, reserved=(name for name, *_ in meshes)).items()
-    }
-    meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
+    named_judges = unique_names(judges, reserved=[name for name, *_ in meshes])
+    meshes += [(name, "judges", judge.config.tp) for name, judge in named_judges.items()]
     slots = _slots(meshes, hosts, gpus_per_host)
     check_on_cpu(slots, local_compute, config.engine)
-    lines = _process_lines(slots, config, threads=threads, judges=judge_engines)
+    lines = _process_lines(slots)
     lines += [
         f"Model {model} is not on this machine. It was not checked that it exists and can be trained, and that ranks "
         f"can share it.{did_you_mean(model, models.BUILTIN_NAMES)}"
@@ -106,35 +101,17 @@ def _slots(meshes: Sequence[tuple[str, str, int]], hosts: Hosts, gpus_per_host: 
     return sorted(slots, key=lambda slot: order.index(slot.name))
 
 
-def _process_lines(
-    slots: Sequence[ProcessSlot], config: ProcessConfig, *, threads: Threads, judges: Mapping[str, EngineConfig]
-) -> list[str]:
-    """Describe each host and each process on it: GPU, environment variables and command."""
-    from forge_agents.runtime._monarch import default_bootstrap_cmd
-
-    command = default_bootstrap_cmd()
-    words = [command.program, *command.args]
+def _process_lines(slots: Sequence[ProcessSlot]) -> list[str]:
+    """Return a line for each host and each process on it."""
     lines = []
     for host in dict.fromkeys(slot.host for slot in slots):
-        name = "" if host.startswith(HERE) else host.partition(" ")[0]
-        lines.append(f"{host}: {_shell(processes.variables(name))}")
-        on_host = [slot for slot in slots if slot.host == host]
-        for slot in on_host:
-            gpus = [other.gpu for other in on_host if other.name == slot.name and other.gpu]
-            engine = judges.get(slot.name, config.engine)
-            env = _vllm.environment(EnginePlan.of(engine)) if slot.role in ("engines", "judges") else {}
-            learner_threads = config.learner.threads or threads.learner
-            engine_threads = engine.threads or (threads.engine if slot.role == "engines" else None)
-            count = {"learner": learner_threads, "store": 1}.get(slot.role, engine_threads)
-            where = f", GPU {slot.gpu}" * bool(slot.gpu)
-            variables = mesh.mesh_variables(gpus, env, count)
-            shown = " ".join(filter(None, (_shell(variables), shlex.join(words))))
-            lines.append(f"  {slot.name} rank {slot.rank}{where}: {shown}")
+        lines.append(f"{host}:")
+        lines += [
+            f"  {slot.name} rank {slot.rank}" + f", GPU {slot.gpu}" * bool(slot.gpu)
+            for slot in slots
+            if slot.host == host
+        ]
     lines.append("Judges and workers of environments start with their first request.")
     if used := {(slot.host, slot.gpu) for slot in slots if slot.gpu}:
         lines.append(f"GPU memory is not checked here. Run `forge-agents simulate` with --gpus {len(used)} --model.")
     return lines
-
-
-def _shell(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -24,6 +24,7 @@ from forge_agents.runtime.machine import available_bytes, total_bytes
 from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
+    Footprint,
     check_cache,
     check_context,
     check_kernels,
@@ -33,10 +34,10 @@ from forge_agents.serving.memory import (
 )
 from forge_agents.serving.shares import (
     USABLE_SHARE,
-    Footprint,
     MemoryRequest,
     MemoryShare,
     describe_needs,
+    describe_parts,
     divide_memory,
     memory_request,
     with_memory_share,
@@ -115,10 +116,15 @@ class Placed:
     """One process with its expected memory."""
 
     slot: ProcessSlot
-    bytes: int
-    """Bytes of its GPU."""
     parts: Mapping[str, int]
     """Bytes by content."""
+    policies: Sequence[str] = ()
+    """Policies that it serves or trains. Judges and models of the controller have none."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its GPU."""
+        return sum(self.parts.values())
 
 
 OwnEngine: TypeAlias = "EngineChat"
@@ -140,15 +146,23 @@ class Placement:
     """Memory that may be needed but is not counted."""
 
     def lines(self) -> list[str]:
-        """Return the lines of a table with a row per process. Empty if no process has a GPU."""
+        """Return the lines of a table with a row per mesh, whose ranks need equal memory. Empty without a GPU."""
         if not any(process.slot.gpu for process in self.processes):
             return []
-        rows = [("process", "rank", "host", "GPU", "expects")]
-        for process in self.processes:
-            slot, total = process.slot, f" of {process.slot.gpu_bytes / 1e9:.1f}" if process.slot.gpu_bytes else ""
-            role = slot.role.removesuffix("s")
-            name = f"{role} {slot.name}" if role != "learner" else slot.name
-            rows.append((name, str(slot.rank), slot.host, slot.gpu, f"{process.bytes / 1e9:.1f}{total} GB"))
+        rows = [("process", "ranks", "GPUs", "GB of each", "parts")]
+        for name, ranks in itertools.groupby(self.processes, key=lambda process: process.slot.name):
+            first, *others = ranks
+            gpus: dict[str, list[str]] = defaultdict(list)
+            for slot in (process.slot for process in (first, *others)):
+                gpus[slot.host].append(slot.gpu)
+            role, total = first.slot.role.removesuffix("s"), first.slot.gpu_bytes
+            rows.append((
+                name if role == "learner" else f"{role} {name}",
+                str(1 + len(others)),
+                ", ".join(f"{' '.join(each)} of {host}" for host, each in gpus.items()),
+                f"{first.bytes / 1e9:.1f}" + f" of {total / 1e9:.1f}" * bool(total),
+                describe_parts(first.parts),
+            ))  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -411,7 +425,7 @@ def held_on(models_held: Iterable[OwnModel], here: Sequence[ProcessSlot]) -> tup
     for number, counts in sorted(parts.items()):
         content = {**counts, "overhead": OVERHEAD_BYTES}
         slot = replace(here[number], name=", ".join(names[number]))
-        placed.append(Placed(slot=slot, bytes=sum(content.values()), parts=content))
+        placed.append(Placed(slot=slot, parts=content))
     return placed, doubts
 
 
@@ -540,82 +554,64 @@ def _divide(gpu: str, total: int, parts: Sequence[Part], engine: EnginePlan, hel
     Raises:
         HostError: The memory does not suffice.
     """
-    prefix = f"{gpu} has {total / 1e9:.1f} GB"
-    learners = [(part.name, part.learner_bytes()) for part in parts if part.learner is not None]
-    plans = [part.learner for part in parts if part.learner is not None]
-    others = [] if held is None else [(f"{held.slot.role} {held.slot.name}", held.parts)]
-    held_bytes = 0 if held is None else held.bytes
-    alone = len(parts) == 1 and held is None
+    learners = {part.name: part.learner_bytes() for part in parts if part.learner is not None}
+    others = {} if held is None else {f"{held.slot.role} {held.slot.name}": held.parts}
     engines = {part.name: part for part in parts if part.learner is None}
+    alone = len(parts) == 1 and held is None
     requests = [
         memory_request(name, part.served, part.judge or engine, total, alone=alone) for name, part in engines.items()
     ]
-    sleeping = sum(engine.sleeps and part.judge is None for part in engines.values()) if learners else 0
-    learner_bytes_, sleeping_bytes = sum(sum(needs.values()) for _, needs in learners), sleeping * OVERHEAD_BYTES
     usable = requests[0].reserved if alone and requests else int(total * USABLE_SHARE)
-    if learner_bytes_ + held_bytes + sleeping_bytes > usable and (sleeping_bytes or not requests):
-        with_engines = f" with {sleeping} sleeping engine{'s' * (sleeping > 1)}" if sleeping_bytes else ""
-        advice = "; ".join([_reduce_learner(plans)] * bool(learners) + [_REDUCE_HELD] * bool(others))
-        raise HostError(f"{prefix} and{with_engines} {describe_needs([*learners, *others])}: {advice}")
-    phases = [(learner_bytes_ + held_bytes, requests)]
-    if sleeping_bytes:  # while learners compute, and while engines compute
+    phases = [({**learners, **others}, requests)]
+    sleeping = sum(part.judge is None for part in engines.values())
+    if engine.sleeps and learners and sleeping:  # while learners compute, and while engines compute
+        asleep = {f"{sleeping} sleeping engine{'s' * (sleeping > 1)}": {"overhead": sleeping * OVERHEAD_BYTES}}
         judges = [request for request in requests if engines[request.name].judge is not None]
-        overhead = sum(needs["overhead"] for _, needs in learners)
-        phases = [(learner_bytes_ + held_bytes + sleeping_bytes, judges), (overhead + held_bytes, requests)]
+        offloaded = {name: {"overhead": needs["overhead"]} for name, needs in learners.items()}
+        phases = [({**learners, **asleep, **others}, judges), ({**offloaded, **others}, requests)]
     shares: dict[str, int] = {}
-    for used, active in phases:
-        available = max(0, usable - used)
+    for fixed, active in phases:
+        available = usable - sum(sum(needs.values()) for needs in fixed.values())
         if (divided := divide_memory(available, active)) is None:
-            text = _explain(available, active, learners, others, engine, engines=engines, advice=_reduce_learner(plans))
-            raise HostError(f"{prefix}, {text}")
+            needs = {f"{engines[each.name].role.removesuffix('s')} {each.name}": each.needs for each in active}
+            raise HostError(
+                f"{gpu} has {total / 1e9:.1f} GB, of which {usable / 1e9:.1f} may be used: "
+                f"{describe_needs([*fixed.items(), *needs.items()])}. To make it fit, "
+                + "; ".join(_advice(parts, active, engine, has_held=held is not None))
+            )
         for name, count in divided.items():
             shares[name] = min(count, shares.get(name, count))
     return shares
 
 
-def _explain(
-    available: int,
-    requests: Sequence[MemoryRequest],
-    learners: Sequence[tuple[str, Mapping[str, int]]],
-    others: Sequence[tuple[str, Mapping[str, int]]],
-    engine: EnginePlan,
-    *,
-    engines: Mapping[str, Part],
-    advice: str,
-) -> str:
-    """Return why engines do not fit into the available memory of a GPU, and what to do."""
-    fixed = [request for request in requests if request.configured is not None]
-    if (reserved := sum(request.reserved for request in fixed)) > available:
-        part, number = engines[fixed[0].name], f"{len(requests)} engine{'s' * (len(requests) > 1)}"
-        key = "engine.gpu_memory_utilization" if part.judge is None else f"gpu_memory_utilization of {part.name}"
-        return (
-            f"of which {available / len(requests) / 1e9:.1f} are left for each of {number}, and "
-            f"{key}={(part.judge or engine).gpu_memory_utilization} would take {reserved / 1e9:.1f}: lower it, or "
-            "leave it out"
-        )
-    number = "its engine" if len(requests) == 1 else f"its {len(requests)} engines"
-    if short := [request for request in fixed if request.least > request.reserved]:
-        requests, available, number = short[:1], short[0].reserved, "its engine"
-    judges = [engines[request.name].judge for request in requests]
-    needs = describe_needs(
-        (f"{engines[request.name].role.removesuffix('s')} {request.name}", request.needs) for request in requests
-    )
-    has_judge, has_engine = any(judge is not None for judge in judges), any(judge is None for judge in judges)
-    return (
-        f"of which {number} may take {available / 1e9:.1f}, and {needs}."
-        + f" On the same GPU, {describe_needs([*learners, *others])}." * bool(learners or others)
-        + f" {_reduce_engine(engine)}" * has_engine
-        + f"{';' * has_engine} {_REDUCE_JUDGE}" * has_judge
-        + f"; {advice}" * bool(learners)
-        + f"; {_REDUCE_HELD}" * bool(others)
-        + ", or set colocate, so that both use the GPU in turns" * bool(learners and has_engine and not engine.sleeps)
-    )
-
-
-def _reduce_engine(engine: EnginePlan) -> str:
-    cache = "engine.max_model_len" if engine.kv_cache_gb is None else "engine.kv_cache_gb"
-    share = "" if engine.gpu_memory_utilization is None else "raise engine.gpu_memory_utilization, "
-    return f"Lower {cache} or engine.max_num_seqs, {share}raise engine.tp, or give engines separate GPUs"
+def _advice(
+    parts: Sequence[Part], requests: Sequence[MemoryRequest], engine: EnginePlan, *, has_held: bool
+) -> Iterator[str]:
+    """Yield changes that reduce the memory of the processes of a GPU, of which `requests` are of active engines."""
+    by_name = {part.name: part for part in parts}
+    plans = [part.learner for part in parts if part.learner is not None]
+    active = [by_name[request.name] for request in requests]
+    for part, request in zip(active, requests, strict=True):
+        config = part.judge or engine
+        if config.gpu_memory_utilization is not None:
+            key = "engine.gpu_memory_utilization" if part.judge is None else f"gpu_memory_utilization of {part.name}"
+            how = "raise" if request.least > request.reserved else "lower"
+            yield (
+                f"{how} {key}={config.gpu_memory_utilization}, which takes {request.reserved / 1e9:.1f} GB, or leave "
+                "it out"
+            )
+    serves = any(part.judge is None for part in active)
+    if serves:
+        cache = "engine.max_model_len" if engine.kv_cache_gb is None else "engine.kv_cache_gb"
+        yield f"lower {cache} or engine.max_num_seqs, raise engine.tp, or give engines separate GPUs"
+    if any(part.judge is not None for part in active):
+        yield _REDUCE_JUDGE
+    if plans:
+        yield _reduce_learner(plans)
+    if has_held:
+        yield _REDUCE_HELD
+    if plans and serves and not engine.sleeps:
+        yield "set colocate, so that engines and learner use the GPU in turns"
 
 
 _REDUCE_JUDGE = (
@@ -668,4 +664,4 @@ def _placed(slot: ProcessSlot, part: Part, engines: Mapping[str, EnginePlan], sh
         if share and engine.kv_cache_gb is None:  # vLLM uses its whole share
             cache = max(cache, share - sum(fixed.values()))
         needs = {**fixed, "cache": cache}
-    return Placed(slot=slot, bytes=sum(needs.values()), parts=needs)
+    return Placed(slot=slot, parts=needs, policies=part.policies)

@@ -443,16 +443,12 @@ def _memory_needed(folder: Path, config: EngineConfig) -> str:
     """A sentence on the memory that an engine needs, or empty if its model's size is unknown."""
     from forge_agents.models import resolve as models
     from forge_agents.models.sizes import ModelSize
-    from forge_agents.serving import memory
+    from forge_agents.serving.memory import Footprint
 
     try:
-        size, dtype = ModelSize.of(folder), models.dtype_of(folder)
+        engine = Footprint(size=ModelSize.of(folder), dtype=models.dtype_of(folder), tp=config.tp)
     except ModelNotFoundError:
         return ""
-    context, item = config.max_model_len or size.context, memory.item_bytes(dtype, config)
-    needs = {
-        **memory.engine_bytes(size, config, dtype=dtype, tp=config.tp, adapters=()),
-        f"one conversation of {context} tokens": memory.kv_bytes(size, context, item=item, tp=config.tp),
-    }
+    needs = engine.needs(config)
     parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in needs.items())
     return f"It needs {sum(needs.values()) / 1e9:.1f} GB at least ({parts}). "
