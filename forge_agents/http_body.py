@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections import Counter
 from typing import Any
 
 ENCODINGS = "gzip"
@@ -23,10 +24,10 @@ MAX_COMMAS = 2_000_000
 Those 10,000 tokens have 1.3 million if each is a word of 4 bytes."""
 MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS = 1_000_000, 4_000_000
 """The same for files of models: the tokenizer of Gemma 3 has 515,000 pairs."""
-_MAX_LONG = 1000
-"""Maximum number of whole numbers of more than 20 digits in a JSON text. Python's hash of an integer is its remainder
+_MAX_EQUAL_HASHES = 1000
+"""Maximum number of different whole numbers with one hash in a JSON text. Python's hash of an integer is its remainder
 by 2^61 - 1, so that a set of many multiples of it takes hours."""
-_LONG, _LONG_AS_ZEROS = re.compile(rb"(?<![0-9.])[0-9]{21}"), b"0" * 21
+_LONG, _LONG_AS_ZEROS = re.compile(rb"(?<![0-9.])[0-9]{21,4300}"), b"0" * 21
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 """Matches a text in JSON, also without its end: a search that fails would begin again at each quotation mark."""
@@ -76,18 +77,19 @@ def too_many_values(body: bytes, max_brackets: int = MAX_BRACKETS, max_commas: i
         counts = (
             (brackets, max_brackets, "brackets"),
             (commas, max_commas, "commas"),
-            (_num_long(text), _MAX_LONG, "whole numbers of more than 20 digits"),
+            (_num_equal_hashes(text), _MAX_EQUAL_HASHES, "whole numbers of more than 20 digits with one hash"),
         )
         return next((f"{count} {name}, more than {limit}" for count, limit, name in counts if count > limit), "")
 
     return excess(body) and excess(_TEXT.sub(b"", body))  # a text may have any number of brackets
 
 
-def _num_long(text: bytes) -> int:
-    """Return the number of whole numbers of more than 20 digits, or an upper bound that is not too many."""
-    if (upper_bound := text.translate(_AS_ZEROS).count(_LONG_AS_ZEROS)) <= _MAX_LONG:
-        return upper_bound
-    return sum(1 for _ in _LONG.finditer(text))
+def _num_equal_hashes(text: bytes) -> int:
+    """Return how many different whole numbers of more than 20 digits have the same hash, or 0 if all are few."""
+    if text.translate(_AS_ZEROS).count(_LONG_AS_ZEROS) <= _MAX_EQUAL_HASHES:
+        return 0
+    hashes = Counter(hash(int(digits)) for digits in set(_LONG.findall(text)))
+    return max(hashes.values(), default=0)
 
 
 def bounded_json(text: bytes | str, max_brackets: int = MAX_BRACKETS, max_commas: int = MAX_COMMAS) -> Any:

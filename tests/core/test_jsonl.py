@@ -76,3 +76,9 @@ def test_a_sparse_file_is_refused(tmp_path):
     os.truncate(file, 1 << 40)
     with pytest.raises(ValueError, match=r"rows\.jsonl has 1099511627776 bytes, of which almost none are on the disk"):
         list(json_objects(file))
+
+
+def test_data_set_of_long_numbers_is_read(tmp_path):
+    numbers = [3**number for number in range(50, 3050)]
+    (tmp_path / "tasks.json").write_text(json.dumps({"values": numbers}))
+    assert [value for _, value in json_values(tmp_path / "tasks.json")] == [{"values": numbers}]
