@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from forge_agents.bench.entrants import Player, Team
 from forge_agents.envs import registry
-from forge_agents.envs.env import hook
+from forge_agents.envs.env import hook, listed_actions
 from forge_agents.errors import ForgeError
 from forge_agents.policy import Random, Scripted
 from forge_agents.rollout.rollout import close
@@ -126,7 +126,7 @@ class GameTree:
             return mine
         agent = env.agent_selection
         observation = str(env.observe(agent))
-        legal = tuple(map(str, env.infos[agent].get("legal_actions", ())))
+        legal = listed_actions(env.infos[agent])
         if not legal:
             raise ForgeError(
                 f"{self.env_id} lists no legal actions of {agent} at {observation!r}. Exact computation needs a method "

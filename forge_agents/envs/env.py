@@ -6,7 +6,7 @@ import copy
 import json
 import string
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, Self, TypeAlias, cast
@@ -618,6 +618,13 @@ def _methods(cls: type) -> tuple[frozenset[str], frozenset[str], tuple[str, ...]
 def without(info: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a copy of `info` without one entry. A copy, because a reader may hold the original."""
     return {key: value for key, value in info.items() if key != name}
+
+
+def listed_actions(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the legal actions in an agent's info, which may be an array or a set. Empty if there are none."""
+    listed = info.get("legal_actions")
+    actions = () if listed is None else tuple(map(str, listed))
+    return tuple(sorted(actions)) if isinstance(listed, Set) else actions  # the order of a set differs by process
 
 
 def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:

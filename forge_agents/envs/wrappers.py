@@ -23,6 +23,7 @@ from forge_agents.envs.env import (
     acts_together,
     as_json,
     hook,
+    listed_actions,
     observation,
     without,
     writable,
@@ -304,7 +305,7 @@ class InvalidAction(_Mirror, EnvWrapper):
         return Observation(text)
 
     def _decide(self, agent: str, action: str | None) -> None:
-        legal = self.infos[agent].get("legal_actions") or ()
+        legal = listed_actions(self.infos[agent])
         refusal = hook(self.env, "refusal")
         illegal = None if refusal is None or action in legal else refusal(agent, action)
         if not illegal:

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents.envs.env import CONVERSATION, as_json, forked, hook, may_be_silent, visible_action, writable
+from forge_agents.envs.env import (
+    CONVERSATION,
+    as_json,
+    forked,
+    hook,
+    listed_actions,
+    may_be_silent,
+    visible_action,
+    writable,
+)
 from forge_agents.envs.foreign import by_agent, find_lost_reward
 from forge_agents.errors import (
     USER_ERRORS,
@@ -40,7 +49,6 @@ from forge_agents.rollout.players import (
     ContextFullError,
     Decision,
     Player,
-    legal_actions,
     make_player,
 )
 from forge_agents.rollout.policy_engine import PolicyEngine
@@ -137,7 +145,7 @@ class _Agent:
 
     def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
         conversation = decision.conversation or info.get(CONVERSATION)
-        self.without_legal_actions |= isinstance(self.policy, Random) and not legal_actions(info)
+        self.without_legal_actions |= isinstance(self.policy, Random) and not listed_actions(info)
         try:
             branch, after = self.branches.place(conversation)
             messages = None if conversation is None else _new_messages(observation, conversation)

@@ -9,13 +9,13 @@ import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from forge_agents.envs.env import CONVERSATION, RIVAL_TAGS, writable
+from forge_agents.envs.env import CONVERSATION, RIVAL_TAGS, listed_actions, writable
 from forge_agents.envs.oracles import AgentFactory, oracle_of
 from forge_agents.envs.reasoning import join_reasoning, split_response
 from forge_agents.errors import EndpointError, StallError
@@ -214,7 +214,7 @@ class ModelPlayer(Player):
         legal: tuple[str, ...] = ()
         sampling, tools = self._sampling, self._tools
         if request is None:
-            legal = legal_actions(info) if self._constrain else ()
+            legal = listed_actions(info) if self._constrain else ()
         else:
             sampling = requested_sampling(override or self._sampling, request, self._engine)
             tools = request.get("tools", self._tools)
@@ -473,13 +473,6 @@ def _message(role: Any, text: str) -> Message:
     return Message(role=role, content=text if role == "assistant" else defused(text))
 
 
-def legal_actions(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """The legal actions in an agent's info, which may be an array or a set. Empty if there are none."""
-    listed = info.get("legal_actions")
-    actions = () if listed is None else tuple(map(str, listed))
-    return tuple(sorted(actions)) if isinstance(listed, Set) else actions  # the order of a set differs by process
-
-
 class _HumanPlayer(Player):
     """A person at the terminal, who reads the instructions before the first observation."""
 
@@ -488,7 +481,7 @@ class _HumanPlayer(Player):
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         start = time.perf_counter()
-        legal = legal_actions(info)
+        legal = listed_actions(info)
         text, self._unseen = self._unseen, ""
         if (illegal := info.get("illegal")) and not text:
             text = "Your last action was illegal" + (f": {illegal}" if isinstance(illegal, str) else "")
@@ -509,7 +502,7 @@ class _RandomPlayer(Player):
         self._rng = np.random.default_rng(seeds)
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        if legal := legal_actions(info):
+        if legal := listed_actions(info):
             return Decision(action=legal[int(self._rng.integers(len(legal)))])
         letters = self._rng.integers(97, 123, size=int(self._rng.integers(1, 9)))
         return Decision(action="".join(map(chr, letters)))

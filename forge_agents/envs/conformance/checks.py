@@ -35,7 +35,7 @@ from forge_agents.envs.conformance.play import (
     play,
     same,
 )
-from forge_agents.envs.env import Observation, TextGame, forked, hook, may_be_silent, writable
+from forge_agents.envs.env import Observation, TextGame, forked, hook, listed_actions, may_be_silent, writable
 from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction, live
@@ -284,7 +284,7 @@ def legal_actions(case: Case) -> None:
                     raise BreachError(f"seed {seed}: {message}", fix, "legal_actions")
             info, actor = env.infos[agent], ""
             if agent in live(env) and not info.get("illegal"):  # otherwise the old entry would be misattributed
-                actor, last_action, was_listed = agent, action, action in (info.get("legal_actions") or ())
+                actor, last_action, was_listed = agent, action, action in listed_actions(info)
                 played, listed = played + 1, listed + was_listed
     env.close()
     all_refused = f"all {played} texts were illegal ({reason}): " if played and refused == played else ""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from forge_agents.envs import registry
-from forge_agents.envs.env import TextGame, hook, visible_action
+from forge_agents.envs.env import TextGame, hook, listed_actions, visible_action
 from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.reasoning import join_reasoning, split_reasoning
 from forge_agents.envs.spec import AnyEnv, EnvSpec
@@ -128,9 +128,8 @@ def play(
 def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
     """Return a legal action or words from the texts of the environment, and sometimes an odd text."""
     kind = rng.random()
-    legal = info.get("legal_actions")
-    if legal and kind < 0.7:
-        return str(rng.choice(list(legal)))
+    if (legal := listed_actions(info)) and kind < 0.7:
+        return rng.choice(legal)
     words = _words(instructions(env, agent)) + 2 * _words(observation)
     if words and kind < 0.9:
         start = rng.randrange(len(words))

@@ -12,8 +12,8 @@ from plain_env import PlainParallel
 from refusals import raises
 
 import forge_agents as fa
+from forge_agents.envs.env import listed_actions
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import legal_actions
 from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.testing import check_env
 
@@ -321,7 +321,7 @@ def test_legal_actions_of_a_plain_environment_may_be_any_collection(listed):
             seen, _ = super().reset()
             return seen, {agent: {"legal_actions": listed} for agent in seen}
 
-    assert legal_actions({"legal_actions": listed}) == ("go", "stop")  # in all processes, also if it is a set
+    assert listed_actions({"legal_actions": listed}) == ("go", "stop")  # in all processes, also if it is a set
     episode = run(Listed(), dict.fromkeys("ab", fa.Random()))
     assert episode.error is None and {turn.action for turn in episode.turns[:2]} <= {"go", "stop"}
 

@@ -1,6 +1,7 @@
 import copy
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 from pettingzoo import ParallelEnv
@@ -114,6 +115,19 @@ def test_game_that_ends_by_an_illegal_action_pays_its_stakes(penalty, cost):
     assert env.agent_selection == "player_0" and not any(env.terminations.values())
     env.step("shout")
     assert rest(env) == {"player_0": cost, "player_1": 7.0}
+
+
+@pytest.mark.parametrize("listed", [np.array([1, 2]), (1, 2), {"1", "2"}])
+def test_legal_actions_of_an_info_may_be_any_collection(listed):
+    class Numbers(Talk):
+        def act(self, agent, action):
+            self.said.append(action)
+            info = {"b": {"legal_actions": listed, "illegal": action == "bad" or None}}
+            return fa.Outcome(info=info)
+
+    env = started(InvalidAction(Numbers(), "ask"))
+    act(env, "x", "bad")
+    assert env.env.said == ["x"] and env.observe("b").startswith("That was not a legal action (choose one of: 1, 2).")
 
 
 def test_penalty_costs_each_time():
