@@ -295,7 +295,7 @@ class _Lines:
             while number / self._every > 3 * _MAX_ROWS // 4:
                 self._every *= 2
             self._rows = _thinned(self._rows, self._every, number)
-            self._max_rows = max(_MAX_ROWS, len(self._rows) + _MAX_ROWS // 8)
+            self._max_rows = max(_MAX_ROWS, 2 * len(self._rows))  # so that thinning takes linear time in all
 
     def _reset(self, inode: int) -> None:
         self._inode, self._at, self._line, self._replaced = inode, 0, 0, 0

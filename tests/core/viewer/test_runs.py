@@ -125,6 +125,16 @@ def test_thinned_runs_keep_evaluations(tmp_path, monkeypatch, every):
         assert len(shown) <= len(groups) + 1 and len(run._metric_lines._rows) <= 90
 
 
+def test_thinning_of_curves_with_few_values_takes_linear_time(tmp_path, monkeypatch):
+    visited, thinned = [], runs._thinned
+    monkeypatch.setattr(runs, "_MAX_ROWS", 40)
+    monkeypatch.setattr(runs, "_thinned", lambda rows, *args: visited.append(len(rows)) or thinned(rows, *args))
+    success = [{"step": step, f"curriculum/success/{step % 37}": 0.5} for step in range(5000)]
+    write_lines(tmp_path / "metrics.jsonl", success)
+    only(tmp_path).metrics()
+    assert 0 < sum(visited) <= 4 * len(success)
+
+
 def test_damaged_metrics_are_reported_and_others_shown(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('broken\n{"no": "step"}\n{"step": 9, "reward/mean": NaN}\n{"step": 10, "rew')
