@@ -358,22 +358,11 @@ async def with_deadline(
         ActorDiedError: The actor's process ended.
         Exception: The endpoint's exception, with the remote traceback as a note.
     """
-    task, count, remaining_s, num_late = asyncio.ensure_future(awaitable), progress(), timeout_s, 0
+    task = asyncio.ensure_future(awaitable)
     try:
         with _stalls.waiting(who, what, timeout_s):
-            while True:
-                part_s, started = max(0.0, min(remaining_s, timeout_s / 4)), time.monotonic()
-                if (await asyncio.wait({task}, timeout=part_s))[0]:
-                    break
-                if num_late < _MAX_LATE and time.monotonic() - started > part_s + max(part_s, _LATE_S):
-                    num_late += 1
-                    continue  # answers that arrived meanwhile are not late
-                remaining_s -= part_s
-                if remaining_s <= 0:
-                    before, count, remaining_s = count, progress(), timeout_s
-                    if count == before:
-                        break
-        if not task.done():
+            in_time = await _ends_in_time(task, timeout_s, progress)
+        if not in_time:
             others = _stalls.summary(without=who)
             stall = StallError(
                 f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_hint(who)}. Raise the timeout if "
@@ -390,6 +379,24 @@ async def with_deadline(
     if error is None:
         return task.result()
     raise as_local_error(error, who=who, what=what) from None
+
+
+async def _ends_in_time(task: asyncio.Future[Any], timeout_s: float, progress: Callable[[], int]) -> bool:
+    """Wait for a task. Returns whether it ended before there was no progress for `timeout_s`. See `with_deadline`."""
+    count, remaining_s, num_late = progress(), timeout_s, 0
+    while True:
+        part_s, started = max(0.0, min(remaining_s, timeout_s / 4)), time.monotonic()
+        done, _ = await asyncio.wait({task}, timeout=part_s)
+        if done:
+            return True
+        if num_late < _MAX_LATE and time.monotonic() - started > part_s + max(part_s, _LATE_S):
+            num_late += 1
+            continue  # this thread was blocked, and answers that arrived meanwhile are not late
+        remaining_s -= part_s
+        if remaining_s <= 0:
+            before, count, remaining_s = count, progress(), timeout_s
+            if count == before:
+                return False
 
 
 async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s: float, who: str) -> list[Any]:

@@ -1,5 +1,6 @@
 import asyncio
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_trainers.rl.prefetch import Prefetch, TakenGroups, window
-from forge_trainers.rl.weight_sync import Background
+from forge_trainers.rl.weight_sync import WeightSync
 
 
 def batches_of(staleness, playing, loading, judging=None):
@@ -56,13 +57,13 @@ def batches_of(staleness, playing, loading, judging=None):
             result.append([(at, number, learner - version) for at, number, version in groups])
             await asyncio.sleep(0)
             learner += 1
-            await weights.start(functools.partial(load, learner))
+            await weights.publish(SimpleNamespace(sync=functools.partial(load, learner)))
         await weights.done()
         assert engines == len(playing)
 
     result, judged = [], []
     ahead = Prefetch(collect, judge, staleness=staleness, steps=len(playing), size=len(playing[0]))
-    weights = Background()
+    weights = WeightSync(max_staleness=1, timeout_s=60)
     asyncio.run(asyncio.wait_for(main(), 60))
     assert judged == list(range(len(playing)))
     return result
@@ -193,78 +194,89 @@ def test_prefetched_steps_are_cancelled():
     assert sorted(cancelled) == [1, 2]
 
 
-def test_background_error_reaches_the_waiting_caller():
+def weight_sync():
+    """Transfers with a policy lag, whose work is `publish(work)`."""
+    weights = WeightSync(max_staleness=1, timeout_s=60)
+    return weights, lambda work: weights.publish(SimpleNamespace(sync=work))
+
+
+def test_error_of_a_transfer_reaches_the_waiting_caller():
     order = []
 
-    async def work(name, let_go, fails=False):
-        let_go()
+    async def work(name, published, fails=False):
+        published()
         await asyncio.sleep(0.01)
         order.append(name)
         if fails:
             raise ValueError(name)
 
     async def main():
-        behind = Background()
-        await behind.done()
-        await behind.start(functools.partial(work, "first"))
+        weights, publish = weight_sync()
+        await weights.done()
+        await publish(functools.partial(work, "first"))
         order.append("caller")
-        await behind.start(functools.partial(work, "second", fails=True))
+        await publish(functools.partial(work, "second", fails=True))
         with pytest.raises(ValueError, match="second"):
-            await behind.start(functools.partial(work, "third"))
-        waiting = asyncio.ensure_future(behind.done())
+            await publish(functools.partial(work, "third"))
+        waiting = asyncio.ensure_future(weights.done())
         waiting.cancel()
-        assert not await behind.cancel()
-        await behind.done()
-        await behind.start(functools.partial(work, "third"))
-        await behind.done()
-        assert await behind.cancel() and await behind.cancel()
-        await behind.start(functools.partial(work, "never"))
-        assert not await behind.cancel()
+        await weights.cancel()
+        assert not weights.is_current
+        await weights.done()
+        weights.reset()
+        await publish(functools.partial(work, "third"))
+        await weights.done()
+        await weights.cancel()
+        await weights.cancel()
+        assert weights.is_current
+        await publish(functools.partial(work, "never"))
+        await weights.cancel()
+        assert not weights.is_current
 
     asyncio.run(main())
     assert order == ["caller", "first", "second", "third"]
 
 
-def test_cancelled_waiter_does_not_cancel_the_task():
+def test_cancelled_waiter_does_not_cancel_the_transfer():
     done = []
 
-    async def work(let_go):
-        let_go()
+    async def work(published):
+        published()
         await asyncio.sleep(0.02)
         done.append(True)
 
     async def main():
-        behind = Background()
-        await behind.start(work)
-        waiting = asyncio.ensure_future(behind.done())
+        weights, publish = weight_sync()
+        await publish(work)
+        waiting = asyncio.ensure_future(weights.done())
         await asyncio.sleep(0)
         waiting.cancel()
-        await behind.done()
+        await weights.done()
 
     asyncio.run(main())
     assert done == [True]
 
 
-def test_caller_continues_when_the_background_task_releases_it():
+def test_caller_continues_when_the_weights_are_published():
     order = []
 
-    async def work(let_go):
+    async def work(published):
         await asyncio.sleep(0.01)
         order.append("published")
-        let_go()
+        published()
         await asyncio.sleep(0.01)
         order.append("loaded")
 
-    async def fails(let_go):
+    async def fails(published):
         raise ValueError("no store")
 
     async def main():
-        behind = Background()
-        await behind.start(work)
+        weights, publish = weight_sync()
+        await publish(work)
         order.append("caller")
-        await behind.start(fails)  # the error reaches the next waiter
+        await publish(fails)  # the error reaches the next waiter
         with pytest.raises(ValueError, match="no store"):
-            await behind.done()
+            await weights.done()
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert order == ["published", "caller", "loaded"]
