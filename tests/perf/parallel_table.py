@@ -229,8 +229,8 @@ def _learner(layout: Layout, folder: Path) -> Any:
 
     from forge_agents.policy import LoRA
     from forge_trainers.learner.core import LearnerCore
-    from forge_trainers.learner.model import dither_weights
     from forge_trainers.learner.plan import LearnerPlan
+    from forge_trainers.learner.precision import dither_weights
 
     class Measured(LearnerCore):
         def _update(self, *args: Any) -> dict[str, float]:

@@ -43,7 +43,7 @@ def gradients(core: LearnerCore, batch: EpisodeBatch) -> dict[str, torch.Tensor]
     microbatches, _ = core._plan(batch)
     for i, microbatch in enumerate(microbatches):
         sync_gradients(core.model, now=i == len(microbatches) - 1)
-        core._forward_backward(batch, microbatch, float(batch["tokens"]["loss_mask"].sum()), None)
+        core._forward_backward(batch, microbatch, float(batch["tokens"]["loss_mask"].sum()), {})
     named = core.model.named_parameters()
     result = {name.replace("_checkpoint_wrapped_module.", ""): p.grad.clone() for name, p in named}
     core._optimizers.zero_grad()

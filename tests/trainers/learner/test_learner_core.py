@@ -29,7 +29,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
 from forge_trainers.batch import layout
-from forge_trainers.learner import checkpoint, titan
+from forge_trainers.learner import checkpoint, precision, titan
 from forge_trainers.learner import config as learner_config
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.core import LearnerCore
@@ -214,7 +214,7 @@ def test_gradients_of_a_copy_add_up_in_float32():
     for part in parts:
         copy = torch.nn.Parameter(torch.zeros(2500, 3, dtype=torch.bfloat16))
         copy.grad = part
-        titan_model._take_gradient(weight, total, copy)
+        precision._take_gradient(weight, total, copy)
         assert copy.grad is None
     assert weight.grad is total
     assert torch.equal(total, parts[0].float() + parts[1].float() + parts[2].float())

@@ -234,7 +234,9 @@ def gap(core, batch, sampler):
     batch["tokens"]["logprobs"] = sampler.logprobs(batch)
     microbatches, _ = core._plan(batch)
     count = float(batch["tokens"]["loss_mask"].sum())
-    result = [core._forward_backward(batch, microbatch, count)["logprob_gap_mean/mean"] for microbatch in microbatches]
+    result = [
+        core._forward_backward(batch, microbatch, count, {})["logprob_gap_mean/mean"] for microbatch in microbatches
+    ]
     core._loss.loss_fn.take_log_ratios()
     core._optimizers.zero_grad()
     return float(sum(result))

@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -394,6 +395,39 @@ def _fill(  # noqa: PLR0917  (of one caller)
     return rows, left
 
 
+_Places: TypeAlias = tuple[tuple[int, int], ...]
+"""First position in a row and length of each stretch of a sample, in the order of the sample."""
+
+
+class _RowDraft:
+    """Positions that are laid out so far, in order: their tokens (indices of the batch), RoPE positions and spans."""
+
+    def __init__(self) -> None:
+        self.tokens: list[torch.Tensor] = []
+        self.positions: list[torch.Tensor] = []
+        self.spans: list[Span] = []
+        self.length = 0
+
+    def add(self, sample_start: int, first: int, last: int, seen: _Places) -> _Places:
+        """Append tokens `first` to `last` (exclusive) of a sample, after `seen`. Returns the sample's places so far."""
+        self.tokens.append(torch.arange(sample_start + first, sample_start + last))
+        self._append(torch.arange(first, last), seen)
+        return (*seen, (self.spans[-1].start, last - first))
+
+    def pad(self, multiple_of: int, most: int) -> int:
+        """Append spans of at most `most` positions without tokens. Returns the number of these positions."""
+        end = max(1, math.ceil(self.length / multiple_of)) * multiple_of
+        num_padded = end - self.length
+        while self.length < end:
+            self._append(torch.arange(min(end - self.length, most)), ())
+        return num_padded
+
+    def _append(self, positions: torch.Tensor, seen: _Places) -> None:
+        self.positions.append(positions)
+        self.spans.append(Span(start=self.length, length=len(positions), seen=seen))
+        self.length += len(positions)
+
+
 def build_row(
     batch: EpisodeBatch,
     blocks: Sequence[Block],
@@ -409,56 +443,49 @@ def build_row(
     """
     starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
     mask_T = batch["tokens"]["loss_mask"]
-    tokens: list[torch.Tensor] = []  # indices into batch["tokens"], in row order
-    positions: list[torch.Tensor] = []
+    draft, chains = _RowDraft(), _prefix_chains(blocks)
+    num_sharers = Counter(number for _, chain in chains for number, _ in chain)
+    places: dict[int, _Places] = {}  # by number of a prefix
     empty = torch.zeros(0, dtype=torch.int64)
     sources, targets = [empty], [empty]
-    spans: list[Span] = []
-    at = 0
-
-    def lay(sample: int, first: int, last: int, seen: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """Append tokens of a sample to the row. Returns the positions of the sample up to them."""
-        nonlocal at
-        tokens.append(torch.arange(starts[sample] + first, starts[sample] + last))
-        positions.append(torch.arange(first, last))
-        span = Span(start=at, length=last - first, seen=seen)
-        spans.append(span)
-        at += span.length
-        return (*seen, (span.start, span.length))
-
-    chains: list[tuple[int, tuple[tuple[int, int], ...]]] = []  # samples with their shared prefixes
-    for number, block in enumerate(blocks, start=1):
-        prefix = ((-number, block.prefix_length),) if block.prefix_length else ()
-        inside = block.inside or ((),) * len(block.samples)
-        chains += [(i, (*block.openings, *prefix, *inner)) for i, inner in zip(block.samples, inside, strict=True)]
-    sharers = Counter(number for _, chain in chains for number, _ in chain)
-    laid: dict[int, tuple[tuple[int, int], ...]] = {}
     for sample, chain in chains:
-        seen, end = tuple[tuple[int, int], ...](), 0
-        for (number, length), (after, _) in itertools.pairwise((*chain, (0, 0))):
-            if sharers[number] > max(1, sharers[after]):  # otherwise its sharers share the next one, too
-                if number not in laid:
-                    laid[number] = lay(sample, end, length, seen) if length > end else seen
-                seen, end = laid[number], length
-        where = lay(sample, end, lengths[sample], seen)
+        seen: _Places = ()
+        end = 0
+        for (number, length), (longer, _) in itertools.pairwise((*chain, (0, 0))):
+            # if all sharers of a prefix share the next longer one as well, both are laid out at once
+            if num_sharers[number] > max(1, num_sharers[longer]):
+                if number not in places:
+                    places[number] = draft.add(starts[sample], end, length, seen) if length > end else seen
+                seen, end = places[number], length
+        where = draft.add(starts[sample], end, lengths[sample], seen)
         place_L = torch.cat([torch.arange(start, start + length) for start, length in where])
         for copy in (sample,) if copies is None else copies[sample]:
             loss = mask_T[starts[copy] : starts[copy] + lengths[copy]].nonzero().squeeze(1)
             # the first tokens after a shared prefix are all predicted from its last position
             sources.append(place_L[loss - 1])
             targets.append(starts[copy] + loss)
-    ids = [batch["tokens"]["ids"][torch.cat(tokens)]] if tokens else []
-    end, most = max(1, math.ceil(at / multiple_of)) * multiple_of, max(lengths, default=1)
-    for start in range(at, end, most):  # spans no longer than samples: the model may not support later positions
-        padding = min(end - start, most)
-        ids.append(torch.zeros(padding, dtype=torch.int64))
-        positions.append(torch.arange(padding))
-        spans.append(Span(start=start, length=padding))
+    num_tokens = draft.length
+    # spans of padding are no longer than samples: the model may not support later positions
+    padding = torch.zeros(draft.pad(multiple_of, max(lengths, default=1)), dtype=torch.int64)
+    ids = batch["tokens"]["ids"][torch.cat([empty, *draft.tokens])]
     return Row(
-        token_ids_1L=torch.cat(ids)[None],
-        positions_1L=torch.cat(positions)[None],
-        spans=tuple(spans),
+        token_ids_1L=torch.cat([ids, padding])[None],
+        positions_1L=torch.cat(draft.positions)[None],
+        spans=tuple(draft.spans),
         source_S=torch.cat(sources),
         token_S=torch.cat(targets),
-        num_tokens=at,
+        num_tokens=num_tokens,
     )
+
+
+def _prefix_chains(blocks: Sequence[Block]) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+    """Return the samples of a row, each with number and length of its shared prefixes, the shorter first.
+
+    Openings have their own numbers, and the prefix of the n-th block has the number -n.
+    """
+    chains: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+    for number, block in enumerate(blocks, start=1):
+        prefix = ((-number, block.prefix_length),) if block.prefix_length else ()
+        inside = block.inside or ((),) * len(block.samples)
+        chains += [(i, (*block.openings, *prefix, *inner)) for i, inner in zip(block.samples, inside, strict=True)]
+    return chains

@@ -34,11 +34,11 @@ from forge_trainers.learner.model import (
     build_model,
     free_unsharded,
     join_ranks,
-    randomly_rounded,
     sync_gradients,
     unused_tensors,
 )
 from forge_trainers.learner.plan import LearnerPlan
+from forge_trainers.learner.precision import randomly_rounded
 from forge_trainers.learner.rates import learning_rate, with_rate
 from forge_trainers.learner.reference import Reference
 from forge_trainers.losses.correction import loss_columns, needed_samples
@@ -179,19 +179,7 @@ class LearnerCore:
         temperature = self.config.temperature if temperature is None else temperature
         lr = learning_rate(self.config, self.version, self._total_steps)
         parts = [self._prepared(part) for part in minibatches(batch, self.config.num_minibatches)]
-        if self.config.num_iterations * len(parts) > 1 and self.config.loss_settings.correction.how != "ratio":
-            with self._built.computing():
-                for part in parts:
-                    part.old_T = self._logprobs(self._built, part.batch, part.microbatches, temperature)
-        steps: list[dict[str, float]] = []
-        failures: list[FloatingPointError] = []
-        for part in parts * self.config.num_iterations:
-            try:
-                steps.append(self._optimizer_step(part, lr, temperature, moved=bool(steps)))
-            except FloatingPointError as error:
-                failures.append(error)
-        if not steps:
-            raise failures[0]
+        steps, num_skipped = self._optimizer_steps(parts, lr, temperature)
         self.version += 1
         if self._reference is not None:
             self._reference.follow(self.version)
@@ -203,7 +191,7 @@ class LearnerCore:
             **metrics,
             **counts,
             "optimizer_steps": float(len(steps)),
-            "skipped_minibatches": float(len(failures)),
+            "skipped_minibatches": float(num_skipped),
             "lr": lr,
             "temperature": temperature,
             "version": float(self.version),
@@ -216,38 +204,6 @@ class LearnerCore:
             "mfu": flops_per_s / peak,
             **memory(),
         }
-
-    def _counts(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
-        """Ratio quantiles, counts of positions and tokens, and ``flops`` of a batch, over all passes and ranks."""
-        passes = self.config.num_iterations
-        counts = {name: passes * sum(part.facts[name] for part in parts) for name in parts[0].facts if name != "waste"}
-        wasted = sum(part.facts["waste"] * part.facts["positions"] for part in parts)
-        length_n = torch.cat([part.batch["samples"]["length"][part.computed_n] for part in parts])
-        num_computed = sum(part.num_computed for part in parts)
-        trained = [(part.log_ratio_T, part.computed_T) for part in parts if part.log_ratio_T is not None]
-        log_ratio_T = torch.cat([self._over_ranks(log_ratio_T) for log_ratio_T, _ in trained])
-        return {
-            **ratio_quantiles(log_ratio_T, torch.cat([computed_T for _, computed_T in trained])),
-            **counts,
-            "waste": passes * wasted / counts["positions"],
-            "tokens": float(length_n.sum()),
-            "loss_tokens": num_computed,
-            "not_computed": 1 - num_computed / sum(part.num_loss_tokens for part in parts),
-            "flops": flops_per_step(self._built.architecture, self.model, length_n, counts["positions"]),
-        }
-
-    def _divergences(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
-        """``kl/AGENT`` in the last pass, for agents with a teacher that have tokens."""
-        metrics = {}
-        for agent in self._reference.agents if self._reference is not None else ():
-            number, tokens = zlib.crc32(agent.encode()), 0.0
-            for part in parts:
-                samples = part.batch["samples"]
-                is_agents_T = (samples["agent"] == number).repeat_interleave(samples["length"])
-                tokens += float((is_agents_T & part.computed_T).sum())
-            if agent and tokens:
-                metrics[f"kl/{agent}"] = math.fsum(part.kl_sums.get(agent, 0.0) for part in parts) / tokens
-        return metrics
 
     def _prepared(self, batch: EpisodeBatch) -> _Minibatch:
         """The minibatch laid out for this rank."""
@@ -264,6 +220,30 @@ class LearnerCore:
             microbatches=microbatches,
             facts=facts,
         )
+
+    def _optimizer_steps(
+        self, parts: Sequence[_Minibatch], lr: float, temperature: float
+    ) -> tuple[list[dict[str, float]], int]:
+        """Pass over the minibatches `num_iterations` times. Returns the metrics of each step, and the number of skips.
+
+        Raises:
+            FloatingPointError: Every step was skipped, because loss or gradient of its minibatch are not finite.
+        """
+        passes = self.config.num_iterations
+        if passes * len(parts) > 1 and self.config.loss_settings.correction.how != "ratio":
+            with self._built.computing():  # before the first step changes the weights
+                for part in parts:
+                    part.old_T = self._logprobs(self._built, part.batch, part.microbatches, temperature)
+        steps: list[dict[str, float]] = []
+        failures: list[FloatingPointError] = []
+        for part in [*parts] * passes:
+            try:
+                steps.append(self._optimizer_step(part, lr, temperature, moved=bool(steps)))
+            except FloatingPointError as error:
+                failures.append(error)
+        if not steps:
+            raise failures[0]
+        return steps, len(failures)
 
     def _optimizer_step(self, part: _Minibatch, lr: float, temperature: float, *, moved: bool) -> dict[str, float]:
         """One optimizer step. `moved`: whether the weights have changed since the start of the batch.
@@ -310,6 +290,38 @@ class LearnerCore:
         metrics |= self._update(metrics["loss"], lr)
         part.log_ratio_T = log_ratio_T
         return metrics | {"optimizer_s": time.perf_counter() - start - metrics["save_wait_s"]}
+
+    def _counts(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
+        """Ratio quantiles, counts of positions and tokens, and ``flops`` of a batch, over all passes and ranks."""
+        passes = self.config.num_iterations
+        counts = {name: passes * sum(part.facts[name] for part in parts) for name in parts[0].facts if name != "waste"}
+        wasted = sum(part.facts["waste"] * part.facts["positions"] for part in parts)
+        length_n = torch.cat([part.batch["samples"]["length"][part.computed_n] for part in parts])
+        num_computed = sum(part.num_computed for part in parts)
+        trained = [(part.log_ratio_T, part.computed_T) for part in parts if part.log_ratio_T is not None]
+        log_ratio_T = torch.cat([self._over_ranks(log_ratio_T) for log_ratio_T, _ in trained])
+        return {
+            **ratio_quantiles(log_ratio_T, torch.cat([computed_T for _, computed_T in trained])),
+            **counts,
+            "waste": passes * wasted / counts["positions"],
+            "tokens": float(length_n.sum()),
+            "loss_tokens": num_computed,
+            "not_computed": 1 - num_computed / sum(part.num_loss_tokens for part in parts),
+            "flops": flops_per_step(self._built.architecture, self.model, length_n, counts["positions"]),
+        }
+
+    def _divergences(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
+        """``kl/AGENT`` in the last pass, for agents with a teacher that have tokens."""
+        metrics = {}
+        for agent in self._reference.agents if self._reference is not None else ():
+            number, tokens = zlib.crc32(agent.encode()), 0.0
+            for part in parts:
+                samples = part.batch["samples"]
+                is_agents_T = (samples["agent"] == number).repeat_interleave(samples["length"])
+                tokens += float((is_agents_T & part.computed_T).sum())
+            if agent and tokens:
+                metrics[f"kl/{agent}"] = math.fsum(part.kl_sums.get(agent, 0.0) for part in parts) / tokens
+        return metrics
 
     @torch.no_grad()
     def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
@@ -555,14 +567,17 @@ class LearnerCore:
         batch: EpisodeBatch,
         microbatch: Microbatch,
         num_loss_tokens: float,
-        columns_T: dict[str, torch.Tensor] | None = None,
+        columns_T: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Add the gradients of a microbatch. Returns the sums of the loss's metrics."""
+        """Add the gradients of a microbatch. Returns the sums of the loss's metrics.
+
+        `columns_T` are per-token inputs of the loss, float32 [T], in addition to log-probabilities and advantages.
+        """
         row, tokens = microbatch.row, batch["tokens"]
         device = self._ranks.device
         token_S, source_S = microbatch.filled()
         valid_S = torch.arange(token_S.numel()) < row.token_S.numel()
-        columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"], **(columns_T or {})}
+        columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"], **columns_T}
         inputs = {name: column[token_S][None].to(device) for name, column in columns.items()}
         if self._exact_kl:
             inputs["reference_hidden"] = self._reference_hidden(microbatch)
