@@ -483,6 +483,7 @@ TABLES = {
         The answer is 120! ⇒ 120 ¦ It is **120!** ⇒ 120 ¦ The answer is $n$! ⇒ n ¦ (3, 4)! ⇒ (3, 4)
         The point is x = (2, 3)! ⇒ (2, 3) ¦ It's (5)! ⇒ 5 ¦ \(42\)! ⇒ 42 ¦ x ∈ (0, 5)! ⇒ (0, 5) ¦ e! ⇒ e ¦ i! ⇒ i
         It's 5 m! ⇒ 5 m ¦ So it's **5m**! ⇒ 5m ¦ It's $5$ m! ⇒ 5 m ¦ It's \(5\) m! ⇒ 5 m ¦ 5k! ⇒ 5k ¦ k! ⇒ k!
+        It's (x-1)(x+2)! ⇒ (x-1)(x+2) ¦ It's n(n-1)! ⇒ n! ¦ It's n(n-1)! ⇏ n(n-1)
     """,
     "signs and words of other languages": r"""
         90º ⇒ 90° ¦ 90˚ ⇒ 90° ¦ 80º ⇏ 90° ¦ 25 celsius ⇒ 25 °C ¦ 25 Fahrenheit ⇏ 25 °C ¦ 15 Prozent ⇒ 15%

@@ -263,7 +263,7 @@ _LIST_MARK = re.compile(
 )
 _FACTORIAL = re.compile(
     r"(?:(?<![A-Za-z])(?:n|(?<![\d$])(?<![\d$)]\s)[kmr])"
-    r"|\((?=[^()]*[a-z])(?:[^()\\,;A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z])){2,}\))!\Z"
+    r"|\((?=[^()]*[kmnr])(?:[^()\\,;A-Za-z]|(?<![A-Za-z])[a-z](?![A-Za-z])){2,}\))!\Z"
 )
 """A factorial of an integer's usual name, or of a term with one, at the end of a plain text. Other exclamation marks
 end a sentence, also after a number and ``m`` or ``k``, as in "5 m!"."""
