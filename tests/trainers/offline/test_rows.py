@@ -372,6 +372,12 @@ def test_messages_of_developers_and_text_in_parts_are_read(sft):
         ("sft", {"conversations": [{"from": "human", "value": "a"}]}, "Rename 'conversations' to 'messages'"),
         ("sft", {"messages": [{"from": "human", "value": "a"}]}, "Is 'from' meant"),
         ("sft", {"instruction": "a", "output": "b"}, "Rename 'instruction' to 'prompt', 'output' to 'completion'"),
+        ("sft", {"question": "a", "answer": "b"}, "Rename 'question' to 'prompt', 'answer' to 'completion'.$"),
+        (
+            "sft",
+            {"question": "6 * 7?", "answer": "42", "response": "It is 42."},
+            "Rename 'question' to 'prompt', 'response' to 'completion'.$",
+        ),
         (
             "dpo",  # as OpenAI's
             {"input": {"messages": chat("ua")}, "preferred_output": chat("ab"), "non_preferred_output": chat("ac")},

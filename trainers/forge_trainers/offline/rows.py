@@ -274,9 +274,11 @@ def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]
 
 
 def _wrong_keys(source: str, row: Mapping[str, Any], keys: Sequence[str], expected: str) -> ValueError:
-    others = {key: name for key, name in _OTHER_KEYS.items() if key in row and name in keys}
-    suggested = {key: name for key, name in others.items() if row.get(name) is None}
-    near = f" Rename {', '.join(f'{key!r} to {name!r}' for key, name in suggested.items())}." if suggested else ""
+    suggested: dict[str, str] = {}
+    for key, name in _OTHER_KEYS.items():
+        if key in row and name in keys and row.get(name) is None:
+            suggested.setdefault(name, key)  # the first: an answer next to a response is the expected one
+    near = f" Rename {', '.join(f'{key!r} to {name!r}' for name, key in suggested.items())}." if suggested else ""
     near = near or next((hint for key in row if key not in keys and (hint := did_you_mean(str(key), keys))), "")
     listed = ", ".join(f"{key} (None)" if value is None else str(key) for key, value in row.items())
     return ValueError(f"{source} has the keys {listed}. Expected {expected}.{near}")
