@@ -321,6 +321,16 @@ def test_all_tasks_of_each_level_are_drawn_before_any_is_repeated(replay):
         assert len(count) == 20 and max(count.values()) - min(count.values()) <= 1, count
 
 
+def test_late_groups_of_a_run_that_is_resumed_with_more_groups_are_not_counted_again():
+    progress, plan = Progress(), Curriculum("test/Listed-v0")
+    sampler = TaskSampler(plan, progress=progress)
+    sampler.tasks(0, 0, 4)
+    progress.record(plan, [], {"me"}, {})
+    before = progress.collected_before(1)
+    assert sum(before.values()) == 4 and len(sampler.tasks(0, 0, 6)) == 6
+    assert progress.collected_before(1) == before
+
+
 def test_run_file_declares_a_curriculum():
     plan = {"policies": {"me": fa.Policy("nowhere")}, "curriculum": CurriculumConfig()}
     easy, hard = ids = ["test/Dice-v0@1", "test/Dice-v0@3"]

@@ -164,8 +164,9 @@ class Progress:
         return sum(ahead, Counter(self._collected))
 
     def sampled(self, step: int, pairs: list[EnvSeed], new: Counter[str]) -> None:
-        """Note the tasks of a step, and its number of groups with new seeds by environment."""
-        self._ahead[step] = pairs, new
+        """Note the tasks of a step that is not trained, and its number of groups with new seeds by environment."""
+        if step > self._last[0]:  # a resumed run with another number of groups samples the last step again
+            self._ahead[step] = pairs, new
 
     def trained_tasks(self, step: int) -> list[EnvSeed] | None:
         """Return the tasks of `step` if it is the last trained one, otherwise None."""
