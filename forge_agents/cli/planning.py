@@ -33,11 +33,11 @@ def _simulate_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.add_argument(
         "--model",
-        nargs="*",
+        nargs="?",
+        const="",
         type=str,
         help="Report whether the run fits into --gpus instead. Needs no measured run. One model for every policy "
-        "(0.6b, 8b, 32b, 70b, 30b-a3b, or any model name), POLICY=MODEL for some of them, or no value for the models "
-        "of the file.",
+        "(0.6b, 8b, 32b, 70b, 30b-a3b, or any model name), or no value for the models of the policies.",
     )
     return parser
 
@@ -48,8 +48,7 @@ def _simulate_parser() -> Parser:
     "forge-agents simulate train.yaml --measured runs/measured runs/small --trainer.max_staleness 1 --json",
     "forge-agents simulate train.yaml --measured runs/measured --gpus 8 --trainer.learner_procs 4",
     "forge-agents simulate train.yaml --gpus 8 --model 8b",
-    "forge-agents simulate train.yaml --gpus 8 --model solver=8b critic=0.6b",
-    "forge-agents simulate train.yaml --gpus 8 --model",
+    "forge-agents simulate train.yaml --gpus 8 --model --policies.solver.model 8b",
 )
 def simulate(argv: Sequence[str]) -> int:
     """Predict the time of a run, or whether it fits into GPUs."""
@@ -61,16 +60,15 @@ def simulate(argv: Sequence[str]) -> int:
     hardware_kind, parser = plugin_object(_HARDWARE), _simulate_parser()
     chosen = parser.parse_args(with_flag("--config", argv))
     measured, as_json, model = (chosen.pop(name) for name in ("measured", "json", "model"))
-    models = _parse_models(parser, model)
-    _check_flags(parser, chosen, fits=models is not None, measured=measured)
+    _check_flags(parser, chosen, fits=model is not None, measured=measured)
 
     def both(**values: object) -> tuple[fa.RunConfig, Any]:
         machine = {field.name: values.pop(field.name) for field in fields(hardware_kind)}
         return fa.RunConfig(**values), hardware_kind(**machine)  # type: ignore[arg-type]
 
     run, hardware = built(parser, both, chosen)
-    if models is not None:
-        return _report_fit(run, models, hardware, as_json=as_json)
+    if model is not None:
+        return _report_fit(run, model, hardware, as_json=as_json)
     prediction = fa.simulate(run, measured=measured, hardware=hardware)
     if as_json:
         print(json.dumps(prediction.json()))
@@ -93,29 +91,10 @@ def _check_flags(parser: Parser, chosen: Any, *, fits: bool, measured: Sequence[
             parser.error(f"--{name} needs --model")
 
 
-def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str, str] | None:
-    """Parse ``--model``: one model for all policies, or a model per policy. None if the flag is absent."""
-    if words is None:
-        return None
-    if len(words) == 1 and "=" not in words[0]:
-        return words[0]
-    models: dict[str, str] = {}
-    for word in words:
-        name, equals, model = word.partition("=")
-        if not (name and equals and model):
-            parser.error(f"--model {' '.join(words)}: give one model for all policies, or POLICY=MODEL for some")
-        if name in models:
-            parser.error(f"--model gives {name} two models, {models[name]} and {model}. Give one")
-        models[name] = model
-    return models
-
-
-def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Any, *, as_json: bool) -> int:
+def _report_fit(run: fa.RunConfig, model: str, hardware: Any, *, as_json: bool) -> int:
     """Print whether a run fits into GPUs, and what to change. Returns 0 if it fits as it is."""
     fit_gpus = plugin_object("forge_trainers.forecast.fit:fit_gpus")
     policies = run.models
-    if isinstance(model, dict):
-        model = run.with_snapshots(model)
     fit = fit_gpus(run.trainer, model, hardware, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held)
     if as_json:
         print(json.dumps(fit.json()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.errors import ModelNotFoundError
 from forge_agents.http_body import bounded_json
 from forge_agents.models import families
 from forge_agents.models.resolve import weight_bytes
@@ -152,17 +152,8 @@ class ModelSize:
 
     @classmethod
     def named(cls, name: str) -> ModelSize:
-        """Return the size of a well-known shape, such as "8b".
-
-        Raises:
-            ModelNotFoundError: There is no such shape.
-        """
-        key = name.lower()
-        if key not in SHAPES:
-            raise ModelNotFoundError(
-                f"no model shape {name!r}. Known: {', '.join(SHAPES)}.{did_you_mean(key, tuple(SHAPES))}"
-            )
-        return cls.from_config(SHAPES[key])
+        """Return the size of a well-known shape of `SHAPES`, such as "8b"."""
+        return cls.from_config(SHAPES[name.lower()])
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSize:

@@ -30,7 +30,7 @@ SMOL = ModelSize.from_config(
 def test_ways_fit_the_gpus(gpus, found):
     tried = layouts(gpus, SMOL)
     assert [layout.name for layout in tried] == found
-    assert gpus == 1 or all(layout.gpus <= gpus for layout in tried)
+    assert all(layout.learner_procs + layout.replicas * layout.tp <= gpus for layout in tried if not layout.shared)
 
 
 def test_row_has_bandwidth_and_expected_memory():
@@ -87,12 +87,10 @@ def test_runs_see_the_requested_gpus(monkeypatch, tmp_path, tiny_llama):
             return types.SimpleNamespace(metrics=[{}])
 
     monkeypatch.setattr(gpu_check, "GRPOTrainer", Trainer)
-    copy_gb_s = gpu_check.copy_gb_s
-    monkeypatch.setattr(gpu_check, "copy_gb_s", lambda num_bytes, device: copy_gb_s(num_bytes, "cpu"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
     monkeypatch.setattr(gpu_check, "gpu_bytes", lambda gpus: (80_000_000_000,) * len(gpus))
     one, turns = gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "one"), gpus=1)
-    assert one["plain copy GB/s"] > 0 and one["GPU GB expected"] == pytest.approx(76, abs=0.1)
+    assert one["GPU GB expected"] == pytest.approx(76, abs=0.1)
     assert json.loads((tmp_path / "one" / "gpu-check.json").read_text()) == [one, turns]
     assert [one["layout"], turns["layout"]] == ["shared", "turns"] and seen == [("GPU-a",)] * 2
     assert [(config.colocate, config.engine.sleeps) for config in requests] == [(False, False), (True, True)]

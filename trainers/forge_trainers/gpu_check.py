@@ -33,7 +33,6 @@ from forge_trainers.run.placement import Placed, Placement, checked_parts, place
 from forge_trainers.run.plan import compute_processes
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_MAX_COPY_BYTES = 1_000_000_000
 STEPS = 3
 """Steps of each run. Only the last one is reported, because memory is new and caches are cold before."""
 _TIMES = {
@@ -63,11 +62,6 @@ class Layout:
     """Whether learner and engine share one GPU."""
     turns: bool = False
     """Whether they use it in turns, even if both fit."""
-
-    @property
-    def gpus(self) -> int:
-        """Number of processes: the number of GPUs unless they are shared."""
-        return self.learner_procs + self.replicas * self.tp
 
 
 def layouts(gpus: int, size: ModelSize) -> list[Layout]:
@@ -140,17 +134,6 @@ def _gpu_total(placement: Placement, engine: Placed) -> int:
     return sum(p.parts["overhead"] if turns and p.slot.role == "learner" else p.bytes for p in residents)
 
 
-def copy_gb_s(num_bytes: int, device: str) -> float:
-    """Return the bandwidth of one copy from a device to host memory, to compare the transfer of weights with."""
-    import torch
-
-    source, target = torch.zeros(num_bytes, dtype=torch.uint8, device=device), torch.zeros(num_bytes, dtype=torch.uint8)
-    target.copy_(source)  # waits for the zeros and allocates the pages
-    start = time.perf_counter()
-    target.copy_(source)
-    return num_bytes / 1e9 / (time.perf_counter() - start)
-
-
 @contextlib.contextmanager
 def visible_only(gpus: Sequence[str]) -> Iterator[None]:
     """Restrict runs inside the block to these GPUs."""
@@ -200,9 +183,6 @@ def gpu_check(
                 result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
             rows.append(row(layout, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
             (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
-        plain = copy_gb_s(min(weight_bytes(path), _MAX_COPY_BYTES), "cuda")
-        rows = [{**values, "plain copy GB/s": plain} for values in rows]
-        (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
     finally:
         if rows:  # also if a later layout failed
             console.print(table(rows))

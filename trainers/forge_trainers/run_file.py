@@ -197,13 +197,6 @@ class RunConfig:
             players = tuple(self._candidates[name] for name in self._mapped_names)
         return {player.name: player for player in players if isinstance(player, Policy)}
 
-    def with_snapshots(self, models: Mapping[str, str]) -> dict[str, str]:
-        """Models by policy, in which a league's snapshots have the model of their policy by default."""
-        league = self.players
-        if not isinstance(league, League) or league.policy.name not in models:
-            return dict(models)
-        return {league.engine: models[league.policy.name], **models}
-
     @property
     def _mapped_names(self) -> tuple[str, ...]:
         return tuple(self.policy_mapping.values()) if isinstance(self.policy_mapping, dict) else (self.policy_mapping,)

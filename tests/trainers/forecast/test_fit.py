@@ -53,8 +53,13 @@ def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...
 
 
 def fit(settings: ProcessConfig, model: str | Mapping[str, str], hardware: Hardware, **more: Any) -> Fit:
-    """The fit of a run, by default with one policy on this host."""
-    return fit_gpus(settings, model, hardware, **{"policies": TEAM_POLICY, "hosts": fa.Hosts(), **more})
+    """The fit of a run, by default with one policy on this host. A mapping has models by policy."""
+    given = {"policies": TEAM_POLICY, "hosts": fa.Hosts(), **more}
+    if not isinstance(model, str):
+        policies = given["policies"].items()
+        given["policies"] = {name: replace(policy, model=model.get(name, policy.model)) for name, policy in policies}
+        model = ""
+    return fit_gpus(settings, model, hardware, **given)
 
 
 def row(name: str, found: Fit) -> str:
@@ -324,9 +329,7 @@ def test_longest_sample_is_one_pass():
 
 
 def test_model_is_given_by_shape_or_name(tiny_llama):
-    assert _size_of(str(tiny_llama))[0].layers == 2 and _size_of("8B")[0].layers == 36
-    with pytest.raises(ModelNotFoundError, match=r"Known: 0\.6b, 8b"):
-        ModelSize.named("9b")
+    assert _size_of(str(tiny_llama), "team")[0].layers == 2 and _size_of("8B", "team")[0].layers == 36
 
 
 def test_simulate_command_reports_fit(simulate):
@@ -433,35 +436,23 @@ def test_policies_may_have_models_of_different_sizes(tmp_path):
     assert weights_of(both) == {**each, "hero-2": 2 * small}
 
 
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        ({"solvr": "8b"}, r"the policy 'solvr'. The policies of the run are solver, hero-2\. Did you mean 'solver'\?"),
-        ({"solver": "8b"}, r"policy hero-2: .*model-hero-2.* --model hero-2=8b \(0\.6b, 8b"),
-        ({"solver": "nowhere/9b", "hero-2": "8b"}, r"policy solver: .*nowhere/9b.* --model solver=8b"),
-    ],
-)
-def test_unknown_policy_or_model_is_refused(named, said, monkeypatch):
+def test_unknown_model_is_refused(monkeypatch):
     def no_hub(model: str) -> Path:
         raise ModelNotFoundError(f"the hub has no {model!r}.")
 
     for way in ("config_folder", "resolve"):
         monkeypatch.setattr(placement.models, way, no_hub)
-    with pytest.raises((ValueError, ModelNotFoundError), match=said):
-        fit(SHORT, named, Hardware(gpus=8), policies=TWO)
+    size = r"Or give a size that needs no model \(0\.6b, 8b.*: --policies.hero-2.model 8b"
+    with pytest.raises(ModelNotFoundError, match=rf"policy hero-2: the hub has no 'model-hero-2'\. {size}"):
+        fit(SHORT, {"solver": "8b"}, Hardware(gpus=8), policies=TWO)
+    with pytest.raises(ModelNotFoundError, match="policy solver: the hub has no 'nowhere/9b'"):
+        fit(SHORT, "nowhere/9b", Hardware(gpus=8), policies=TWO)
 
 
-def test_adapters_that_share_an_engine_have_one_model():
-    both = {name: fa.Policy("model", name=name, lora=fa.LoRA()) for name in ("asker", "answerer")}
-    with pytest.raises(ValueError, match="asker and answerer are adapters .* share an engine, .* '8b' and '0.6b'"):
-        fit(SHORT, {"asker": "8b", "answerer": "0.6b"}, Hardware(gpus=8), policies=both)
-    alike = fit(SHORT, {"asker": "8b", "answerer": "8B"}, Hardware(gpus=8), policies=both)
-    assert [process.policies for process in alike.placement.processes] == [("asker", "answerer")] * 2
-    # whoever learns all weights shares nothing, and no more so once an adapter is advised
-    whole = {name: replace(policy, lora=None) for name, policy in both.items()}
-    result = fit(SHORT, {"asker": "32b", "answerer": "0.6b"}, Hardware(gpus=4), policies=whole)
+def test_advised_adapters_of_different_models_share_no_engine():
+    result = fit(SHORT, {"solver": "32b", "hero-2": "0.6b"}, Hardware(gpus=4), policies=TWO)
     assert "Policy.lora" in result.changes and len(result.placement.processes) == 4
-    assert weights_of(result)["asker"] > 50 * weights_of(result)["answerer"]
+    assert weights_of(result)["solver"] > 50 * weights_of(result)["hero-2"]
 
 
 def test_candidates_suit_all_models(tmp_path):
@@ -505,17 +496,8 @@ def test_report_names_the_policies_of_processes(simulate):
         "hero-2-1-learner": "1",
         **dict.fromkeys(("engine hero-0", "engine hero-1", "engine hero-2-1-0", "engine hero-2-1-1"), "1"),
     }
-    words = (
-        "--gpus",
-        "16",
-        "--gpus_per_host",
-        "16",
-        "--model",
-        "hero-2-1=8b",
-        "--json",
-        "--trainer.learner_procs",
-        "4",
-    )
+    hosts = ("--gpus", "16", "--gpus_per_host", "16", "--trainer.learner_procs", "4")
+    words = (*hosts, "--model", "--policies.hero-2-1.model", "8b", "--json")
     processes = json.loads(simulate(run, *words))["processes"]
     by_name = {process["name"]: (process["role"], process["policies"]) for process in processes}
     assert by_name["hero-hero-2-learner"] == ("learner", ["hero", "hero-2"])
@@ -523,25 +505,11 @@ def test_report_names_the_policies_of_processes(simulate):
     assert by_name["hero-2-1-0"] == ("engines", ["hero-2-1"])
     large = {name for name, (_, policies) in by_name.items() if "hero-2-1" in policies}
     assert {process["name"] for process in processes if process["bytes"]["weights"] > 1e9} == large
-    refusal = "hero and hero-2 are adapters of 'tiny-random' and share an engine"
-    assert refusal in simulate(run, "--gpus", "8", "--model", "hero-2=8b", status=1)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["8b", "team=0.6b"], "--model 8b team=0.6b: give one model for all policies, or POLICY=MODEL"),
-        (["team="], "give one model for all policies, or POLICY=MODEL"),
-        (["team=8b", "team=0.6b"], "--model gives team two models, 8b and 0.6b. Give one"),
-    ],
-)
-def test_invalid_model_options_are_refused(simulate, words, message):
-    assert message in simulate(TEAM, "--gpus", "4", "--model", *words, status=2)
 
 
 def test_league_snapshots_have_the_model_of_their_policy(simulate):
     run = f"{POKER}league: {{anchors: [random]}}\ntrainer: {{engine: {{max_model_len: 512}}}}\n"
-    report = json.loads(simulate(run, "--gpus", "8", "--model", "team=0.6b", "--json"))
+    report = json.loads(simulate(run, "--gpus", "8", "--model", "--policies.team.model", "0.6b", "--json"))
     weights = {process["name"]: process["bytes"]["weights"] for process in report["processes"]}
     assert weights["team"] == weights["team-opponent"] == 2 * ModelSize.named("0.6b").weights
 

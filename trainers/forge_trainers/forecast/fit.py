@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import HostError, ModelNotFoundError, did_you_mean
+from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.allocation import Allocator
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
-from forge_agents.serving.fleet import shares_engine
 from forge_trainers.forecast.simulate import Hardware
 from forge_trainers.learner.memory import RECOMPUTED
 from forge_trainers.learner.plan import MEMORY_DRIVEN
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
+    Compute,
     OwnEngine,
     OwnModel,
     Part,
@@ -88,7 +88,7 @@ class Fit:
 
 def fit_gpus(
     settings: ProcessConfig,
-    model: str | Mapping[str, str],
+    model: str,
     hardware: Hardware,
     *,
     policies: Mapping[str, Policy],
@@ -100,8 +100,8 @@ def fit_gpus(
 
     Args:
         settings: Settings of the run.
-        model: A well-known shape such as "8b", or a model as `Policy` takes it. Or one per policy, where the other
-            policies have the models that they name.
+        model: A well-known shape such as "8b", or a model as `Policy` takes it, for all policies. Empty: the models of
+            the policies, which may be such shapes as well.
         hardware: GPUs with their memory, at least one.
         policies: Policies of the run.
         hosts: Hosts of each role. Kind "local": one host, with all GPUs.
@@ -111,8 +111,7 @@ def fit_gpus(
     Raises:
         HostError: No known change makes the run fit. The message has the arithmetic of the run as it is.
         ModelNotFoundError: A model is not found.
-        ValueError: There is no GPU, one host has not as many, `model` names no policy, or policies that share an engine
-            have different models.
+        ValueError: There is no GPU, or one host has not as many.
     """
     if hardware.gpus < 1:
         raise ValueError(f"gpus={hardware.gpus}. A run needs at least 1 GPU to fit into")
@@ -121,7 +120,7 @@ def fit_gpus(
             f"gpus={hardware.gpus} is more than one host has (gpus_per_host={hardware.gpus_per_host}), and a run uses "
             "one host unless mesh names others. Set mesh.kind and mesh.hosts, or raise gpus_per_host"
         )
-    sizes = _model_sizes(model, policies)
+    sizes = {name: _size_of(model or policy.model, name) for name, policy in policies.items()}
     current: dict[str, Any] = {
         "learner_procs": settings.learner_procs,
         "engine.replicas": settings.engine.replicas,
@@ -165,7 +164,7 @@ def _parts(
     settings: ProcessConfig,
     candidate: Mapping[str, Any],
     policies: Mapping[str, Policy],
-    sizes: Mapping[str, _Model],
+    sizes: Mapping[str, tuple[ModelSize, str]],
     judges: Sequence[OwnEngine],
 ) -> tuple[list[Part], ProcessConfig, list[str]]:
     """Return the processes of a run with the settings of a candidate, these settings, and lines of doubts."""
@@ -175,10 +174,8 @@ def _parts(
         learner=replace(settings.learner, activation_checkpointing=candidate["learner.activation_checkpointing"]),
         engine=replace(settings.engine, tp=candidate["engine.tp"], replicas=candidate["engine.replicas"]),
     )
-    adapted = _adapted(policies, candidate["Policy.lora"])
-    compute = compute_processes(adapted, {name: sizes[name].folder for name in policies}, run)
-    models_of = [sizes[each.policies[0]] for each in compute]
-    parts = [Part.of(each, model.size, model.dtype) for each, model in zip(compute, models_of, strict=True)]
+    compute = _compute(_adapted(policies, candidate["Policy.lora"]), run)
+    parts = [Part.of(each, *sizes[each.policies[0]]) for each in compute]
     judge_parts, doubts = judges_of(unique_names(judges, reserved=[part.name for part in parts]))
     return [*parts, *judge_parts], run, doubts
 
@@ -193,7 +190,8 @@ def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, 
     }
 
 
-# ---- GPUs
+def _compute(policies: Mapping[str, Policy], settings: ProcessConfig) -> list[Compute]:
+    return compute_processes(policies, {name: Path(policy.model) for name, policy in policies.items()}, settings)
 
 
 def _allocator(hardware: Hardware, hosts: Hosts, meshes: Sequence[tuple[str, str, int]] = ()) -> Allocator:
@@ -218,67 +216,25 @@ def _preview(hardware: Hardware, hosts: Hosts, meshes: Sequence[tuple[str, str, 
     return slots
 
 
-# ---- models
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
-    """Size of a policy's model."""
-
-    folder: Path
-    """Stand-in for the model's folder. Policies with equal folders can share an engine and a learner."""
-    size: ModelSize
-    dtype: str
-    """Type of the stored weights."""
-
-
-def _model_sizes(model: str | Mapping[str, str], policies: Mapping[str, Policy]) -> dict[str, _Model]:
-    """Return the model of each policy. Weights are not downloaded."""
-    given = dict.fromkeys(policies, model) if isinstance(model, str) else model
-    for name in given:
-        if name not in policies:
-            raise ValueError(
-                f"model names the policy {name!r}. The policies of the run are {', '.join(policies)}."
-                f"{did_you_mean(name, policies)}"
-            )
-    sizes: dict[str, _Model] = {}
-    first: dict[str, str] = {}
-    for name, policy in policies.items():
-        try:
-            size, dtype = _size_of(given.get(name, policy.model))
-        except ModelNotFoundError as error:
-            raise ModelNotFoundError(
-                f"policy {name}: {error} Or give a size that needs no model, such as --model {name}=8b "
-                f"({', '.join(SHAPES)})"
-            ) from error
-        folder = Path(policy.model) if isinstance(model, str) else Path(policy.model, given.get(name, "").lower())
-        sizes[name] = _Model(folder=folder, size=size, dtype=dtype)
-        home = first.setdefault(policy.model, name) if shares_engine(policy) else name
-        if sizes[home].size != size:
-            raise ValueError(
-                f"{home} and {name} are adapters of {policy.model!r} and share an engine, but have the models "
-                f"{given.get(home, policy.model)!r} and {given.get(name, policy.model)!r}. Give both the same, or "
-                "let the policies name different models"
-            )
-    return sizes
-
-
-def _size_of(model: str) -> tuple[ModelSize, str]:
-    """Return the size of a model and the type of its weights."""
+def _size_of(model: str, policy: str) -> tuple[ModelSize, str]:
+    """Return the size of a policy's model and the type of its weights, which are not downloaded."""
     if model.lower() in SHAPES:
         return ModelSize.named(model), "bfloat16"
     try:
-        folder = models.config_folder(model)
-    except ModelNotFoundError:
-        folder = models.resolve(model)  # in the hub's cache or built in; or its error suggests a similar name
-    return ModelSize.of(Path(folder)), models.dtype_of(Path(folder))
-
-
-# ---- candidates
+        try:
+            folder = models.config_folder(model)
+        except ModelNotFoundError:
+            folder = models.resolve(model)  # in the hub's cache or built in; or its error suggests a similar name
+        return ModelSize.of(Path(folder)), models.dtype_of(Path(folder))
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"policy {policy}: {error} Or give a size that needs no model ({', '.join(SHAPES)}): "
+            f"--policies.{policy}.model 8b, or --model 8b for all policies"
+        ) from error
 
 
 def _candidates(
-    sizes: Mapping[str, _Model],
+    sizes: Mapping[str, tuple[ModelSize, str]],
     hardware: Hardware,
     policies: Mapping[str, Policy],
     hosts: Hosts,
@@ -291,12 +247,12 @@ def _candidates(
     gpus, per_host = hardware.gpus, hardware.gpus_per_host
     shares = [max(1, count) for count in (gpus // 2, 3 * gpus // 4, gpus - 1)]
     described = {role: hosts.counts[role] * per_host for role in ("learner", "engines") if role in hosts.counts}
-    fully_trained = [sizes[name].size for name, policy in policies.items() if policy.trainable and policy.lora is None]
+    fully_trained = [sizes[name][0] for name, policy in policies.items() if policy.trainable and policy.lora is None]
     adapter = LoRA() if all(size.adapts_feed_forward for size in fully_trained) else LoRA(targets=ATTENTION_TARGETS)
     degrees = [
         tp
         for tp in range(1, min(per_host, max(1, gpus - 1)) + 1)
-        if per_host % tp == 0 and all(model.size.divides(tp) for model in sizes.values())
+        if per_host % tp == 0 and all(size.divides(tp) for size, _ in sizes.values())
     ]
     for lora, recomputed, share, tp in itertools.product(
         (None, adapter) if fully_trained else (None,),
@@ -304,8 +260,7 @@ def _candidates(
         dict.fromkeys([described["learner"]] if "learner" in described else shares),
         sorted(degrees, key=lambda tp: tp != settings.engine.tp),
     ):
-        folders = {name: model.folder for name, model in sizes.items()}
-        compute = compute_processes(_adapted(policies, lora), folders, ProcessConfig())
+        compute = _compute(_adapted(policies, lora), ProcessConfig())
         learners = sum(each.learner is not None for each in compute)
         yield {
             "learner_procs": max(1, share // max(1, learners)),

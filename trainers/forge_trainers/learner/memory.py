@@ -55,14 +55,8 @@ def learner_bytes(
     shard = shards_of(config, ranks)
     parts = shard * tp
     adapter = 0 if config.lora is None else adapter_weights(size, config.lora)
+    persistent = persistent_bytes(size, config, ranks=ranks, sharing=sharing, on_cpu=on_cpu)
     positions = max(config.max_tokens_per_microbatch, min(config.max_sample_tokens or 0, size.context))
-    trained = adapter or size.weights
-    host = config.cpu_offload
-    persistent = {
-        "weights": (4 * (1 + sharing) * adapter + item * size.weights if adapter else 4 * trained) // parts,
-        "gradients": 4 * trained // parts,
-        "optimizer": moment_bytes(config) * trained * sharing // parts,
-    }
     experts, apart = size.experts * size.sparse_layers, config.ep if config.ep > 1 else tp
     if (on_cpu and ranks == 1) or (shard == 1 and config.activation_checkpointing != "full"):
         copied, copied_experts = size.weights - experts, experts
@@ -72,7 +66,7 @@ def learner_bytes(
     if shard > 1:  # of a teacher that computes, two layers and the head
         copied += max((2 * teacher.layer + teacher.embedding for teacher in teachers), default=0)
     parts_bytes = {
-        **(dict.fromkeys(persistent, 0) if host else persistent),
+        **({} if config.cpu_offload else persistent),
         # weights that are gathered for a pass; of distributed experts only those of the rank. With an adapter and
         # without sharding, the base weights are used as they are.
         "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
@@ -132,11 +126,20 @@ def moment_bytes(config: LearnerConfig) -> int:
     return 2 * _BYTES[config.optimizer_state_dtype]
 
 
-def offloaded_bytes(size: ModelSize, config: LearnerPlan) -> int:
-    """Bytes of weights, gradients and moments in host memory, over all ranks of a learner with `cpu_offload`."""
-    if config.lora is not None:
-        return _BYTES[config.dtype_on(cpu=False)] * size.weights
-    return (4 + 4 + moment_bytes(config)) * size.weights
+def persistent_bytes(
+    size: ModelSize, config: LearnerPlan, *, ranks: int = 1, sharing: int = 1, on_cpu: bool = False
+) -> dict[str, int]:
+    """Bytes of one rank between passes, by part. With `cpu_offload` in host memory. Arguments as in `learner_bytes`."""
+    adapter = 0 if config.lora is None else adapter_weights(size, config.lora)
+    trained, base = adapter or size.weights, 0
+    if adapter:  # each policy has a copy of its adapter
+        base = _BYTES[config.dtype_on(cpu=on_cpu and size.recurrence is None)] * size.weights + 4 * sharing * adapter
+    counts = {
+        "weights": base + 4 * trained,
+        "gradients": 4 * trained,
+        "optimizer": moment_bytes(config) * trained * sharing,
+    }
+    return {name: count // (shards_of(config, ranks) * config.tp) for name, count in counts.items()}
 
 
 def published_bytes(size: ModelSize, config: LearnerPlan) -> int:

@@ -44,7 +44,7 @@ from forge_agents.serving.shares import (
 )
 from forge_agents.settings import values_of
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
-from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, offloaded_bytes, published_bytes
+from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, persistent_bytes, published_bytes
 from forge_trainers.learner.plan import LearnerPlan, check_teacher_tokens
 
 if TYPE_CHECKING:
@@ -346,7 +346,8 @@ def host_bytes(parts: Sequence[Part], placement: Placement) -> dict[str, dict[st
                 needs[published] += published_bytes(part.size, part.learner)
             counted.add(part.name)
             if part.learner.cpu_offload:
-                needs[offloaded] += offloaded_bytes(part.size, part.learner) // part.ranks
+                state = persistent_bytes(part.size, part.learner, ranks=part.ranks, sharing=part.sharing)
+                needs[offloaded] += sum(state.values())
         if in_turns and process.slot.role in ("learner", "engines"):
             content = ("weights", "adapters", "optimizer", "reference")
             needs[colocated] += sum(process.parts.get(name, 0) for name in content)
