@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
 
 from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, SuiteEnv
 from forge_agents.bench.records import AgentRecord, Record
-from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
+from forge_agents.bench.statistics import Game, Interval, Rating, rate_players
 from forge_agents.bench.verdicts import failing_players, is_won_or_lost, is_zero_sum, judged, tolerance_of
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+Stratum: TypeAlias = tuple[list[float], list[float]]
+"""Successes and trials by seed in one environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Pair:
     """Difference in reward. Over all environments, in success, because its scale is the same everywhere."""
     p_value: float
     """Two-sided p-value of sign flips over seeds."""
-    p_adjusted: float
+    p_adjusted: float = math.nan
     """p-value adjusted by Holm for all pairs of the table."""
 
 
@@ -94,7 +98,7 @@ class Teamwork:
     """`alone` minus `crossed`, on seeds that it played with itself and in each role with all `partners`."""
     p_value: float
     """Two-sided p-value of the gap, by sign flips over seeds."""
-    p_adjusted: float
+    p_adjusted: float = math.nan
     """p-value adjusted by Holm for all rows of the table."""
     share: Interval
     """`crossed` divided by what the partners earn with themselves (ad-hoc teamwork score). NaN if that may be 0."""
@@ -135,60 +139,53 @@ class Summary:
     """Players that failed in too many games, by environment, see `forge_agents.bench.verdicts.failing_players`."""
 
 
+R = TypeVar("R", Pair, Teamwork)
+
+
 def summarize(
     records: Sequence[Record], environments: Sequence[SuiteEnv], players: Sequence[str], partners: Sequence[str] = ()
 ) -> Summary:
     """Summarize records. The same records give the same numbers."""
-    cells, meetings, bounds, pairs, games, undefined = [], [], [], [], list[Game](), []
-    teamwork = list[Teamwork]()
-    strata: dict[str, list[tuple[list[float], list[float]]]] = {player: [] for player in players}
+    cells, meetings, teamwork, bounds = list[Cell](), list[Meeting](), list[Teamwork](), list[Bound]()
+    games, undefined, pairs = list[Game](), list[str](), list[Pair]()
+    strata: dict[str, list[Stratum]] = {player: [] for player in players}
     successes: dict[str, dict[tuple[str, int], float]] = {player: {} for player in players}
-    records_of: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        records_of[record.env].append(record)
+    records_of = _grouped((record.env, record) for record in records)
     failing = {env: names for env, of_env in records_of.items() if (names := failing_players(of_env))}
     for environment in environments:
-        of_env, left_out = records_of[environment.id], failing.get(environment.id, {})
+        of_env, left_out = records_of.get(environment.id, []), failing.get(environment.id, {})
         measured = [record for record in of_env if left_out.keys().isdisjoint(record.lineup.values())]
         played = judged(measured, environment)
         defined = all(agent.success is not None for record in played for agent in record.seats.values())
         undefined += [] if defined else [environment.id]
         rewards: dict[str, dict[int, float]] = {}
         for player in players:
-            selected = _scored(played, environment, player, players)
+            scored = _scored(played, environment, player, players)
             failed = sum(bool(record.error) for record in _scored(of_env, environment, player, players))
-            cells.append(_cell(environment.id, player, selected, failed=failed, defined=defined))
-            rewards[player] = {seed: _mean(values) for seed, values in _by_seed(selected, player, _reward).items()}
+            cells.append(_cell(environment.id, player, scored, failed=failed, defined=defined))
+            rewards[player] = _means(_values(scored, player, "reward"))
             if defined:
-                strata[player].append(_stratum(selected, player, _success))
-                by_seed = _by_seed(selected, player, _success)
-                successes[player] |= {(environment.id, seed): _mean(values) for seed, values in by_seed.items()}
-        pairs += [
-            (environment.id, first, second, statistics.difference(rewards[first], rewards[second]))
-            for first, second in itertools.combinations(players, 2)
-        ]
+                strata[player].append(_stratum(scored, player, "success"))
+                of_seeds = _means(_values(scored, player, "success"))
+                successes[player] |= {(environment.id, seed): value for seed, value in of_seeds.items()}
+        pairs += _pairs(environment.id, rewards)
         env_meetings = list(_meetings(environment, players, played)) if len(environment.seats) > 1 else []
         meetings += env_meetings
         if environment.kind in TEAMS:
             teamwork += _teamwork(environment, players, partners, played)
         if environment.kind == "competitive" and len(environment.sides) == 2 and is_zero_sum(played, environment):
-            bounds += _bounds(environment, players, played, env_meetings)
+            bounds += _bounds(environment, players, env_meetings)
         if environment.kind == "competitive" and is_won_or_lost(played, environment):
             games += _games(played)
     for player in {name for names in failing.values() for name in names}:
         strata[player] = []  # the mean over the other environments would be of those in which it did not fail
-    overall_pairs = [
-        ("", first, second, statistics.difference(successes[first], successes[second]))
-        for first, second in (itertools.combinations(players, 2) if len(environments) > 1 else ())
-    ]
-    adjusted = statistics.holm([row.p_value for row in teamwork])
     return Summary(
         overall={player: statistics.mean_rate(strata[player]) for player in players},
         cells=cells,
-        overall_pairs=_adjusted(overall_pairs),
+        overall_pairs=_adjusted(_pairs("", successes)) if len(environments) > 1 else [],
         pairs=_adjusted(pairs),
         meetings=meetings,
-        teamwork=[replace(row, p_adjusted=p) for row, p in zip(teamwork, adjusted, strict=True)],
+        teamwork=_adjusted(teamwork),
         bounds=bounds,
         ratings=rate_players(games, players),
         undefined=tuple(undefined),
@@ -196,11 +193,29 @@ def summarize(
     )
 
 
-def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, players: Sequence[str]) -> list[Record]:
-    """Return the records of a player's cell, including failed ones."""
-    alone = environment.kind in ("single", "cooperative") or len(players) == 1
-    names_of = [(record, set(record.lineup.values())) for record in records]
-    return [record for record, names in names_of if player in names and (names == {player}) == alone]
+# ---- values of a player, by seed
+
+
+def _grouped(items: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key."""
+    groups: dict[K, list[V]] = {}
+    for key, value in items:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def _means(values: Iterable[tuple[K, float]]) -> dict[K, float]:
+    """Return the mean of the values of each key."""
+    return {key: _mean(group) for key, group in _grouped(values).items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _values(records: Iterable[Record], player: str, name: str) -> Iterator[tuple[int, float]]:
+    """Yield a value of each of a player's agents, with its seed."""
+    return ((record.seed, getattr(result, name)) for record in records for result in _results(record, player))
 
 
 def _results(record: Record, player: str) -> list[AgentRecord]:
@@ -215,82 +230,128 @@ def _results(record: Record, player: str) -> list[AgentRecord]:
     return results
 
 
-def _by_seed(records: Iterable[Record], player: str, value: Callable[[AgentRecord], float]) -> dict[int, list[float]]:
-    """Return a value of each of a player's agents, by seed."""
-    values: dict[int, list[float]] = {}
-    for record in records:
-        for result in _results(record, player):
-            values.setdefault(record.seed, []).append(value(result))
-    return values
-
-
-_reward, _success, _decisions = map(operator.attrgetter, ("reward", "success", "decisions"))
-
-
-def _stratum(
-    records: Sequence[Record],
-    player: str,
-    hits: Callable[[AgentRecord], float],
-    trials: Callable[[AgentRecord], float] = lambda _: 1.0,
-) -> tuple[list[float], list[float]]:
-    """Return the sums of hits and of trials by seed."""
-    hit_sums, trial_sums = (
-        [math.fsum(values) for values in _by_seed(records, player, value).values()] for value in (hits, trials)
+def _stratum(records: Sequence[Record], player: str, hits: str, trials: str = "") -> Stratum:
+    """Return the sums of hits and of trials by seed. Without a name of trials, each agent is one."""
+    pairs = _grouped(
+        (record.seed, (getattr(result, hits), getattr(result, trials) if trials else 1.0))
+        for record in records
+        for result in _results(record, player)
     )
-    return hit_sums, trial_sums
+    sums = [tuple(map(math.fsum, zip(*group, strict=True))) for group in pairs.values()]
+    return [hit for hit, _ in sums], [trial for _, trial in sums]
 
 
-def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[AgentRecord], float]) -> Interval:
-    return statistics.mean([_mean(values) for values in _by_seed(records, player, value).values()])
+def _mean_over_seeds(values: Iterable[tuple[int, float]]) -> Interval:
+    return statistics.mean([*_means(values).values()])
+
+
+# ---- parts of a summary
+
+
+def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, players: Sequence[str]) -> list[Record]:
+    """Return the records of a player's cell, including failed ones."""
+    alone = environment.kind in ("single", "cooperative") or len(players) == 1
+    names_of = [(record, set(record.lineup.values())) for record in records]
+    return [record for record, names in names_of if player in names and (names == {player}) == alone]
 
 
 def _cell(env: str, player: str, records: Sequence[Record], *, failed: int, defined: bool) -> Cell:
+    def mean(name: str) -> Interval:
+        return _mean_over_seeds(_values(records, player, name))
+
+    def rate(hits: str, trials: str = "") -> Interval:
+        return statistics.rate(*_stratum(records, player, hits, trials))
+
     return Cell(
         env=env,
         player=player,
         episodes=sum(not record.error for record in records),
         failed=failed,
-        reward=_mean_over_seeds(records, player, _reward),
-        success=statistics.rate(*_stratum(records if defined else (), player, _success)),
-        invalid=statistics.rate(*_stratum(records, player, operator.attrgetter("invalid"), _decisions)),
-        forfeit=statistics.rate(*_stratum(records, player, operator.attrgetter("forfeit"))),
-        cut_off=statistics.rate(*_stratum(records, player, operator.attrgetter("cut_off"), _decisions)),
-        decisions=_mean_over_seeds(records, player, _decisions),
-        tokens=_mean_over_seeds(records, player, operator.attrgetter("tokens")),
+        reward=mean("reward"),
+        success=rate("success") if defined else statistics.rate([], []),
+        invalid=rate("invalid", "decisions"),
+        forfeit=rate("forfeit"),
+        cut_off=rate("cut_off", "decisions"),
+        decisions=mean("decisions"),
+        tokens=mean("tokens"),
         pass_at_k=_pass_at_k(records, player) if defined else {},
     )
+
+
+def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
+    """Return pass@k for k = 1, 2, 4, ... up to the number of samples, over all tasks with that many samples."""
+    successes = _grouped(
+        ((record.seed, tuple(record.lineup.values())), all(result.success for result in results))
+        for record in records
+        if (results := _results(record, player))
+    )
+    most = max(map(len, successes.values()), default=1)
+    if most < 2:
+        return {}
+    return {
+        k: _mean_over_seeds(
+            (seed, statistics.pass_at_k(len(samples), sum(samples), k))
+            for (seed, _), samples in successes.items()
+            if len(samples) >= k
+        )
+        for k in sorted({*(2**i for i in range(most.bit_length())), most})
+    }
+
+
+def _pairs(env: str, values: Mapping[str, Mapping[K, float]]) -> Iterator[Pair]:
+    """Yield the differences of all players that share a seed."""
+    for first, second in itertools.combinations(values, 2):
+        gap = statistics.difference(values[first], values[second])
+        if gap.interval.n:
+            yield Pair(env=env, first=first, second=second, reward=gap.interval, p_value=gap.p_value)
+
+
+def _adjusted(rows: Iterable[R]) -> list[R]:
+    """Return the rows of a table with p-values adjusted by Holm."""
+    rows = list(rows)
+    adjusted = statistics.holm([row.p_value for row in rows])
+    return [replace(row, p_adjusted=p) for row, p in zip(rows, adjusted, strict=True)]
+
+
+def _by_players(records: Iterable[Record]) -> dict[frozenset[str], list[Record]]:
+    """Return the records of each group of players."""
+    return _grouped((frozenset(record.lineup.values()), record) for record in records)
+
+
+def _agents_of(record: Record, player: str) -> set[str]:
+    return {agent for agent, name in record.lineup.items() if name == player}
 
 
 def _meetings(environment: SuiteEnv, players: Sequence[str], records: Sequence[Record]) -> Iterator[Meeting]:
     records_of = _by_players(records)
     for player, other in itertools.product(players, players):
-        both = records_of[frozenset((player, other))]
-        reward = _mean_over_seeds(both, player, _reward)
-        if reward.n:
-            agents = _by_agent(both, player, environment)
-            yield Meeting(env=environment.id, player=player, other=other, reward=reward, seats=agents)
+        both = records_of.get(frozenset((player, other)), [])
+        reward = _mean_over_seeds(_values(both, player, "reward"))
+        if not reward.n:
+            continue
+        rewards_of = {}  # of episodes in which the player had only that agent's side, or all sides
+        for agent in environment.seats:
+            side = next(set(side) for side in environment.sides if agent in side)
+            rewards_of[agent] = _mean_over_seeds(
+                (record.seed, record.seats[agent].reward)
+                for record in both
+                if agent in record.seats and _agents_of(record, player) in (side, {*record.lineup})
+            )
+        seats = {agent: value for agent, value in rewards_of.items() if value.n}
+        yield Meeting(env=environment.id, player=player, other=other, reward=reward, seats=seats)
 
 
-def _by_players(records: Iterable[Record]) -> defaultdict[frozenset[str], list[Record]]:
-    """Return the records of each group of players."""
-    groups: defaultdict[frozenset[str], list[Record]] = defaultdict(list)
-    for record in records:
-        groups[frozenset(record.lineup.values())].append(record)
-    return groups
-
-
-def _by_agent(records: Sequence[Record], player: str, environment: SuiteEnv) -> dict[str, Interval]:
-    """Return the reward of a player by agent, from episodes in which it had only that agent's side, or all sides."""
-    rewards_of = {}
-    for agent in environment.seats:
-        side = next(set(side) for side in environment.sides if agent in side)
-        rewards: dict[int, list[float]] = {}
-        for record in records:
-            agents = {name for name, by in record.lineup.items() if by == player}
-            if agent in record.seats and agents in (side, set(record.lineup)):
-                rewards.setdefault(record.seed, []).append(record.seats[agent].reward)
-        rewards_of[agent] = statistics.mean([_mean(values) for values in rewards.values()])
-    return {agent: reward for agent, reward in rewards_of.items() if reward.n}
+def _bounds(environment: SuiteEnv, players: Sequence[str], meetings: Sequence[Meeting]) -> Iterator[Bound]:
+    """Yield the bounds of all players that met an opponent in both roles."""
+    for player in players:
+        opponents = [
+            meeting
+            for meeting in meetings
+            if meeting.other == player != meeting.player and meeting.seats.keys() == {*environment.seats}
+        ]
+        if opponents:
+            best = max(opponents, key=lambda meeting: meeting.reward.value)
+            yield Bound(env=environment.id, player=player, opponent=best.player, reward=best.reward)
 
 
 def partners_of(player: str, players: Sequence[str], partners: Sequence[str]) -> list[str]:
@@ -303,13 +364,11 @@ def _teamwork(
 ) -> Iterator[Teamwork]:
     records_of = _by_players(records)
     rewards = {
-        (a, b): _team_rewards(environment, records_of[frozenset((a, b))], a, b) for a in players for b in players
+        (a, b): _team_rewards(environment, records_of.get(frozenset((a, b)), []), a, b)
+        for a, b in itertools.product(players, players)
     }
-
     for player in players:
         with_partner = {o: rewards[player, o] for o in partners_of(player, players, partners) if rewards[player, o]}
-        if not with_partner:
-            continue
         with_itself, with_partners = rewards[player, player], _mean_by_seed(list(with_partner.values()))
         alone = {seed: value for seed, value in with_itself.items() if seed in with_partners}
         crossed = {seed: value for seed, value in with_partners.items() if seed in with_itself}
@@ -323,14 +382,14 @@ def _teamwork(
                 crossed=statistics.mean(list(crossed.values())),
                 gap=gap.interval,
                 p_value=gap.p_value,
-                p_adjusted=gap.p_value,
                 share=statistics.ratio(crossed, _mean_by_seed([rewards[other, other] for other in with_partner])),
             )
 
 
 def _mean_by_seed(group: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Return the mean by seed, on the seeds that all have."""
-    return {seed: _mean([each[seed] for each in group]) for seed in group[0] if all(seed in each for each in group)}
+    means = _means(item for each in group for item in each.items())
+    return {seed: mean for seed, mean in means.items() if all(seed in each for each in group)}
 
 
 def _team_rewards(environment: SuiteEnv, records: Sequence[Record], player: str, other: str) -> dict[int, float]:
@@ -339,43 +398,12 @@ def _team_rewards(environment: SuiteEnv, records: Sequence[Record], player: str,
     `records` are those of both players. Only seeds with every agent count, because agents can have different rewards.
     """
     sides = [set(side) for side in environment.sides]
-    selected, agents_of = [], defaultdict(set)
-    for record in records:
-        agents = {agent for agent, name in record.lineup.items() if name == player}
-        if (player == other or agents in sides) and not record.error:
-            selected.append(record)
-            agents_of[record.seed].update(agents)
-    rewards = _by_seed(selected, player, _reward)
-    return {seed: _mean(values) for seed, values in rewards.items() if agents_of[seed] >= set(environment.seats)}
-
-
-def _bounds(
-    environment: SuiteEnv, players: Sequence[str], records: Sequence[Record], meetings: Sequence[Meeting]
-) -> list[Bound]:
-    """Return the bounds of all players that met an opponent in both roles."""
-    first: defaultdict[frozenset[str], set[str]] = defaultdict(set)
-    for record in records:
-        if not record.error:
-            first[frozenset(record.lineup.values())].add(record.lineup[environment.seats[0]])
-    best: dict[str, Meeting] = {}
-    for meeting in meetings:
-        swapped = len(first[frozenset((meeting.player, meeting.other))]) == 2
-        if swapped and (meeting.other not in best or meeting.reward.value > best[meeting.other].reward.value):
-            best[meeting.other] = meeting
-    return [
-        Bound(env=environment.id, player=player, opponent=best[player].player, reward=best[player].reward)
-        for player in players
-        if player in best
+    selected = [
+        record for record in records if not record.error and (player == other or _agents_of(record, player) in sides)
     ]
-
-
-def _adjusted(compared: Sequence[tuple[str, str, str, Difference]]) -> list[Pair]:
-    adjusted = statistics.holm([gap.p_value for *_, gap in compared])
-    return [
-        Pair(env=env, first=first, second=second, reward=gap.interval, p_value=gap.p_value, p_adjusted=p)
-        for (env, first, second, gap), p in zip(compared, adjusted, strict=True)
-        if gap.interval.n
-    ]
+    agents = _grouped((record.seed, agent) for record in selected for agent in _agents_of(record, player))
+    rewards = _means(_values(selected, player, "reward"))
+    return {seed: reward for seed, reward in rewards.items() if {*environment.seats} <= {*agents[seed]}}
 
 
 def _games(records: Sequence[Record]) -> Iterator[Game]:
@@ -387,52 +415,19 @@ def _games(records: Sequence[Record]) -> Iterator[Game]:
     in which both forfeited is left out.
     """
     tolerance = tolerance_of(records)
-    deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
-    for record in records:
-        names = frozenset(record.lineup.values())
-        if len(names) == 2:
-            deals.setdefault((record.seed, record.sample, names), []).append(record)
-    complete: Counter[frozenset[str]] = Counter()
-    for (_, _, names), played in deals.items():
-        complete[names] = max(len(played), complete[names])
-    for (seed, _, names), played in deals.items():
-        spoiled = any(record.error or record.end == "context" for record in played)
-        first, second = both = tuple(dict.fromkeys(played[0].lineup.values()))
-        agents = [{agent for record in played for agent, by in record.lineup.items() if by == name} for name in both]
-        rewards = [[result.reward for record in played for result in _results(record, name)] for name in both]
-        if not spoiled and len(played) == complete[names] and agents[0] == agents[1] and all(rewards):
-            forfeits = [any(result.forfeit for record in played for result in _results(record, name)) for name in both]
-            if all(forfeits):
+    for names, of_players in _by_players(records).items():
+        if len(names) != 2:
+            continue
+        deals = _grouped(((record.seed, record.sample), record) for record in of_players)
+        complete = max(map(len, deals.values()))
+        for (seed, _), played in deals.items():
+            first, second = tuple(dict.fromkeys(played[0].lineup.values()))
+            spoiled = len(played) < complete or any(record.error or record.end == "context" for record in played)
+            agents = [{*itertools.chain(*(_agents_of(record, name) for record in played))} for name in (first, second)]
+            mine, other = ([result for record in played for result in _results(record, n)] for n in (first, second))
+            forfeits = [any(result.forfeit for result in results) for results in (mine, other)]
+            if spoiled or agents[0] != agents[1] or not mine or not other or all(forfeits):
                 continue
-            if any(forfeits):
-                score = float(forfeits[1])
-            else:
-                mine, other = map(_mean, rewards)
-                score = 0.5 if abs(mine - other) <= tolerance else float(mine > other)
-            yield Game((played[0].env, seed), first, second, score)
-
-
-def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
-    """Return pass@k for k = 1, 2, 4, ... up to the number of samples, over all tasks with that many samples."""
-    successes: dict[tuple[int, tuple[str, ...]], list[bool]] = {}
-    for record in records:
-        results = _results(record, player)
-        if results:
-            task = record.seed, tuple(record.lineup.values())
-            successes.setdefault(task, []).append(all(result.success for result in results))
-    most = max(map(len, successes.values()), default=1)
-    if most < 2:
-        return {}
-
-    def estimate(k: int) -> Interval:
-        by_seed: dict[int, list[float]] = {}
-        for (seed, _), samples in successes.items():
-            if len(samples) >= k:
-                by_seed.setdefault(seed, []).append(statistics.pass_at_k(len(samples), sum(samples), k))
-        return statistics.mean([_mean(values) for values in by_seed.values()])
-
-    return {k: estimate(k) for k in sorted({*(2**i for i in range(most.bit_length())), most})}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+            lead = _mean([result.reward for result in mine]) - _mean([result.reward for result in other])
+            score = 0.5 if abs(lead) <= tolerance else float(lead > 0)
+            yield Game((played[0].env, seed), first, second, float(forfeits[1]) if any(forfeits) else score)
