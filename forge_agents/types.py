@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from forge_agents.display import visible
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from tensordict import TensorDict
 
+T = TypeVar("T")
 _Section: TypeAlias = tuple[str, list[tuple[str, str]]]
 """A heading and the labeled texts below it."""
 FinishReason: TypeAlias = Literal["stop", "length", "context", "scripted"]
@@ -51,10 +52,33 @@ Built by `forge_trainers.batch.packing.pack`.
 
 
 class _Stored:
-    """Base of types in stored episodes. Pydantic reads them and rejects unknown fields."""
+    """Base of types in stored episodes. `read_stored` rejects unknown fields."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+
+def read_stored(kind: Callable[..., T], row: Any) -> T:
+    """Return an object of a dataclass from parsed JSON.
+
+    Raises:
+        ValueError: A value has another type than its field, or exceeds its bounds. The message names the first.
+    """
+    from pydantic import ValidationError
+
+    try:
+        value: T = _reader(kind).validate_python(row)
+    except ValidationError as cause:
+        first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise ValueError(f"{visible('.'.join(map(str, first['loc'])) or 'the row')}: {first['msg']}") from None
+    return value
+
+
+@cache
+def _reader(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,8 +402,6 @@ class Episode(_Stored):
         Raises:
             ValueError: The value is not an episode, has another format, or has unknown fields.
         """
-        from pydantic import ValidationError
-
         try:
             row = stored if isinstance(stored, Mapping) else json.loads(stored)
         except (ValueError, RecursionError) as cause:
@@ -392,12 +414,9 @@ class Episode(_Stored):
                 "it with the version that wrote it"
             )
         try:
-            episode: Episode = _reader().validate_python({name: row[name] for name in row if name not in _RUN_FIELDS})
-        except ValidationError as cause:
-            first = cause.errors(include_url=False, include_context=False)[0]
-            path = ".".join(map(str, first["loc"])) or "the row"
-            raise ValueError(f"this is not an episode of this version: {visible(path)}: {first['msg']}") from None
-        return episode
+            return read_stored(Episode, {name: row[name] for name in row if name not in _RUN_FIELDS})
+        except ValueError as cause:
+            raise ValueError(f"this is not an episode of this version: {cause}") from None
 
     def __repr__(self) -> str:
         return (
@@ -448,13 +467,6 @@ def _lines(heading: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     for label, text in rows:
         for number, line in enumerate(visible(text).split("\n")):
             yield f"  {'' if number else visible(label):<{width}} {line}".rstrip()
-
-
-@cache
-def _reader() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
 def _merged(named: Mapping[str, Report]) -> Report:
     reports = list(named.values())
     first = reports[0]
-    check_size(len({name for report in reports for name in report.players}), len(first.environments))
+    check_size(len({name for report in reports for name in report.players}), first.environments)
     common = {name for name in first.players if all(name in report.players for report in reports)}
     competitive = [env.id for env in first.environments if env.kind not in _WITHOUT_OPPONENTS]
     different = any(set(report.players) != set(first.players) for report in reports)

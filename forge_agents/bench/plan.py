@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from pydantic import StrictBool, StrictFloat, StrictInt
 
 from forge_agents.bench.entrants import Player, named_players, short_names
 from forge_agents.bench.fingerprints import code_of
@@ -139,17 +141,19 @@ class BenchConfig:
 class SuiteEnv:
     """One environment of a suite with its arguments."""
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
     id: str
     seats: tuple[str, ...]
     kind: Kind
-    max_turns: int | None
+    max_turns: StrictInt | None
     sides: tuple[tuple[str, ...], ...] = ()
     """Groups of agents that belong to one player. Empty: every agent is a side."""
-    together: bool = False
+    together: StrictBool = False
     """Whether all agents decide at the same time."""
-    zero_sum: bool = False
+    zero_sum: StrictBool = False
     """Whether it is registered as a zero-sum game. For others, the observed rewards decide."""
-    max_reward: float | None = None
+    max_reward: StrictFloat | None = None
     """Maximum reward of an agent in an episode. None if the environment does not define it."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments that override those of the id."""
@@ -157,8 +161,6 @@ class SuiteEnv:
     """Hash of the environment's source and library version."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind={self.kind!r} of {self.id}. Choose one of {', '.join(get_args(Kind))}")
         sides = tuple(map(tuple, self.sides)) or tuple((seat,) for seat in self.seats)
         if sorted(itertools.chain(*sides)) != sorted(self.seats):
             raise ValueError(
@@ -286,14 +288,13 @@ def lineups(
     for first, second in itertools.combinations(players, 2) if len(sides) > 1 else ():
         if first in partners and second in partners:
             continue
-        pairs = [(first, second), (second, first)] if swap_agents else [(first, second)]
-        both: list[dict[str, str]] = []
-        for player, other in pairs:
-            for side in sides if swap_agents else sides[:1]:
-                lineup = {agent: player if agent in side else other for agent in agents}
-                if lineup not in both:  # with two sides, both orders of a pair give the same line-ups
-                    both.append(lineup)
-        result += both
+        # with two sides, both orders of a pair give the same line-ups
+        orders = [(first, second), (second, first)] if swap_agents and len(sides) > 2 else [(first, second)]
+        result += [
+            {agent: player if agent in side else other for agent in agents}
+            for player, other in orders
+            for side in (sides if swap_agents else sides[:1])
+        ]
     return result
 
 
@@ -303,6 +304,19 @@ def lineups_of(
     """Return the line-ups of a benchmark in one of its environments."""
     partners = settings.get("partners", ()) if environment.kind in TEAMS else ()
     return lineups(players, environment.sides, swap_agents=settings["swap_agents"], partners=partners)
+
+
+def is_planned(lineup: Mapping[str, str], environment: SuiteEnv, settings: Mapping[str, Any]) -> bool:
+    """Return whether `lineups_of` has a line-up, if its players are in some order."""
+    agents_of: dict[str, set[str]] = {}
+    for agent, name in lineup.items():
+        agents_of.setdefault(name, set()).add(agent)
+    if lineup.keys() != {*environment.seats} or len(agents_of) > 2:
+        return False
+    if len(agents_of) == 2 and environment.kind in TEAMS and {*agents_of} <= {*settings.get("partners", ())}:
+        return False
+    sides = environment.sides if settings["swap_agents"] else environment.sides[:1]
+    return len(agents_of) == 1 or any(agents_of[lineup[side[0]]] == {*side} for side in sides if side)
 
 
 def check_planned(environments: Sequence[SuiteEnv], players: Sequence[str], settings: Mapping[str, Any]) -> None:

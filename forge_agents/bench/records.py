@@ -9,19 +9,22 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+
+from pydantic import Field, StrictBool
 
 from forge_agents.episodes.stored import MAX_LINE_BYTES
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, lock_file, user_path, warn_of_other_writers
 from forge_agents.http_body import bounded_json
-from forge_agents.types import MAX_REWARD, Episode, Trajectory, Turn
+from forge_agents.types import MAX_REWARD, Episode, Trajectory, Turn, read_stored
 
 if TYPE_CHECKING:
     from forge_agents.bench.plan import Match
 
-_MAX_BITS = 63
-"""Maximum size of a stored seed. Larger ones may have one hash, so that comparing them takes hours."""
+_Seed: TypeAlias = Annotated[int, Field(strict=True, gt=-(2**63), lt=2**63)]
+"""A stored seed. Larger ones may have one hash, so that comparing them takes hours."""
+_Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
 RECORD_FORMAT = 2
 """Version of stored records. Raised when the meaning of a field changes, so that older episodes are played again."""
 
@@ -35,21 +38,23 @@ _BEGIN = b'{"key"'
 class AgentRecord:
     """Result of one agent in one episode."""
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
     player: str
-    reward: float
-    success: bool | None
+    reward: Annotated[float, Field(strict=True, ge=-MAX_REWARD, le=MAX_REWARD)]
+    success: StrictBool | None
     """Success as the environment reported it, see `reported_success`. If None, rules or rewards may define it, see
     `forge_agents.bench.verdicts.judged`."""
-    decisions: int
-    invalid: int
+    decisions: _Count
+    invalid: _Count
     """Decisions that the environment called illegal."""
-    forfeit: bool
+    forfeit: StrictBool
     """Whether an illegal decision of the agent ended its episode."""
-    cut_off: int
+    cut_off: _Count
     """Responses cut short by `max_tokens` or the context."""
-    tokens: int
+    tokens: _Count
     """Sampled tokens, or 0 without a model."""
-    prompt_tokens: int
+    prompt_tokens: _Count
     """Prompt tokens, including cached ones."""
 
 
@@ -57,11 +62,13 @@ class AgentRecord:
 class Record:
     """Result of one episode."""
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
     key: str
     """Hash of everything that determines the episode."""
     env: str
-    seed: int
-    sample: int
+    seed: _Seed
+    sample: _Count
     lineup: Mapping[str, str]
     """Player by agent."""
     seats: Mapping[str, AgentRecord]
@@ -74,7 +81,13 @@ class Record:
     leavers: tuple[str, ...] = ()
     """Players that failed after a decision of theirs, or on whose last answer the environment failed, in this try or an
     earlier one, sorted."""
-    seconds: float = 0.0
+    seconds: Annotated[float, Field(strict=True, ge=0, lt=2**53)] = 0.0
+
+    def __post_init__(self) -> None:
+        if others := {*self.leavers, *filter(None, [self.fault])} - {*self.lineup.values()}:
+            raise ValueError(f"episode {self.key:.20} failed by {min(others):.20}, who has no agent in it")
+        if any(result.player != self.lineup.get(agent) for agent, result in self.seats.items()):
+            raise ValueError(f"episode {self.key:.20} has a result of an agent or player that it does not plan")
 
     @classmethod
     def of(
@@ -102,25 +115,6 @@ class Record:
             leavers=tuple(sorted({lineup[agent] for agent in left_by(episode, together=together)})),
             seconds=episode.duration_s,
         )
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Record:
-        """Return the record that `as_json` wrote. Raises TypeError, KeyError or ValueError for other data."""
-        results = {str(agent): AgentRecord(**result) for agent, result in row["seats"].items()}
-        record = cls(**{**row, "seats": results, "leavers": tuple(row.get("leavers", ()))})
-        numbers: tuple[Any, ...] = (record.seed, record.sample)  # the types of a damaged file are not those of `Record`
-        texts: list[Any] = [record.key, record.env, record.end, record.error, record.fault, *record.lineup.values()]
-        are_valid = [isinstance(value, kind) for values, kind in ((numbers, int), (texts, str)) for value in values]
-        are_valid += [isinstance(value, int) and value.bit_length() <= _MAX_BITS for value in numbers]
-        seconds: Any = record.seconds
-        are_valid.append(isinstance(seconds, int | float) and 0 <= seconds < 2**53)
-        if not all(are_valid) or not all(map(_is_result, results.values())):
-            name = f"episode {record.key!s:.20} of {record.env}"
-            raise ValueError(f"{name} has a seed, a time or a result of another type")
-        for name in (*record.leavers, *filter(None, [record.fault])):
-            if name not in record.lineup.values():
-                raise ValueError(f"episode {record.key!s:.20} failed by {name!s:.20}, who has no agent in it")
-        return record
 
     def after(self, earlier: Record | None) -> Record:
         """Return this record with the leavers of an earlier try."""
@@ -223,14 +217,6 @@ def _result(trajectory: Trajectory, player: str, success: bool | None, forfeit: 
     )
 
 
-def _is_result(result: Any) -> bool:
-    """Return whether the values of an `AgentRecord` have their types: a finite reward, and counts from 0 to 2^53."""
-    counts = (result.decisions, result.invalid, result.cut_off, result.tokens, result.prompt_tokens)
-    is_number = isinstance(result.reward, int | float) and abs(result.reward) <= MAX_REWARD
-    flags = isinstance(result.success, bool | None) and isinstance(result.forfeit, bool)
-    return is_number and flags and all(isinstance(number, int) and 0 <= number < 2**53 for number in counts)
-
-
 class EpisodeLog:
     """``episodes.jsonl`` in a folder. One process at a time writes to it.
 
@@ -309,7 +295,7 @@ class EpisodeLog:
             for key, record in [(key, records[key]) for key in plan if key in records]:
                 match = plan[key]
                 of_match = (match.environment.id, match.seed, match.sample, tuple(sorted(match.lineup.items())))
-                if record.played != of_match or any(r.player != match.lineup.get(a) for a, r in record.seats.items()):
+                if record.played != of_match:
                     del records[key]
                     self.unreadable += 1
 
@@ -322,8 +308,8 @@ class EpisodeLog:
         line = "\n"
         for line in iter(lambda: file.readline(MAX_LINE_BYTES), ""):
             try:
-                self._keep(Record.from_json(bounded_json(line)))
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self._keep(read_stored(Record, bounded_json(line)))
+            except (ValueError, RecursionError):
                 self.unreadable += 1
         if not line.endswith("\n"):  # a killed process left half a line: the next record starts a new one
             file.write("\n")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictBool, StrictInt
 
 from forge_agents.bench import sections, tables
-from forge_agents.bench.plan import SuiteEnv, lineups_of
+from forge_agents.bench.plan import SuiteEnv, is_planned
 from forge_agents.bench.records import Record
 from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
@@ -20,6 +21,7 @@ from forge_agents.display import PAGE_MARK, visible_error
 from forge_agents.errors import ForgeError
 from forge_agents.files import MAX_BYTES, is_shallow, user_path, write_atomic
 from forge_agents.http_body import too_many_values
+from forge_agents.types import read_stored
 
 FORMAT = 3
 """Version of the JSON file. Raised when the meaning of a field changes."""
@@ -28,12 +30,44 @@ _MAX_SEEDS = 1_000_000
 """Maximum number of seeds of all environments together. A merge draws them again, in a few seconds."""
 _MAX_PAIRS = 20_000
 """Maximum number of players, squared, times environments: each pair has a bootstrap and a test per environment."""
+_MAX_LINEUPS = 2_000_000
+"""Maximum number of agents times sides, of all environments, times players, squared. A merge lists the line-ups."""
 _MAX_BRACKETS, _MAX_COMMAS = 1_000_000, 10_000_000
 """Maximum numbers of brackets and commas in a report: an episode of two agents has 5 and 30."""
-COMPARED_SETTINGS: Mapping[str, type] = {
-    "suite": str, "episodes": int, "seed": int, "swap_agents": bool, "samples": int,
-}  # fmt: skip
-"""Settings that comparable reports share, with their types."""
+COMPARED_SETTINGS = ("suite", "episodes", "seed", "swap_agents", "samples")
+"""Settings that comparable reports share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    suite: str
+    episodes: StrictInt
+    seed: Annotated[int, Field(strict=True, ge=0)]
+    swap_agents: StrictBool
+    samples: StrictInt
+    exploitability_samples: StrictInt = 0
+    partners: Sequence[str] = ()
+    suite_defaults: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Player:
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Provenance:
+    python: str
+    packages: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Contents:
+    """Types of the values in a report's mappings that are compared."""
+
+    settings: _Settings
+    players: Mapping[str, _Player]
+    provenance: _Provenance
 
 
 class ReportError(ForgeError, ValueError):
@@ -144,92 +178,65 @@ def _read(path: Path) -> Any:
 
 
 def _from_json(facts: Mapping[str, Any]) -> Report:
-    same = ("settings", "players", "provenance", "planned", "stopped", "exploitability", "timing")
-    report = Report(
-        environments=tuple(SuiteEnv(**{**env, "seats": tuple(env["seats"])}) for env in facts["environments"]),
-        records=tuple(Record.from_json(row) for row in facts["episodes"]),
-        **{name: facts[name] for name in same},
-    )
+    read_stored(_Contents, facts)
+    names = ("settings", "environments", "players", "provenance", "planned", "stopped", "exploitability", "timing")
+    report = read_stored(Report, {name: facts.get(name) for name in names} | {"records": facts.get("episodes")})
     _check(report)
     report.document()  # values that cannot be shown or counted are found here, not by a reader of the page
     return report
 
 
-def check_size(players: int, environments: int) -> None:
-    """Raise ReportError if a report has too many pairs of players."""
-    if players**2 * environments > _MAX_PAIRS:
+def check_size(players: int, environments: Sequence[SuiteEnv]) -> None:
+    """Raise ReportError if a report has too many pairs of players, or too many line-ups of agents."""
+    if players**2 * len(environments) > _MAX_PAIRS:
         raise ReportError(
             f"{sections.count(players, 'player')} and {sections.count(environments, 'environment')}. Expected at most "
             f"{_MAX_PAIRS} as players, squared, times environments"
         )
+    agents = sum(len(environment.seats) * len(environment.sides) for environment in environments)
+    if players**2 * agents > _MAX_LINEUPS:
+        raise ReportError(
+            f"{sections.count(players, 'player')} and {agents} agents times sides. Expected at most {_MAX_LINEUPS} as "
+            "players, squared, times agents, times sides"
+        )
 
 
 def _check(report: Report) -> None:
-    """Raise KeyError, TypeError or ValueError if a value that is shown or compared is missing or invalid."""
-    environments = {environment.id: environment for environment in report.environments}
+    """Raise ValueError if a report has other episodes than a benchmark with its settings."""
+    settings, environments = report.settings, {environment.id: environment for environment in report.environments}
     if len(environments) < len(report.environments):
         raise ValueError("its suite has an environment more than once")
-    check_size(len(report.players), len(environments))
-    if unknown := next((record.env for record in report.records if record.env not in environments), ""):
-        raise ValueError(f"it has an episode of {unknown}, which is not in its suite")
-    partners = report.settings.get("partners", [])
-    values = [(f"settings.{name}", report.settings[name], kind) for name, kind in COMPARED_SETTINGS.items()]
-    values += [("settings.partners", partners, list), ("provenance.python", report.provenance["python"], str)]
-    values += [("provenance.packages", report.provenance["packages"], dict), ("timing", report.timing, dict)]
-    values += [(f"settings.partners: {name!r}", name, str) for name in (partners if isinstance(partners, list) else ())]
-    values += [(f"fingerprint of {name!r}", facts["fingerprint"], str) for name, facts in report.players.items()]
-    values += [("planned", report.planned, int)]
-    values += [("settings.exploitability_samples", report.settings.get("exploitability_samples", 0), int)]
-    for name, value, kind in values:
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
-    if report.settings["seed"] < 0:
-        raise ValueError("settings.seed is negative, so no seeds of episodes follow from it")
+    check_size(len(report.players), report.environments)
     played = {record.played for record in report.records}
     if len({record.key for record in report.records}) < len(report.records) or len(played) < len(report.records):
         raise ValueError("it holds an episode more than once")
-    samples, episodes = report.settings["samples"], report.settings["episodes"]
-    if beyond := [record.sample for record in report.records if record.sample not in range(samples)]:
-        raise ValueError(f"it has an episode of sample {beyond[0]}. Its settings plan {samples}")
-    if not 0 <= (seeds := episodes * len(environments)) <= _MAX_SEEDS:
+    if not 0 <= (seeds := settings["episodes"] * len(environments)) <= _MAX_SEEDS:
         raise ValueError(f"its environments have {seeds} seeds together. Expected at most {_MAX_SEEDS}")
-    names = {name for record in report.records for name in record.lineup.values()}
-    if missing := sorted(names - report.players.keys()):
-        raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")
-    _check_lineups(report, environments)
-    _check_exploitability(report, environments)
-
-
-def _check_exploitability(report: Report, environments: Mapping[str, SuiteEnv]) -> None:
-    values: Mapping[str, Any] = report.exploitability  # the types of a damaged file are not those of `Report`
-    for env, by_player in values.items():
-        if env not in environments or by_player.keys() - report.players.keys():
-            raise ValueError(f"it has the exploitability of a player or environment that it does not have, in {env}")
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in by_player.values()):
-            raise ValueError(f"exploitability in {env} must be finite numbers")
-
-
-def _check_lineups(report: Report, environments: Mapping[str, SuiteEnv]) -> None:
-    """Raise ValueError if an episode has players or seeds that no benchmark with the report's settings plans."""
-    lineups: dict[tuple[str, frozenset[str]], list[Mapping[str, str]]] = {}
-    seeds: dict[tuple[Any, ...], set[int]] = {}
+    if problem := next(filter(None, (_problem(report, environments, record) for record in report.records)), ""):
+        raise ValueError(problem)
+    seeds_of: dict[tuple[Any, ...], set[int]] = {}
     for record in report.records:
-        players = frozenset(record.lineup.values())
-        if (record.env, players) not in lineups:  # a merged report has several orders of its players
-            orders = itertools.permutations(players) if len(players) <= 2 else ()
-            of_players = [lineups_of(environments[record.env], order, report.settings) for order in orders]
-            lineups[record.env, players] = list(itertools.chain(*of_players))
-        is_other = any(result.player != record.lineup.get(agent) for agent, result in record.seats.items())
-        if is_other or record.lineup not in lineups[record.env, players]:
-            raise ValueError(
-                f"episode {record.key!s:.20} of {record.env} has agents or players that its settings do not plan"
-            )
-        seeds.setdefault((record.env, *sorted(record.lineup.items())), set()).add(record.seed)
-    episodes = report.settings["episodes"]
-    if any(len(of_lineup) > episodes for of_lineup in seeds.values()):
-        raise ValueError(f"it has episodes of more than the {episodes} seeds that its settings plan")
-    if report.planned < (least := len(seeds) * episodes * report.settings["samples"]):
+        seeds_of.setdefault((record.env, *sorted(record.lineup.items())), set()).add(record.seed)
+    if any(len(seeds) > settings["episodes"] for seeds in seeds_of.values()):
+        raise ValueError(f"it has episodes of more than the {settings['episodes']} seeds that its settings plan")
+    if report.planned < (least := len(seeds_of) * settings["episodes"] * settings["samples"]):
         raise ValueError(f"planned must be at least {least}, the episodes of its line-ups, got {report.planned}")
+    for env, values in report.exploitability.items():
+        if env not in environments or values.keys() - report.players.keys():
+            raise ValueError(f"it has the exploitability of a player or environment that it does not have, in {env}")
+
+
+def _problem(report: Report, environments: Mapping[str, SuiteEnv], record: Record) -> str:
+    """Return why a record is of no episode that the settings of its report plan. Empty if it is of one."""
+    if record.env not in environments:
+        return f"it has an episode of {record.env}, which is not in its suite"
+    if record.sample >= (samples := report.settings["samples"]):
+        return f"it has an episode of sample {record.sample}. Its settings plan {samples}"
+    if missing := sorted({*record.lineup.values()} - report.players.keys()):
+        return f"it has episodes of {', '.join(missing)}, but no such player"
+    if not is_planned(record.lineup, environments[record.env], report.settings):
+        return f"episode {record.key:.20} of {record.env} has agents or players that its settings do not plan"
+    return ""
 
 
 def _strict(value: Any) -> Any:

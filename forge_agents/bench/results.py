@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import StrictFloat, StrictInt
 
 from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import Record, Spent, spent_by_player
@@ -15,6 +17,8 @@ from forge_agents.bench.summary import Summary, summarize
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """Results of a benchmark. The same players, suite and seed give the same results, except for `timing`."""
+
+    __pydantic_config__: ClassVar = {"allow_inf_nan": False}
 
     settings: Mapping[str, Any]
     """``suite``, ``episodes``, ``seed``, ``swap_agents``, ``samples``, ``exploitability_samples``, and ``partners`` if
@@ -27,11 +31,11 @@ class Results:
     """Versions of Python and packages, and the commit of a checkout."""
     records: tuple[Record, ...] = field(repr=False)
     """Records of the episodes, in the order of the plan."""
-    planned: int
+    planned: StrictInt
     """Number of planned episodes."""
     stopped: str = ""
     """Why the benchmark stopped early. Empty if it did not."""
-    exploitability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    exploitability: Mapping[str, Mapping[str, StrictFloat]] = field(default_factory=dict)
     """Exploitability by environment and player, see `forge_agents.bench.exploitability`."""
     timing: Mapping[str, Any] = field(default_factory=dict)
     """Date, seconds (in total, and of play without the startup of engines), and numbers of played and reused
