@@ -207,11 +207,9 @@ def _first_facts(named: Mapping[str, Report]) -> dict[str, tuple[Mapping[str, An
             first, exploitability = values.setdefault(name, (facts, of_player))
             source.setdefault(name, label)
             if facts != first or any(of_player[env] != exploitability.get(env) for env in of_player):
-                warnings.warn(
+                _warn(
                     f"player {name!r} has other facts or another exploitability in {label} than in {source[name]}, "
-                    "whose values count",
-                    RuntimeWarning,
-                    stacklevel=4,
+                    "whose values count"
                 )
     return values
 
@@ -236,11 +234,9 @@ def _merged_records(
             elif not record.error and (earlier.seats, earlier.leavers) != (record.seats, record.leavers):
                 differing[source, label] += 1
     for (source, label), number in differing.items():
-        warnings.warn(
+        _warn(
             f"{count(number, 'episode')} of the same players and seeds have other results in {label} than in {source}, "
-            "whose results count. If both are your own, the players' answers differ between runs. Otherwise trust one",
-            RuntimeWarning,
-            stacklevel=4,
+            "whose results count. If both are your own, the players' answers differ between runs. Otherwise trust one"
         )
     first = next(iter(named))
     later = Counter(
@@ -250,13 +246,15 @@ def _merged_records(
         if label != first and (len(shared) > 1 or {*record.lineup.values()} <= {*shared})
     )
     for (label, player), number in sorted(later.items()):
-        warnings.warn(
+        _warn(
             f"{count(number, 'episode')} of player {player!r} are in {label} and not in {first}. If they are not your "
-            "own, trust the author, or merge reports that share one player only",
-            RuntimeWarning,
-            stacklevel=4,
+            "own, trust the author, or merge reports that share one player only"
         )
     return tuple(record for _, record in records.values())
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=5)
 
 
 def _merged_provenance(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
 from forge_agents.envs.env import acts_together, sides_of
 from forge_agents.envs.seeds import BENCHMARKS_FROM, draw_seeds
-from forge_agents.envs.spec import AnyEnv
+from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.programs.program import Program
 from forge_agents.rollout.episode import PlayableEnv
@@ -211,30 +211,31 @@ def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
 
 def suite_envs(arguments: Mapping[str, Mapping[str, Any]]) -> list[SuiteEnv]:
     """Return the environments, made once each to read their agents."""
-    environments = []
-    for id_, kwargs in arguments.items():
-        spec = registry.spec(id_)
-        seats, sides, together, program, most = inspect_env(partial(registry.make, id_, **kwargs), id_, _shape)
-        if max(map(len, sides), default=1) > 1 and {**spec.kwargs, **kwargs}.get("role_shuffle"):
-            raise ValueError(
-                f"role_shuffle reassigns the agents of {id_}, whose sides are {sides}. Leave it out: a benchmark lets "
-                "each player take each side"
-            )
-        environments.append(
-            SuiteEnv(
-                id=id_,
-                seats=seats,
-                kind=_kind(seats, spec.tags, program=program),
-                max_turns=spec.max_turns,
-                sides=sides,
-                together=together,
-                zero_sum="zero-sum" in spec.tags,
-                max_reward=most,
-                kwargs=dict(kwargs),
-                code=code_of(spec),
-            )
+    return [
+        inspect_env(partial(registry.make, id_, **kwargs), id_, partial(_suite_env, registry.spec(id_), kwargs))
+        for id_, kwargs in arguments.items()
+    ]
+
+
+def _suite_env(spec: EnvSpec, kwargs: Mapping[str, Any], env: PlayableEnv) -> SuiteEnv:
+    seats, sides, max_reward = tuple(env.possible_agents), sides_of(env), getattr(env, "max_reward", None)
+    if max(map(len, sides), default=1) > 1 and {**spec.kwargs, **kwargs}.get("role_shuffle"):
+        raise ValueError(
+            f"role_shuffle reassigns the agents of {spec.id}, whose sides are {sides}. Leave it out: a benchmark lets "
+            "each player take each side"
         )
-    return environments
+    return SuiteEnv(
+        id=spec.id,
+        seats=seats,
+        kind=_kind(seats, spec.tags, program=isinstance(env.unwrapped, Program)),
+        max_turns=spec.max_turns,
+        sides=sides,
+        together=acts_together(env),
+        zero_sum="zero-sum" in spec.tags,
+        max_reward=float(max_reward) if isinstance(max_reward, Real) else None,
+        kwargs=dict(kwargs),
+        code=code_of(spec),
+    )
 
 
 def _kind(seats: Sequence[str], tags: Sequence[str], *, program: bool) -> Kind:
@@ -247,18 +248,6 @@ def _kind(seats: Sequence[str], tags: Sequence[str], *, program: bool) -> Kind:
         return "mixed"
     rivals = not program or "zero-sum" in tags or "competitive" in tags
     return "competitive" if rivals else "cooperative"
-
-
-def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], bool, bool, float | None]:
-    """Return agents, sides, whether all decide at once, whether it is a program, and the maximum reward."""
-    most = getattr(env, "max_reward", None)
-    return (
-        tuple(env.possible_agents),
-        sides_of(env),
-        acts_together(env),
-        isinstance(env.unwrapped, Program),
-        float(most) if isinstance(most, Real) else None,
-    )
 
 
 def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:

@@ -15,12 +15,12 @@ from pydantic import Field, StrictBool, StrictInt
 from forge_agents.bench import sections, tables
 from forge_agents.bench.plan import SuiteEnv, is_planned
 from forge_agents.bench.records import Record
-from forge_agents.bench.results import Results
+from forge_agents.bench.summary import Results
 from forge_agents.bench.tables import Document
 from forge_agents.display import PAGE_MARK, visible_error
 from forge_agents.errors import ForgeError
 from forge_agents.files import MAX_BYTES, is_shallow, user_path, write_atomic
-from forge_agents.http_body import too_many_values
+from forge_agents.http_body import bounded_json
 from forge_agents.types import read_stored
 
 FORMAT = 3
@@ -156,8 +156,7 @@ def _read(path: Path) -> Any:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:  # a pipe would block, a sparse file fill the memory
             path.lstat()
             raise ReportError(f"{path} cannot be read as a report: it must be a file of at most {MAX_BYTES >> 20} MiB")
-        text = path.read_bytes()
-        text.decode()
+        text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read as a report: {error}") from None
     if not text.strip():
@@ -165,9 +164,7 @@ def _read(path: Path) -> Any:
             f"{path} is empty. A report is written by `forge-agents bench --json FILE` or report.save(...)"
         )
     try:
-        if too_many := too_many_values(text, _MAX_BRACKETS, _MAX_COMMAS):
-            raise ReportError(f"{path} has {too_many}. It is no benchmark report")
-        facts = json.loads(text)
+        facts = bounded_json(text, _MAX_BRACKETS, _MAX_COMMAS)
     except (ValueError, RecursionError) as error:
         log = " It looks like a log of episodes: run the benchmark again with its folder as out_dir."
         hint = log if path.suffix == ".jsonl" else ""

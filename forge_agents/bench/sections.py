@@ -14,9 +14,8 @@ from forge_agents.bench.code import described
 from forge_agents.bench.fingerprints import digest, with_content
 from forge_agents.bench.plan import TEAMS
 from forge_agents.bench.records import priced
-from forge_agents.bench.results import Results
 from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_difference, smallest_p
-from forge_agents.bench.summary import Pair, partners_of
+from forge_agents.bench.summary import Pair, Results, partners_of
 from forge_agents.bench.tables import Document, Section, interval
 from forge_agents.bench.verdicts import is_won_or_lost
 from forge_agents.credentials import HIDDEN, is_secret, redact, secret_items

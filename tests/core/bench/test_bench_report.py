@@ -94,7 +94,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("environments", 0, "zero_sum"), [], "environments.0.zero_sum: Input should be a valid boolean"),
         (("environments", 0, "max_reward"), "1", "environments.0.max_reward: Input should be a valid number"),
         (("episodes", 0, "seats", "player_0", "reward"), 10**400, "reward: Input should be a valid number"),
-        (("episodes", 0, "seats", "player_0", "reward"), float("inf"), "reward: Input should be less than or equal to 1"),
+        (("episodes", 0, "seats", "player_0", "reward"), math.inf, "reward: Input should be less than or equal to 1"),
         (("episodes", 0, "seats", "player_0", "reward"), 1.7e308, "reward: Input should be less than or equal to 1"),
         (("episodes", 0, "seats", "player_0", "success"), "yes", "success: Input should be a valid boolean"),
         (("episodes", 0, "seats", "player_0", "decisions"), "3", "decisions: Input should be a valid integer"),
@@ -120,7 +120,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("players", "random"), {"type": "Random"}, "players.random.fingerprint: Field required"),
         (("players", "random"), None, "episodes of random, but no such player"),
         (("exploitability", KUHN, "random"), "1", "random: Input should be a valid number"),
-        (("exploitability", KUHN, "random"), float("nan"), "random: Input should be a finite number"),
+        (("exploitability", KUHN, "random"), math.nan, "random: Input should be a finite number"),
     ],
 )
 def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value, message):
