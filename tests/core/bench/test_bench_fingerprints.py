@@ -1,5 +1,8 @@
+import dataclasses
 import functools
+import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -240,18 +243,10 @@ def test_code_from_stdin_is_told_apart_by_its_constants():
     assert len({player for _, player in prints}) == 3
 
 
-@pytest.mark.parametrize("kind", ["array", "tensor", "half tensor", "table"])
-def test_large_data_of_a_player_counts_as_a_whole(kind):
-    def digest_of(entry):
-        values = np.zeros(5000, dtype=np.float32)
-        values[2500] = entry
-        tensor = torch.from_numpy(values).requires_grad_()
-        data = {"array": values, "tensor": tensor, "half tensor": tensor.bfloat16(), "table": pd.DataFrame(values)}[
-            kind
-        ]
-        return player_facts(fa.Scripted(lambda observation: str(data)))["fingerprint"]
-
-    assert digest_of(1) == digest_of(1) != digest_of(2)
+def with_middle(entry):
+    values = np.zeros(5000, dtype=np.float32)
+    values[2500] = entry == "b"
+    return values
 
 
 class _Averages:
@@ -265,14 +260,18 @@ class _Averages:
 @pytest.mark.parametrize(
     "data",
     [
+        with_middle,
+        lambda entry: torch.from_numpy(with_middle(entry)).requires_grad_(),
+        lambda entry: torch.from_numpy(with_middle(entry)).requires_grad_().bfloat16(),
+        lambda entry: pd.DataFrame(with_middle(entry)),
         lambda entry: pd.DataFrame({entry: [1.0]}),
         lambda entry: pd.Series([1.0], index=[entry]),
         lambda entry: pd.DataFrame({"names": ["x"] * 250 + [entry] + ["x"] * 250}),
         _Averages,
     ],
-    ids=["names of columns", "names of rows", "table of texts", "object of the user"],
+    ids=["array", "tensor", "half tensor", "table", "columns", "rows", "table of texts", "object of the user"],
 )
-def test_names_and_texts_of_a_players_data_count(data):
+def test_all_data_of_a_player_count(data):
     def digest_of(entry):
         values = data(entry)
         return player_facts(fa.Scripted(lambda observation: str(values)))["fingerprint"]
@@ -289,10 +288,50 @@ def test_player_with_a_tensor_that_is_no_array_has_a_fingerprint(tensor):
     assert player_facts(fa.Scripted(lambda observation: str(tensor)))["fingerprint"]
 
 
-def test_token_in_the_address_of_an_endpoint_is_hidden_but_counts():
+def test_token_in_the_address_of_an_endpoint_is_hidden_but_counts(monkeypatch):
     """Facts of players are part of reports, which are published."""
     facts, other = (
         player_facts(fa.Endpoint(f"https://models.example/{key}0123456789abcdefABCDEF/v1", "m")) for key in "xy"
     )
     assert facts["url"] == other["url"] == "https://models.example/(hidden)/v1"
     assert facts["fingerprint"] != other["fingerprint"]
+    monkeypatch.setenv("SOME_KEY", "hush-hush")
+    assert "hush" not in json.dumps(player_facts(fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")))
+
+
+def test_model_fingerprint_covers_weights_sampling_and_context_only(tiny_llama, tmp_path):
+    copy = shutil.copytree(tiny_llama, tmp_path / "elsewhere")
+
+    def facts(engine=None, **sampling):
+        return player_facts(fa.Policy(str(copy), name="other", sampling=fa.Sampling(**sampling)), engine)
+
+    mine = player_facts(fa.Policy(str(tiny_llama)))
+    assert mine["sampling"].keys() == {
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "stop",
+    }  # as in reports of earlier versions
+    assert str(tmp_path) not in json.dumps(facts()) and facts(top_k=3)["sampling"]["top_k"] == 3
+    in_training = {"initial_temperature": 2.0, "temperature_steps": 9}
+    equal = [facts(), facts(**in_training), facts(fa.EngineConfig(threads=3))]
+    assert {each["fingerprint"] for each in equal} == {mine["fingerprint"]}
+    halves = dict.fromkeys(("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"), 0.5)
+    counts = dict.fromkeys(("top_k", "max_tokens", "max_reasoning_tokens"), 7)
+    changes = {**halves, **counts, "repetition_penalty": 2.0, "bad_words": ("x",), "stop": ("x",)}
+    assert {*changes, *in_training} == {field.name for field in dataclasses.fields(fa.Sampling)}
+    other = [facts(**{name: value}) for name, value in changes.items()] + [facts(fa.EngineConfig(max_model_len=64))]
+    assert len({each["fingerprint"] for each in other} - {mine["fingerprint"]}) == len(other)
+    assert {each["weights"] for each in other} == {mine["weights"]}
+    weights = next(copy.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert facts()["weights"] != mine["weights"], "one bit of one weight"
+
+
+def test_environment_code_and_arguments_change_its_hash():
+    kuhn, again, relay, tools = (
+        code_of(fa.spec(f"forge/{name}-v0")) for name in ("KuhnPoker", "KuhnPoker", "Relay", "ToolRelay")
+    )
+    assert kuhn == again and len({kuhn, relay, tools}) == 3

@@ -86,6 +86,11 @@ def test_partners_measure_the_others_and_do_not_meet_each_other(tmp_path):
     assert "Partners: left1, right2, with equal weights" in report.markdown()
     again = Report.load(report.save(tmp_path / "board.json"))
     assert again.summary == report.summary
+    of_partners = {"ann": "left1", "ben": "right2"}
+    met = next(record for record in everybody.records if record.lineup == of_partners)
+    lies = replace(report, records=(*report.records, met), planned=everybody.planned)
+    with pytest.raises(ReportError, match="agents or players that its settings do not plan"):
+        Report.load(lies.save(tmp_path / "lies.json"))
     raises(ReportError, "partners: .*'left1', 'right2'.* in", leaderboard, report, everybody)
     alone = meet(tmp_path, left, left, right, partners=["right2"]).summary.teamwork
     assert [(row.crossed.value, row.share.value) for row in alone] == [(0, 0), (0, 0)]

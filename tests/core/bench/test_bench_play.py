@@ -20,7 +20,6 @@ import forge_agents as fa
 from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench import play as playing
 from forge_agents.bench.entrants import read_player
-from forge_agents.bench.fingerprints import player_facts
 from forge_agents.bench.plan import lineups, seeds_of, suite_envs
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
@@ -329,13 +328,6 @@ def test_players_from_text():
 
 def test_benchmark_runs_inside_a_running_loop(tmp_path):
     assert run_in_loop(lambda: play(tmp_path, episodes=1)).complete
-
-
-def test_engine_settings_are_part_of_a_model_fingerprint(tiny_llama):
-    model = fa.Policy(str(tiny_llama))
-    configs = [fa.EngineConfig(max_model_len=n) for n in (None, 64)] + [fa.EngineConfig(threads=3)]
-    whole, short, threads = (player_facts(model, config)["fingerprint"] for config in configs)
-    assert whole == threads != short
 
 
 class Words(Tokens):
