@@ -32,6 +32,8 @@ Where: TypeAlias = Literal["make", "reset", "observe", "step", "policy", "reward
 EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
 """End of an episode: game over, truncated by the environment, turn limit, context full, or failure."""
 
+_MAX_NAMED_ERRORS = 1000
+"""Maximum number of invalid values of a stored object of which the first is named. Listing millions takes minutes."""
 MAX_REWARD = 1e30
 """Largest absolute value of a reward. Copies in float32 and sums of such rewards are finite."""
 
@@ -69,6 +71,8 @@ def read_stored(kind: Callable[..., T], row: Any) -> T:
     try:
         value: T = _reader(kind).validate_python(row)
     except ValidationError as cause:
+        if (count := cause.error_count()) > _MAX_NAMED_ERRORS:
+            raise ValueError(f"{count} values are invalid") from None
         first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
         raise ValueError(f"{visible('.'.join(map(str, first['loc'])) or 'the row')}: {first['msg']}") from None
     return value

@@ -118,6 +118,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("players", "random"), {"type": "Random"}, "players.random.fingerprint: Field required"),
         (("players", "random"), None, "episodes of random, but no such player"),
         (("exploitability", KUHN, "random"), "1", "random: Input should be a valid number"),
+        (("exploitability", KUHN), dict.fromkeys(map(str, range(2000)), "x"), "2000 values are invalid"),
         (("exploitability", KUHN, "random"), math.nan, "random: Input should be a finite number"),
     ],
 )
