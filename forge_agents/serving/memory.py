@@ -64,46 +64,36 @@ def pass_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> i
 
 
 def adapter_weights(size: ModelSize, lora: LoRA) -> int:
-    """Number of weights of an adapter. Experts have no adapter."""
+    """Number of weights of an adapter: of each layer, `rank` times the sum of inputs and outputs. Experts have none."""
+    hidden, latent, recurrence = size.hidden, size.latent, size.recurrence
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    feed_forward = size.plain_channels if size.num_experts else size.feed_forward
-    attention_dims = {
-        "q_proj": size.hidden + attention,
-        "k_proj": size.hidden + kv,
-        "v_proj": size.hidden + kv,
-        "qkv_proj": size.hidden + attention + 2 * kv,
-        "o_proj": size.hidden + attention,
+    wide = size.plain_channels if size.num_experts else size.feed_forward
+    gate = attention if recurrence is not None else 0
+    counts = {
+        "q_proj": size.attention_layers * (hidden + attention + gate),
+        "k_proj": size.attention_layers * (hidden + kv),
+        "v_proj": size.attention_layers * (hidden + kv),
+        "qkv_proj": size.attention_layers * (hidden + attention + 2 * kv),
+        "o_proj": size.attention_layers * (hidden + attention),
+        "gate_up_proj": size.plain_layers * (hidden + 2 * wide),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), size.plain_layers * (hidden + wide)),
     }
-    if (latent := size.latent) is not None:
-        rank = latent.query_rank
-        attention_dims |= {
-            "q_a_proj": size.hidden + rank,
-            "q_b_proj": rank + attention,
-            "kv_a_proj_with_mqa": size.hidden + latent.compressed,
-            "o_proj": size.hidden + size.heads * latent.value,
+    if latent is not None:
+        counts |= {
+            "q_a_proj": size.layers * (hidden + latent.query_rank),
+            "q_b_proj": size.layers * (latent.query_rank + attention),
+            "kv_a_proj_with_mqa": size.layers * (hidden + latent.compressed),
+            "o_proj": size.layers * (hidden + size.heads * latent.value),
         }
-    recurrent_dims = {}
-    if (recurrence := size.recurrence) is not None:
-        attention_dims["q_proj"] += attention  # the gate
-        recurrent_dims = {
-            "in_proj_qkv": size.hidden + recurrence.mixed,
-            "in_proj_z": size.hidden + recurrence.values,
-            "out_proj": size.hidden + recurrence.values,
+    if recurrence is not None:
+        counts |= {
+            "in_proj_qkv": recurrence.layers * (hidden + recurrence.mixed),
+            "in_proj_z": recurrence.layers * (hidden + recurrence.values),
+            "out_proj": recurrence.layers * (hidden + recurrence.values),
         }
-    layer_dims = (
-        size.attention_layers * attention_dims[name]
-        if name in attention_dims
-        else recurrence.layers * recurrent_dims[name]
-        if recurrence is not None and name in recurrent_dims
-        else size.plain_layers * (size.hidden + feed_forward * (2 if name == "gate_up_proj" else 1))
-        for name in adapted_layers(
-            lora.targets,
-            fused=size.fused,
-            recurrent=recurrence is not None,
-            latent=None if latent is None else latent.query_rank,
-        )
-    )
-    return lora.rank * sum(layer_dims)
+    query_rank = None if latent is None else latent.query_rank
+    layers = adapted_layers(lora.targets, fused=size.fused, recurrent=recurrence is not None, latent=query_rank)
+    return lora.rank * sum(counts[name] for name in layers)
 
 
 def adapter_rank(loras: Iterable[LoRA]) -> int:

@@ -29,7 +29,8 @@ from forge_agents.serving.config import EnginePlan
 from forge_trainers.demo import ENV_ARGS, ENV_ID, DemoConfig, settings, team
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.run.placement import Placed, Placement, checked_parts, place
+from forge_trainers.run.parts import checked_parts
+from forge_trainers.run.placement import Placed, Placement, place
 from forge_trainers.run.plan import compute_processes
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -25,7 +25,7 @@ from forge_trainers.selfplay.league import League, LeagueConfig
 from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:
-    from forge_trainers.run.placement import OwnEngine, OwnModel
+    from forge_trainers.run.parts import OwnEngine, OwnModel
 
 
 LearnerOverrides: type = make_dataclass(

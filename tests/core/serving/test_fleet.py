@@ -16,7 +16,8 @@ from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import ProcessSlot
 from forge_agents.serving import EngineClient, Fleet, fleet
 from forge_agents.serving.config import EnginePlan
-from forge_trainers.run.placement import Part, place
+from forge_trainers.run.parts import Part
+from forge_trainers.run.placement import place
 
 
 @pytest.fixture

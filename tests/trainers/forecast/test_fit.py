@@ -25,7 +25,8 @@ from forge_trainers.forecast.simulate import Hardware
 from forge_trainers.run import placement
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.dry_run import dry_run
-from forge_trainers.run.placement import OwnEngine, Placement
+from forge_trainers.run.parts import OwnEngine
+from forge_trainers.run.placement import Placement
 from forge_trainers.run.plan import compute_processes, meshes_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"

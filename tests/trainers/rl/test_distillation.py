@@ -26,7 +26,7 @@ from forge_trainers.rl.report import Messages
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.dry_run import dry_run
-from forge_trainers.run.placement import check_learners
+from forge_trainers.run.parts import check_learners
 from forge_trainers.run.plan import compute_processes, resolve, shared_settings, teachers_of
 from forge_trainers.run.processes import Processes
 

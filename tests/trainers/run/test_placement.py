@@ -22,15 +22,8 @@ from forge_agents.serving.memory import OVERHEAD_BYTES, Footprint, adapter_weigh
 from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run import placement
-from forge_trainers.run.placement import (
-    ATTENTION_TARGETS,
-    Compute,
-    Part,
-    check_parts,
-    host_doubts,
-    place,
-    place_here,
-)
+from forge_trainers.run.parts import ATTENTION_TARGETS, Compute, Part, check_parts
+from forge_trainers.run.placement import host_doubts, place, place_here
 
 H100 = 80_000_000_000
 

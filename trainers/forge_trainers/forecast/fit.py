@@ -18,21 +18,17 @@ from forge_trainers.forecast.simulate import Hardware
 from forge_trainers.learner.memory import RECOMPUTED
 from forge_trainers.learner.plan import MEMORY_DRIVEN
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import (
+from forge_trainers.run.parts import (
     ATTENTION_TARGETS,
     Compute,
     OwnEngine,
     OwnModel,
     Part,
-    Placement,
     check_parts,
-    held_on,
-    host_bytes,
-    host_doubts,
     judges_of,
-    place,
     unique_names,
 )
+from forge_trainers.run.placement import Placement, held_on, host_bytes, host_doubts, place
 from forge_trainers.run.plan import check_hosts, compute_processes
 
 

@@ -44,7 +44,8 @@ from forge_trainers.records.run_folder import (
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
-from forge_trainers.run.placement import Compute, check_learners, checked_parts, place_here
+from forge_trainers.run.parts import Compute, check_learners, checked_parts
+from forge_trainers.run.placement import place_here
 from forge_trainers.run.plan import rate_line
 from forge_trainers.run.supervision import Stopwatch
 

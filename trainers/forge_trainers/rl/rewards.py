@@ -26,7 +26,7 @@ from forge_verifiers.core.verifier import (
 )
 
 if TYPE_CHECKING:
-    from forge_trainers.run.placement import OwnEngine, OwnModel
+    from forge_trainers.run.parts import OwnEngine, OwnModel
 
 _log = logging.getLogger(__name__)
 

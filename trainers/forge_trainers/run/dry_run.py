@@ -12,7 +12,7 @@ from forge_agents.policy import Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import OwnEngine, check_learners, check_on_cpu, checked_parts, unique_names
+from forge_trainers.run.parts import OwnEngine, check_learners, check_on_cpu, checked_parts, unique_names
 from forge_trainers.run.plan import (
     Threads,
     check_hosts,

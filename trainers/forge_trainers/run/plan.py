@@ -26,7 +26,7 @@ from forge_trainers.learner.plan import MEMORY_DRIVEN, LearnerPlan
 from forge_trainers.learner.rates import described, weak_rate, with_rate
 from forge_trainers.records.run_folder import write_atomically
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import Compute
+from forge_trainers.run.parts import Compute
 
 _log = logging.getLogger(__name__)
 STORE = "weights"

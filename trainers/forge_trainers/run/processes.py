@@ -27,7 +27,8 @@ from forge_agents.weights import WeightStore, WeightStoreRef
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import OwnEngine, OwnModel, check_learners, checked_parts, place_here
+from forge_trainers.run.parts import OwnEngine, OwnModel, check_learners, checked_parts
+from forge_trainers.run.placement import place_here
 from forge_trainers.run.plan import (
     STORE,
     Plan,
