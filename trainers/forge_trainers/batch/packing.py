@@ -189,27 +189,22 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
     """
     if not any(sample.loss_mask.any() for sample in samples):
         raise EmptyBatchError(f"{len(samples)} samples without a token to learn from. The policy sampled nothing")
+    columns = {
+        "ids": [sample.token_ids for sample in samples],
+        "loss_mask": [sample.loss_mask for sample in samples],
+        "logprobs": [sample.logprobs for sample in samples],
+        "advantages": [sample.advantages for sample in samples],
+        "versions": [sample.versions for sample in samples],
+        "turn": [np.zeros(len(s.token_ids), np.int64) if s.turns is None else s.turns for s in samples],
+    }
+    tokens = {name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in columns.items()}
+    for name, masked in (("logprobs", 0.0), ("versions", -1), ("turn", -1)):
+        tokens[name] = torch.where(tokens["loss_mask"], tokens[name], masked)
     lengths_n = torch.tensor([len(sample.token_ids) for sample in samples])
-    turns = [np.zeros(len(s.token_ids), np.int64) if s.turns is None else s.turns for s in samples]
     free = itertools.count(1 + max((s.trajectory for s in samples if s.trajectory is not None), default=-1))
-
-    def end_to_end(columns: Sequence[np.ndarray]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(columns))
-
-    mask_T = end_to_end([s.loss_mask for s in samples])
     batch = TensorDict(
         {
-            "tokens": TensorDict(
-                {
-                    "ids": end_to_end([s.token_ids for s in samples]),
-                    "loss_mask": mask_T,
-                    "logprobs": end_to_end([s.logprobs for s in samples]) * mask_T,
-                    "advantages": end_to_end([s.advantages for s in samples]),
-                    "versions": torch.where(mask_T, end_to_end([s.versions for s in samples]), -1),
-                    "turn": torch.where(mask_T, end_to_end(turns), -1),
-                },
-                batch_size=[int(lengths_n.sum())],
-            ),
+            "tokens": TensorDict(tokens, batch_size=[int(lengths_n.sum())]),
             "samples": TensorDict(
                 {
                     "start": lengths_n.cumsum(0) - lengths_n,

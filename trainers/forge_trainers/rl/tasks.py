@@ -140,33 +140,43 @@ class TaskSampler:
         The result depends only on the arguments, and in a curriculum on the progress that a checkpoint keeps, so a
         resumed run collects the same groups.
         """
-        late = None if resample or self.curriculum is None else self._progress.trained_tasks(step)
-        if late is not None and len(late) == count and all(env_id in self.agents for env_id, _ in late):
-            pairs = late
+        trained = None if resample or self.curriculum is None else self._progress.trained_tasks(step)
+        if trained is not None and len(trained) == count and all(env_id in self.agents for env_id, _ in trained):
+            pairs = trained  # a resumed run collects the late groups of its last step
         else:
-            rng = np.random.default_rng([seed, step, resample])
-            shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
-            picks = rng.choice(len(self.env_ids), size=count, p=shares)
-            seeds = rng.choice(HELD_OUT_FROM, size=count)
-            pairs = [(self.env_ids[pick], int(env_seed)) for pick, env_seed in zip(picks, seeds, strict=True)]
-            replays: list[EnvSeed | None] = [None] * count
-            if self.curriculum is not None:
-                replays = [self._progress.replayed(self.curriculum, rng) for _ in pairs]
-            if not resample and self._num_tasks:
-                earlier = self._earlier_groups(seed, step, count)
-                for number in [number for number, replay in enumerate(replays) if replay is None]:
-                    env_id = pairs[number][0]
-                    if env_id in self._num_tasks:
-                        pairs[number] = env_id, self._listed_seed(env_id, seed, earlier[env_id])
-                    earlier[env_id] += 1
-            pairs = [replay or pair for replay, pair in zip(replays, pairs, strict=True)]
-            if self.curriculum is not None and not resample:
-                new = Counter(pair[0] for pair, replay in zip(pairs, replays, strict=True) if replay is None)
-                self._progress.sampled(step, pairs, new)
+            pairs = self._sample_pairs(seed, step, count, resample)
         return [
             Task(env_id=env_id, seed=env_seed, agents=self.agents[env_id], number=number)
             for number, (env_id, env_seed) in enumerate(pairs)
         ]
+
+    def _sample_pairs(self, seed: int, step: int, count: int, resample: int) -> list[EnvSeed]:
+        """Return environment and seed of each group: new ones, of a list of tasks the next, or replays of a curriculum.
+
+        Resampling rounds draw from a list at random, because the next tasks are those of the next step.
+        """
+        rng = np.random.default_rng([seed, step, resample])
+        shares = self._shares if self.curriculum is None else self._progress.shares(self.curriculum)
+        picks = rng.choice(len(self.env_ids), size=count, p=shares)
+        env_seeds = rng.choice(HELD_OUT_FROM, size=count)
+        replays: list[EnvSeed | None] = [None] * count
+        if self.curriculum is not None:
+            replays = [self._progress.replayed(self.curriculum, rng) for _ in range(count)]
+        follows_lists = bool(self._num_tasks) and not resample
+        earlier = self._earlier_groups(seed, step, count) if follows_lists else Counter[str]()
+        pairs, new = list[EnvSeed](), Counter[str]()
+        for pick, env_seed, replay in zip(picks, env_seeds.tolist(), replays, strict=True):
+            if replay is not None:
+                pairs.append(replay)
+                continue
+            env_id = self.env_ids[pick]
+            is_listed = follows_lists and env_id in self._num_tasks
+            pairs.append((env_id, self._listed_seed(env_id, seed, earlier[env_id]) if is_listed else env_seed))
+            earlier[env_id] += 1
+            new[env_id] += 1
+        if self.curriculum is not None and not resample:
+            self._progress.sampled(step, pairs, new)
+        return pairs
 
     def _earlier_groups(self, seed: int, step: int, count: int) -> Counter[str]:
         """Return the number of groups of each environment in all earlier steps."""
@@ -176,7 +186,7 @@ class TaskSampler:
         if until > step:
             until, counted = 0, Counter()
         for earlier in range(until, step):
-            rng = np.random.default_rng([seed, earlier, 0])  # as in `tasks`
+            rng = np.random.default_rng([seed, earlier, 0])  # as in `_sample_pairs`
             picks = rng.choice(len(self.env_ids), size=count, p=self._shares)
             counted.update(self.env_ids[pick] for pick in picks)
         self._counted = {(seed, count): (step, counted)}
