@@ -69,13 +69,15 @@ class Rollout:
         if size < 1:
             raise ValueError(f"group of {size} episodes is empty. Ask for at least 1")
         limit = limit or asyncio.Semaphore(size)
-        alternatives: list[_Alternative] = []
-        episodes = await all_or_first_error(
-            self._episode(seed, limit, index, None if rng_key is None else f"{rng_key}/{index}", alternatives)
+        played = await all_or_first_error(
+            self._episode(seed, index, limit, None if rng_key is None else f"{rng_key}/{index}")
             for index in range(size)
         )
-        group = EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
-        return group if self.forks is None else replace(group, alternatives=self._collected(seed, alternatives))
+        group = EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episode for episode, _ in played))
+        if self.forks is None:
+            return group
+        alternatives = [alternative for _, of_episode in played for alternative in of_episode]
+        return replace(group, alternatives=self._collected(seed, alternatives))
 
     def _collected(self, seed: int, alternatives: Sequence[_Alternative]) -> Alternatives:
         ordered = sorted(alternatives, key=lambda each: each[:2])  # stable: samples stay in order
@@ -87,34 +89,40 @@ class Rollout:
         )
 
     async def _episode(
-        self,
-        seed: int,
-        limit: asyncio.Semaphore,
-        index: int,
-        rng_key: str | None,
-        alternatives: list[_Alternative],
-    ) -> Episode:
-        """Play an episode, and append its alternatives to a list."""
+        self, seed: int, index: int, limit: asyncio.Semaphore, rng_key: str | None
+    ) -> tuple[Episode, list[_Alternative]]:
+        """Play an episode and its alternatives, again if the episode fails."""
         attempt = 0
         while True:
             key = None if rng_key is None else f"{rng_key}/{attempt}"
-            forks = None if self.forks is None else Forks(self.forks, key, close=self._close)
-            try:
+            alternatives: list[_Alternative] = []
+            if self.forks is None:
                 async with limit:
-                    episode = await self._attempt(seed, index, key, forks)
-                    if forks is not None and episode.error is None and forks.one_by_one:
-                        alternatives += [await job() for job in self._replays(forks, seed, index, key)]
-                if forks is not None and episode.error is None and not forks.one_by_one:
-                    jobs = self._replays(forks, seed, index, key)
-                    alternatives += await all_or_first_error(_within(limit, job) for job in jobs)
-            finally:
-                if forks is not None:
-                    await forks.close()
+                    episode = await self._attempt(seed, index, key)
+            else:
+                episode, alternatives = await self._forked(self.forks, seed, index, limit, key)
             if episode.error is None or attempt == self.retries:
-                return episode
+                return episode, alternatives
             attempt += 1
 
-    async def _attempt(self, seed: int, index: int, rng_key: str | None, forks: Forks | None) -> Episode:
+    async def _forked(
+        self, rule: ForkRule, seed: int, index: int, limit: asyncio.Semaphore, rng_key: str | None
+    ) -> tuple[Episode, list[_Alternative]]:
+        """Play an episode and, if it does not fail, its alternatives."""
+        forks = Forks(rule, rng_key, close=self._close)
+        try:
+            async with limit:
+                episode = await self._attempt(seed, index, rng_key, forks)
+                if episode.error is not None:
+                    return episode, []
+                if forks.one_by_one:
+                    return episode, [await job() for job in self._replays(forks, seed, index, rng_key)]
+            jobs = self._replays(forks, seed, index, rng_key)
+            return episode, await all_or_first_error(_within(limit, job) for job in jobs)
+        finally:
+            await forks.close()
+
+    async def _attempt(self, seed: int, index: int, rng_key: str | None, forks: Forks | None = None) -> Episode:
         try:
             env = await run_env_code("make", None, self.make_env)
         except FailureError as failure:
