@@ -400,8 +400,9 @@ async def _play_turns(
                 await _fork(forks, env, decision, agents=before, **state)
             agent.add_decision(index, observation, info, decision)
             index += 1
-            step = (env, decision, reported, about_answer)
-            results, other_rewards, agent.refusal = await run_env_code("step", env, _step, *step)
+            results, other_rewards, agent.refusal = await run_env_code(
+                "step", env, _step, env, decision, reported, about_answer
+            )
             await agents.record(results, other_rewards)
             await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
     except FailureError:

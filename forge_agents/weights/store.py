@@ -28,10 +28,12 @@ _PROBE_KEY = "heartbeat"
 class WeightStoreRef:
     """Reference to a store, picklable. Learners and engines use only `publisher` and `subscriber`.
 
-    Another transport is such a class with `name`, `publisher` and `subscriber`, whose results have `Publisher.publish`
-    and `Subscriber.load`, and a class in place of `WeightStore` with `start`, `ref`, `heartbeat` (its method `lost`)
-    and `stop`, which ``_start_store`` in `forge_trainers.run.processes` starts. Errors of a broken transport are
-    `ActorDiedError` or `StallError` with `name` as ``who``. The run then starts another, and learners publish again.
+    Another transport has two classes. In place of this one: a picklable class with `name`, `publisher` and
+    `subscriber`, whose results have `Publisher.publish` and `Subscriber.load`, and of which two objects are equal only
+    if they lead to the same weights. In place of `WeightStore`: a class with `start` (the same arguments), `ref`,
+    `heartbeat` (its property `error` and its method `lost`) and `stop`, which ``_start_store`` in
+    `forge_trainers.run.processes` starts. Errors of a broken transport are `ActorDiedError` or `StallError` with `name`
+    as ``who``. The run then starts another, and learners publish again.
     """
 
     name: str

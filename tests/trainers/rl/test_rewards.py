@@ -121,6 +121,14 @@ def test_sessions_of_different_number_and_a_whole_trajectory_are_compared():
     assert samples.advantages == {(0, 0): {"a": [2.0, -1.0]}, (0, 1): {"a": [-1.0, -1.0]}}
 
 
+def test_every_session_without_a_turn_counts_in_the_mean():
+    pair = with_sessions((3.0,))
+    own = dataclasses.replace(pair.episodes[0].trajectories["a"], session_rewards=(3.0, 0.0, 0.0))
+    episode = dataclasses.replace(pair.episodes[0], trajectories={"a": own})
+    groups = scored([dataclasses.replace(pair, episodes=(episode,))])
+    assert credit_groups(groups, Credit(scale="none"), {"hero"}).advantages == {(0, 0): {"a": [2.0]}}
+
+
 def test_verifiers_score_each_session():
     def by_number(trajectories):
         return [{0: 1.0, 1: 0.0, 2: math.nan}[t.turns[0].session] for t in trajectories]

@@ -1,6 +1,8 @@
 """Work that needs the weight store, and outlives it."""
 
 import asyncio
+import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +18,12 @@ from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import assign_engines
+from forge_agents.weights import WeightStoreRef
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.sft import SFTTrainer
+from forge_trainers.run import processes
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.dry_run import dry_run
 from forge_trainers.run.plan import (
@@ -54,6 +58,13 @@ class Stores:
             await asyncio.sleep(0.02)
 
     _mend_store = Processes._mend_store
+
+
+def test_reference_of_a_store_names_what_a_run_uses():
+    """Another transport needs no more than the docstring lists."""
+    used = re.findall(r"\b(?:store|broken)\.(?:ref\.|heartbeat\.)?(\w+)", inspect.getsource(processes))
+    assert {"ref", "error", "lost", "name", "stop"} <= set(used)
+    assert [name for name in used if f"`{name}`" not in WeightStoreRef.__doc__] == []
 
 
 def test_work_is_repeated_with_the_next_weight_store():

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from forge_trainers.batch.packing import Sample
 
 _log = logging.getLogger(__name__)
-
-_Row: TypeAlias = tuple[int, str, int, tuple[int, ...]]
-"""Group, agent and episode of a trajectory, and the turns that share a reward: all, or those of a session."""
 
 _MAX_BALANCE = 10.0
 """Largest factor of ``Credit(balance_roles=True)``. Its inverse is the smallest."""
@@ -62,14 +59,14 @@ def compute_advantages(
     if credit.baseline == "counterfactual":
         check_collected(groups)
     totals: dict[tuple[int, str, int], np.ndarray] = {}
-    for weight, rows in _scored_parts(groups, trained):
-        for row, advantages in zip(rows, credit.assign([*rows.values()], baselines), strict=True):
+    for weight, rows, scored in _scored_parts(groups, trained):
+        for row, advantages in zip(rows, credit.assign(scored, baselines), strict=True):
             if advantages is not None:
-                number, agent, index, turns = row
-                all_turns = groups[number].episodes[index].trajectories[agent].turns
-                total = totals.setdefault((number, agent, index), np.zeros(len(all_turns), np.float32))
+                all_turns = groups[row.group].episodes[row.episode].trajectories[row.agent].turns
+                key = row.group, row.agent, row.episode
+                total = totals.setdefault(key, np.zeros(len(all_turns), np.float32))
                 # GDPO (arXiv 2601.05242): each reward is compared separately, and the advantages are added.
-                total[list(turns)] += weight * advantages
+                total[list(row.turns)] += weight * advantages
     if credit.balance_roles:
         _balance_roles(groups, totals)
     return [
@@ -104,23 +101,30 @@ def _balance_roles(groups: Sequence[EpisodeGroup], totals: Mapping[tuple[int, st
             row[:] *= np.clip(mean / of_policy[agent], 1 / _MAX_BALANCE, _MAX_BALANCE)
 
 
-def _scored_parts(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> list[tuple[float, dict[_Row, Scored]]]:
-    """Return the weight of each part of the reward, and the trajectories that it scored."""
-    parts: dict[str, tuple[float, dict[_Row, Scored]]] = {}
+def _scored_parts(
+    groups: Sequence[EpisodeGroup], trained: Collection[str]
+) -> list[tuple[float, list[_ScoredTrajectory], list[Scored]]]:
+    """Return for each part of the reward: its weight, the trajectories that it scored, and their scores for `Credit`.
+
+    A reward that is no `MultiReward` is one part.
+    """
+    parts: dict[str, tuple[float, list[_ScoredTrajectory], list[Scored]]] = {}
     for number, group in enumerate(groups):
         for name, (weight, part) in (group.parts or {"": (1.0, group)}).items():
             for item in _scored_trajectories([part], trained)[0]:
-                _, rows = parts.setdefault(name, (weight, {}))
-                agent, index, turns = item.agent, item.episode, list(item.turns)
-                rows[number, agent, index, item.turns] = Scored(
+                _, rows, scored = parts.setdefault(name, (weight, [], []))
+                rows.append(item._replace(group=number))
+                agent, index = item.agent, item.episode
+                scores = Scored(
                     group=number,
                     role="/".join(filter(None, (part.env_id, agent, name))),
                     reward=item.reward,
                     response_tokens=[len(turn.response_ids) for turn in item.trajectory.turns],
-                    turns=None if part.turn_rewards is None else part.turn_rewards[agent][index][turns],
+                    turns=None if part.turn_rewards is None else part.turn_rewards[agent][index][list(item.turns)],
                     noise=None if part.noise is None else float(part.noise[agent][index]),
                     alternatives=scored_alternatives(group, name, agent, index) if group.alternatives else {},
                 )
+                scored.append(scores)
     return [*parts.values()]
 
 
