@@ -9,7 +9,7 @@ from forge_agents.programs.calls import ChatMessage, ChatRequest, continued_dige
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, bytes]
-"""Agent, and digest of its conversation."""
+"""Agent with its session, and digest of the conversation."""
 
 
 class BranchIndex(Generic[T]):
@@ -35,8 +35,9 @@ class BranchIndex(Generic[T]):
 
     def match(self, agent: str, request: ChatRequest) -> tuple[T | None, tuple[ChatMessage, ...], Key]:
         """Return the answer that a request continues, the messages after that answer, and the request's key."""
-        key = agent, request.digests[-1][1]
-        answers = ((position, (agent, digest)) for position, digest in reversed(request.digests))
+        owner = f"{agent}\0{request.session}"
+        key = owner, request.digests[-1][1]
+        answers = ((position, (owner, digest)) for position, digest in reversed(request.digests))
         num_known, known = next((answer for answer in answers if answer[1] in self._answers), (0, key))
         if not num_known:
             return None, request.messages, key
@@ -50,8 +51,8 @@ class BranchIndex(Generic[T]):
 
     def add(self, request_key: Key, message: ChatMessage, answer: T) -> Key:
         """Store the answer to the request with this key. Returns the key of the answer."""
-        agent, digest = request_key
-        key = agent, continued_digest(digest, message)
+        owner, digest = request_key
+        key = owner, continued_digest(digest, message)
         for answers in (self._answers, self._unused):
             answers.setdefault(key, OrderedDict())[answer] = None
         return key

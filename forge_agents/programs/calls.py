@@ -127,7 +127,7 @@ class ChatRequest:
     @functools.cached_property
     def digests(self) -> tuple[tuple[int, bytes], ...]:
         """Digest of the conversation up to each answer, after the number of messages, and last of all messages."""
-        digest = hashlib.blake2b(f"{self.session}\0{self.instructions}".encode()).digest()
+        digest = hashlib.blake2b(self.instructions.encode()).digest()
         digests = []
         for position, message in enumerate(self.messages, 1):
             digest = continued_digest(digest, message)

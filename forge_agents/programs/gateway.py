@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.programs import http
@@ -52,6 +52,8 @@ _POLL_S = 1.0
 """Seconds between checks that the gateway is alive."""
 
 S = TypeVar("S", bound="Session")
+CallKey: TypeAlias = tuple[str, int, bytes]
+"""See `ModelCall.key`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,9 +72,9 @@ class ModelCall:
     """Number of the call's session among those of the agent. See `Session.sessions`."""
 
     @property
-    def key(self) -> Key:
-        """The agent, and the digest of all messages."""
-        return self.agent, self.request.digests[-1][1]
+    def key(self) -> CallKey:
+        """The agent, the number of its session, whose name may be random, and the digest of all messages."""
+        return self.agent, self.session, self.request.digests[-1][1]
 
     def conversation(self) -> dict[str, Any]:
         """Return ``infos[agent]["conversation"]`` for the player."""

@@ -17,9 +17,8 @@ import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
 from forge_agents.errors import ForgeError
-from forge_agents.programs.branches import Key
 from forge_agents.programs.containers import Container, Image
-from forge_agents.programs.gateway import ModelCall, Session, gateway
+from forge_agents.programs.gateway import CallKey, ModelCall, Session, gateway
 from forge_agents.programs.http import MAX_BODY_BYTES
 from forge_agents.programs.running import (
     AnyProgram,
@@ -187,7 +186,7 @@ class Program(TurnEnv):
             self._limit = MAX_CALLS
         assert self.episode_seed is not None, "set by reset"
         self._task = self._tasks.of(self.episode_seed, rng, str(self))
-        self._answers: list[tuple[Key, str, dict[str, Any]]] = []
+        self._answers: list[tuple[CallKey, str, dict[str, Any]]] = []
         self._details: dict[str, Any] = {}
         self._sampled = 0
         self._start()
@@ -312,7 +311,7 @@ class Program(TurnEnv):
         place = self._running.where() if self._running is not None else ""
         return f"{late}. It stands at {place}" if place else str(late)
 
-    def _replay(self, answers: Sequence[tuple[Key, str, dict[str, Any]]], last: Key) -> ModelCall:
+    def _replay(self, answers: Sequence[tuple[CallKey, str, dict[str, Any]]], last: CallKey) -> ModelCall:
         """Give the program the answers again, and return its call with the key `last`, which follows them.
 
         Raises:
@@ -324,7 +323,7 @@ class Program(TurnEnv):
             self._session.answer(action, details)
         return self._next_again(last)
 
-    def _next_again(self, key: Key) -> ModelCall:
+    def _next_again(self, key: CallKey) -> ModelCall:
         """Return the next call of a program that runs again. Raises ForgeError if it is another than the first time."""
         call, agent = self._next(), key[0]
         if isinstance(call, Ended):

@@ -1,6 +1,7 @@
 """Rewards by session: several conversations of one agent in an episode, each with its own reward."""
 
 import asyncio
+import uuid
 
 import pytest
 
@@ -136,6 +137,22 @@ def test_fork_pays_the_same_sessions():
         for _ in range(3):
             each.step("a")
         assert each.infos["solver"]["conversation"] == {"session_rewards": [1.0, 1.0, 1.0]}
+        each.close()
+
+
+def test_names_of_sessions_may_be_random_in_a_fork():
+    async def program(task, client):
+        for number in range(2):
+            await ask(client, f"Say {number}.", uuid.uuid4().hex, "agent")
+        return 1.0
+
+    env = fa.Program(program)
+    env.reset(seed=0)
+    env.step("0")
+    copy = env.fork()
+    copy.step("1")
+    assert copy.rewards == {"agent": 1.0}
+    for each in (env, copy):
         each.close()
 
 
