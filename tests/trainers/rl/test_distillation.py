@@ -26,7 +26,7 @@ from forge_trainers.rl.report import Messages
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.dry_run import dry_run
-from forge_trainers.run.parts import check_learners
+from forge_trainers.run.parts import check_models
 from forge_trainers.run.plan import compute_processes, resolve, shared_settings, teachers_of
 from forge_trainers.run.processes import Processes
 
@@ -337,7 +337,7 @@ def test_unsuitable_teachers_are_refused_before_anything_starts(tiny_llama, tmp_
         config = fa.GRPOConfig(learner=distill(str(folder)), engine=fa.EngineConfig(max_model_len=128, **settings))
         policies, folders = {"team": policy(tiny_llama)}, {"team": tiny_llama}
         with pytest.raises(ValueError) as caught:  # noqa: PT011  # the test looks at it
-            check_learners(compute_processes(policies, folders, config))
+            check_models(compute_processes(policies, folders, config))
         with pytest.raises(ValueError, match=re.escape(str(caught.value))):
             dry_run(policies, config, fa.Hosts())
         return str(caught.value)

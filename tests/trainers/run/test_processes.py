@@ -33,7 +33,6 @@ from forge_trainers.run.plan import (
     check_hosts,
     compute_processes,
     learner_groups,
-    meshes_of,
     resolve,
 )
 from forge_trainers.run.processes import Processes, _share_gpus
@@ -356,9 +355,9 @@ def test_dry_run_refuses_a_model_that_engines_on_cpu_do_not_compute(tiny_models)
 @pytest.mark.parametrize(("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")])
 def test_equal_names_of_processes_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}
-    meshes = meshes_of(compute_processes(policies, {name: Path(name) for name in names}, ProcessConfig()))
+    compute = compute_processes(policies, {name: Path(name) for name in names}, ProcessConfig())
     with pytest.raises(ValueError, match=f"{twice} would be the name of .* Rename one of the policies"):
-        check_hosts(meshes, Hosts(), ProcessConfig(), [])
+        check_hosts(compute, Hosts(), ProcessConfig())
     with pytest.raises(ValueError, match="Rename one"):
         dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
 

@@ -130,8 +130,7 @@ def fit_gpus(
         try:
             parts, run, doubts = _parts(settings, candidate, policies, sizes, judges)
             check_parts(parts, run.engine)
-            meshes = [(part.name, part.role, part.ranks) for part in parts]
-            check_hosts(meshes, hosts, run, [part.learner for part in parts if part.learner is not None])
+            check_hosts(parts, hosts, run)
             placement = place(
                 parts,
                 run.engine,

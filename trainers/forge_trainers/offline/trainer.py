@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 import numpy as np
 
-from forge_agents.errors import ModelNotFoundError, NotReadyError, RunFolderError
+from forge_agents.errors import NotReadyError, RunFolderError
 from forge_agents.files import user_path
 from forge_agents.models import families
 from forge_agents.models import resolve as models
@@ -44,7 +43,7 @@ from forge_trainers.records.run_folder import (
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
-from forge_trainers.run.parts import Compute, check_learners, checked_parts
+from forge_trainers.run.parts import Compute, check_models
 from forge_trainers.run.placement import place_here
 from forge_trainers.run.plan import rate_line
 from forge_trainers.run.supervision import Stopwatch
@@ -319,9 +318,7 @@ class OfflineTrainer(ABC, Generic[T]):
             learner_mesh = Compute(
                 name=process, policies=(name,), folder=folder, ranks=config.learner_procs, learner=settings
             )
-            check_learners([learner_mesh])
-            with contextlib.suppress(ModelNotFoundError):
-                checked_parts([learner_mesh])
+            check_models([learner_mesh])
             meshes = [(process, "learner", config.learner_procs)]
             await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), meshes=meshes)
             try:

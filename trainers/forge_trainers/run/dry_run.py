@@ -12,7 +12,7 @@ from forge_agents.policy import Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.parts import OwnEngine, check_learners, check_on_cpu, checked_parts, unique_names
+from forge_trainers.run.parts import OwnEngine, check_models, check_on_cpu, unique_names
 from forge_trainers.run.plan import (
     Threads,
     check_hosts,
@@ -55,11 +55,10 @@ def dry_run(
     folders = {name: folder or Path(policies[name].model) for name, folder in local.items()}
     compute = compute_processes(policies, folders, config)
     meshes, learners = meshes_of(compute), [each.learner for each in compute if each.learner is not None]
-    check_hosts(meshes, hosts, config, learners)
+    check_hosts(compute, hosts, config)
     here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
     local_compute = [each for each in compute if each.folder in here]
-    check_learners(local_compute)
-    checked_parts(local_compute, config.engine)
+    check_models(local_compute, config.engine)
     missing = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
     missing |= dict.fromkeys(
         name for name in teachers_of(policies.values(), config) if models.local_folder(name) is None

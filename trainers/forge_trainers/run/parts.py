@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,18 +121,17 @@ def judges_of(judges: Mapping[str, OwnEngine]) -> tuple[list[Part], list[str]]:
 
 
 def checked_parts(meshes: Iterable[Compute], engine: EngineConfig | None = None) -> list[Part]:
-    """Return the checked parts of a run. Arguments as in `place_here`.
-
-    Needs no hosts, so a run is checked before it waits in a cluster's queue. Raises ModelNotFoundError if the size of a
-    model is unknown.
-    """
+    """Return the checked parts of a run. Raises ModelNotFoundError if the size of a model is unknown."""
     parts = [Part.of(each, ModelSize.of(each.folder), models.dtype_of(each.folder)) for each in meshes]
     check_parts(parts, engine or EngineConfig())
     return parts
 
 
-def check_learners(meshes: Iterable[Compute]) -> None:
-    """Raise ValueError for a learner that cannot train its model."""
+def check_models(meshes: Sequence[Compute], engine: EngineConfig | None = None) -> None:
+    """Raise ValueError for a learner that cannot train its model, and for settings that `check_parts` refuses.
+
+    Needs no hosts, so a run is checked before it waits in a cluster's queue. Sizes that are unknown are not checked.
+    """
     for each in meshes:
         if (plan := each.learner) is None:
             continue
@@ -144,6 +144,8 @@ def check_learners(meshes: Iterable[Compute]) -> None:
         for folder in map(Path, dict.fromkeys(plan.teachers.values())):
             if folder.is_dir():
                 _check_teacher(each.name, plan, folder)
+    with contextlib.suppress(ModelNotFoundError):
+        checked_parts(meshes, engine)
 
 
 def _check_teacher(name: str, plan: LearnerPlan, folder: Path) -> None:

@@ -202,12 +202,10 @@ def meshes_of(processes: Iterable[Compute]) -> list[tuple[str, str, int]]:
     return [(STORE, "store", 1), *((each.name, each.role, each.ranks) for each in processes)]
 
 
-def check_hosts(
-    meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: ProcessConfig, learners: Iterable[LearnerConfig]
-) -> None:
+def check_hosts(processes: Sequence[Compute], hosts: Hosts, config: ProcessConfig) -> None:
     """Raise ValueError if processes have equal names, or do not fit the hosts and the parallel degrees."""
     counts, roles = Counter[str](), dict[str, str]()
-    for name, role, procs in meshes:
+    for name, role, procs in meshes_of(processes):
         counts[role] += procs
         if name in roles:
             raise ValueError(
@@ -217,8 +215,9 @@ def check_hosts(
         roles[name] = role
     hosts.check_processes("engines", counts["engines"])
     hosts.check_processes("learner", counts["learner"], each=config.learner_procs)
-    for settings in learners:
-        shards_of(settings, config.learner_procs)
+    for each in processes:
+        if each.learner is not None:
+            shards_of(each.learner, each.ranks)
 
 
 def learner_groups(policies: Mapping[str, Policy], folders: Mapping[str, Path]) -> list[list[str]]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forge_agents.errors import ActorDiedError, ModelNotFoundError, RespawnLimitError, StallError
+from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.models import resolve as models
 from forge_agents.models.exports import warn_about_prompts
 from forge_agents.policy import Policy
@@ -27,7 +27,7 @@ from forge_agents.weights import WeightStore, WeightStoreRef
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.parts import OwnEngine, OwnModel, check_learners, checked_parts
+from forge_trainers.run.parts import OwnEngine, OwnModel, check_models
 from forge_trainers.run.placement import place_here
 from forge_trainers.run.plan import (
     STORE,
@@ -113,10 +113,8 @@ class Processes:
         }  # raises for a model without chat template, before anything starts
         compute = compute_processes(policies, paths, config)
         meshes = meshes_of(compute)
-        check_hosts(meshes, hosts, config, [each.learner for each in compute if each.learner is not None])
-        check_learners(compute)
-        with contextlib.suppress(ModelNotFoundError):
-            checked_parts(compute, config.engine)
+        check_hosts(compute, hosts, config)
+        check_models(compute, config.engine)
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), *teachers, folder), meshes=[*meshes, *later])
