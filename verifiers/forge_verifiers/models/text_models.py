@@ -40,6 +40,8 @@ _LONG_CHARS = 1 << 16
 """Length from which a text loses characters of its middle before it is tokenized, which takes up to 6 us for each."""
 _NO_LIMIT = 1_000_000
 """Tokenizers without a limit report a number far beyond this."""
+_LOWEST = -1.0
+"""Cosine of an empty answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -349,7 +351,7 @@ class RewardModel(_TextVerifier):
         tokenizer, model = self._model.load()
         independent = model.config.problem_type in {"multi_label_classification", "regression"}
         positive = self._label(int(model.config.num_labels), independent=independent)
-        self._name_default_label(model.config)
+        self._warn_of_default_label(model.config)
         texts = [self._text(trajectory, tokenizer) for trajectory in trajectories]
         templated = bool(getattr(tokenizer, "chat_template", None))
         logits_NC = self._model.rows(texts, lambda output, mask: output.logits, special_tokens=not templated)
@@ -363,7 +365,7 @@ class RewardModel(_TextVerifier):
             raise ValueError(f"{self.name!r} has labels 0 to {labels - 1}, not positive={positive}")
         return positive
 
-    def _name_default_label(self, config: Any) -> None:
+    def _warn_of_default_label(self, config: Any) -> None:
         """Warn once if a label with a name counts as good by default: it may be "toxic" or "not_entailment"."""
         label = str(config.id2label.get(1, ""))
         if config.num_labels == 2 and self._positive is None and label not in {"", "LABEL_1"}:
@@ -510,7 +512,3 @@ def _to_group(vectors: Mapping[str, np.ndarray], answers: Sequence[str | None], 
             others = sums[group] - vector
             cosines.append(float(vector @ others / max(float(np.linalg.norm(others)), 1e-12)))
     return cosines
-
-
-_LOWEST = -1.0
-"""Cosine of an empty answer."""
