@@ -30,6 +30,7 @@ from forge_agents.files import (
 )
 from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
 from forge_agents.models.tokenizer_file import LONG_NUMBER, check_growth, check_token_numbers, check_tokens
+from forge_agents.runtime.private_folder import use_code_folder
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's names of safetensors dtypes."""
@@ -267,6 +268,7 @@ def load_tokenizer(folder: Path) -> Any:
         ModelNotFoundError: The class is no tokenizer, or a text can become far longer (`check_growth`).
         ValueError: The tokenizer needs Python code of the folder.
     """
+    use_code_folder()
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 

@@ -29,7 +29,10 @@ _MAX_EVENTS = 100
 _PERMANENT = tuple(
     (status, re.compile(words, re.IGNORECASE))
     for status, words in (
-        (401, r"(?:invalid|incorrect|missing|wrong|no)[\s_-]+(?:x-)?(?:api|access|auth)?[\s_-]*(?:key|token)\b"),
+        (
+            401,
+            r"(?:invalid|incorrect|missing|wrong|no)[\s_-]{1,9}(?:x-)?(?:api|access|auth)?[\s_-]{,9}(?:key|token)\b",
+        ),
         (401, r"invalid_api_key|unauthori[sz]ed|authentication"),
         (402, r"insufficient[\s_](?:quota|balance|credit|funds)|billing"),
         (403, r"forbidden|permission|access denied"),

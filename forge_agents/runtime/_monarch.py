@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from forge_agents.errors import HostError
 from forge_agents.runtime.exposure import warn_of_other_users
 from forge_agents.runtime.private_folder import (
-    CODE_VARIABLE,
     SOCKET_VARIABLE,
-    code_folder,
     log_suffix,
     private_folder,
     socket_folder,
+    use_code_folder,
 )
 from forge_agents.runtime.private_sockets import use_private_sockets
 
@@ -33,7 +32,7 @@ _CERTIFICATE, _KEY = "tls.crt", "tls.key"
 for _part, _file in (("CA", _CERTIFICATE), ("CERT", _CERTIFICATE), ("KEY", _KEY)):
     os.environ[f"HYPERACTOR_TLS_{_part}"] = str(private_folder() / _file)
 # The defaults of PyTorch and vLLM lie in a folder that other users can write to.
-os.environ[CODE_VARIABLE] = str(code_folder())
+use_code_folder()
 os.environ[SOCKET_VARIABLE] = str(socket_folder())
 # Monarch ends actors that their controller has not asked for a minute, as after a pause of the machine. The processes
 # of a run end with the controller without that.

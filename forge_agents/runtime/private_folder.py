@@ -115,6 +115,14 @@ def code_folder() -> Path:
     return folder if is_private(folder) else private_folder() / "compiled"
 
 
+def use_code_folder() -> None:
+    """Make PyTorch compile in `code_folder`. Call this before an import of PyTorch's compiler or of transformers.
+
+    The import makes the folder, and fails if another user has made a file with the name of the default folder.
+    """
+    os.environ[CODE_VARIABLE] = str(code_folder())
+
+
 def socket_folder() -> Path:
     """Return vLLM's folder for sockets: the user's choice in `SOCKET_VARIABLE`, or else the private folder.
 

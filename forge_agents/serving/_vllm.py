@@ -27,6 +27,7 @@ from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize, check_described
 from forge_agents.policy import LoRA, Sampling
+from forge_agents.runtime.group_ports import guard_groups
 from forge_agents.runtime.machine import available_bytes, processor_flags, visible_gpus
 from forge_agents.serving import _patches, memory
 from forge_agents.serving._shapes import adapted_layers, adapter_shapes, expected_shapes
@@ -101,6 +102,8 @@ def build(config: EnginePlan) -> Any:
         from forge_agents.runtime.ranks import join
 
         join(current_platform.dist_backend, _COLLECTIVE_TIMEOUT_S)
+    else:
+        guard_groups(on_one_machine=True)
     engine = LLMEngine.from_engine_args(_engine_args(config))
     engine.set_weight_version(json.dumps({_BASE: 0}))
     # now, because a request keeps the adapter that existed when it was added

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from image_models import with_images
+from process_checks import keeps_connections, ports_of
 from safetensors.torch import save_file
 
 import forge_agents as fa
@@ -160,6 +161,10 @@ def store(run):
 @pytest.fixture(scope="module")
 def engine(run, store, tiny_llama):
     return run(EngineProcess.start(small(tiny_llama), name="hero", store=store.ref))
+
+
+def test_strangers_do_not_fill_an_engine_with_connections(engine):
+    assert ports_of(engine.initial_info.pid) and not keeps_connections(engine.initial_info.pid)
 
 
 async def answers(engine, sampling=GREEDY):

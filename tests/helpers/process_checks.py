@@ -96,3 +96,21 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise RuntimeError("none of 200 ports between 20000 and 32000 is free")
+
+
+def ports_of(pid: int) -> list[int]:
+    """Return the TCP ports on which a process listens."""
+    connections = psutil.Process(pid).net_connections("inet")
+    return [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+
+
+def keeps_connections(pid: int) -> bool:
+    """Return whether a process opens files for connections of strangers to the ports on which it listens."""
+    before = psutil.Process(pid).num_fds()
+    with contextlib.ExitStack() as connections:
+        for port in ports_of(pid) * 50:
+            connection = connections.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", port))
+        time.sleep(1)
+        return psutil.Process(pid).num_fds() > before + 9

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 
 import pytest
 
@@ -174,6 +175,14 @@ def test_permanent_error_with_status_200_is_not_retried(serve_chat, error, statu
     with pytest.raises(EndpointError, match="answered with status 200 and an error") as caught:
         ask(server.endpoint_with(retries=3))
     assert caught.value.status == status and len(server.requests) == 1
+
+
+@pytest.mark.parametrize("blank", [" ", "_"])
+def test_error_of_many_blanks_takes_little_time(blank):
+    error = {"error": {"message": "missing" + blank * 9900}}
+    start = time.process_time()
+    assert status_of(json.dumps(error), error) == 502
+    assert time.process_time() - start < 0.5
 
 
 def test_too_long_conversation_may_have_status_200(serve_chat):

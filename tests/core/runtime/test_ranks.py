@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_checks import keeps_connections, ports_of
 
 from forge_agents.errors import HostError
-from forge_agents.runtime import interfaces, ranks
+from forge_agents.runtime import group_ports, interfaces
 
 STRANGER = 65534
 RANK = """
@@ -31,6 +32,7 @@ numbers = [None] * dist.get_world_size()
 dist.all_gather_object(numbers, dist.get_rank(), group=dist.new_group(backend="gloo"))
 print(numbers, flush=True)
 sys.stdin.readline()
+dist.destroy_process_group()
 os._exit(0)
 """
 
@@ -70,30 +72,59 @@ if sys.argv[2] != "0":
 sockets = []
 for sequence in range(8):
     sockets.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
-    sockets[-1].sendall(struct.pack("<q", sequence))
+    if sys.argv[3:] != ["silent"]:
+        sockets[-1].sendall(struct.pack("<q", sequence))
 print("connected", flush=True)
 time.sleep(600)
 """
 
 
+@contextlib.contextmanager
+def ranks_with_stranger(folder: Path, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two ranks, of which the first had connections of another user before the second connected to it."""
+    folder.chmod(0o700)
+    waiting = start("0", "2", f"file://{folder}/rendezvous")
+    with ended(waiting):
+        while not (ports := ports_of(waiting.pid)):
+            assert waiting.poll() is None, waiting.communicate()[1]
+            time.sleep(0.05)
+        stranger = start(str(ports[0]), str(STRANGER), *words, program=CONNECTS)
+        assert stranger.stdout is not None and stranger.stdout.readline() == "connected\n"
+        other = start("1", "2", f"file://{folder}/rendezvous")
+        with ended(stranger, other):
+            yield [waiting, other]
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 @pytest.mark.timeout(600)
 def test_connection_of_another_user_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    waiting = start("0", "2", f"file://{tmp_path}/rendezvous")
-    with ended(waiting):
-        port = 0
-        while not port:
-            assert waiting.poll() is None, waiting.communicate()[1]
-            result = psutil.Process(waiting.pid).net_connections("inet")
-            port = next((each.laddr.port for each in result if each.status == psutil.CONN_LISTEN), 0)
-            time.sleep(0.05)
-        stranger = start(str(port), str(STRANGER), program=CONNECTS)
-        assert stranger.stdout is not None and stranger.stdout.readline() == "connected\n"
-        other = start("1", "2", f"file://{tmp_path}/rendezvous")
-        with ended(stranger, other):
-            _, errors = waiting.communicate(timeout=500)
-        assert f"PermissionError: user {STRANGER} of this machine has connected to a rank" in errors
+    with ranks_with_stranger(tmp_path) as (waiting, _):
+        _, errors = waiting.communicate(timeout=500)
+        assert f"HostError: user {STRANGER} of this machine has connected to a rank" in errors
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+@pytest.mark.timeout(600)
+def test_silent_connection_of_another_user_ends_no_run(tmp_path: Path) -> None:
+    with ranks_with_stranger(tmp_path, "silent") as pair:
+        for rank in pair:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "[0, 1]\n", rank.communicate()[1]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", [1, 2])
+def test_strangers_do_not_fill_a_group_with_connections(size: int, tmp_path: Path) -> None:
+    group = [start(str(rank), str(size), f"file://{tmp_path}/rendezvous") for rank in range(size)]
+    with ended(*group):
+        for rank in group:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == f"{[*range(size)]}\n", rank.communicate()[1]
+        for rank in group:
+            assert ports_of(rank.pid) and not keeps_connections(rank.pid)
+        for rank in group:  # ends the groups, and the connections of gloo
+            rank.communicate("\n", timeout=60)
+            assert rank.returncode == 0
 
 
 @pytest.mark.parametrize("user", [0, STRANGER])
@@ -101,12 +132,12 @@ def test_peers_are_checked_by_their_user(user: int) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can act as another user")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        before = frozenset(ranks._own_sockets())
+        before = frozenset(group_ports._own_sockets())
         peer = start(str(server.getsockname()[1]), str(user), program=CONNECTS)
         with ended(peer):
             connection, _ = server.accept()
-            with connection, contextlib.nullcontext() if user == 0 else pytest.raises(PermissionError, match=f"{user}"):
-                ranks.check_users(before)
+            with connection, contextlib.nullcontext() if user == 0 else pytest.raises(HostError, match=f"{user}"):
+                group_ports.check_users(before)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +155,11 @@ def test_only_loopback_connections_are_checked(
     local: str, remote: str, user: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [(local, remote, "01", str(os.geteuid()), "7")] + [(remote, local, "01", user, "8")] * bool(user)
-    monkeypatch.setattr(ranks, "tcp_rows", lambda: rows)
-    monkeypatch.setattr(ranks, "_own_sockets", lambda: {"7"})
-    monkeypatch.setattr(ranks, "_PEER_WAIT_S", 0.0)
-    with pytest.raises(PermissionError, match=refused) if refused else contextlib.nullcontext():
-        ranks.check_users()
+    monkeypatch.setattr(group_ports, "tcp_rows", lambda: rows)
+    monkeypatch.setattr(group_ports, "_own_sockets", lambda: {"7": -1})
+    monkeypatch.setattr(group_ports, "_PEER_WAIT_S", 0.0)
+    with pytest.raises(HostError, match=refused) if refused else contextlib.nullcontext():
+        group_ports.check_users()
 
 
 LISTENS = """

@@ -127,6 +127,26 @@ print([is_private(os.environ[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "VLL
     assert result.stdout == "[True, True]\n"
 
 
+def test_file_in_place_of_the_folder_for_compiled_code_ends_no_run(tmp_path: Path, tiny_llama: Path) -> None:
+    program = """
+import getpass, os, sys, tempfile
+from pathlib import Path
+os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}").touch()
+if sys.argv[2:]:
+    from forge_agents.imports import lean_transformers
+    with lean_transformers():
+        from transformers import AutoModelForCausalLM
+else:
+    from forge_agents.models.resolve import load_tokenizer
+    load_tokenizer(Path(sys.argv[1]))
+import torch._dynamo.package
+"""
+    for words in ([], ["model"]):
+        command = [sys.executable, "-c", program, str(tiny_llama), *words]
+        subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=300, check=True)
+
+
 def test_folders_of_another_machine_or_an_ended_process_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
