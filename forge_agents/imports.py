@@ -345,7 +345,7 @@ def lean_transformers() -> Iterator[None]:
     Only assisted generation uses scikit-learn, whose import takes a quarter of the time for a tokenizer. A block that
     begins inside one of another thread changes and restores nothing.
     """
-    from forge_agents.runtime.private_folder import use_code_folder
+    from forge_agents.private_folder import use_code_folder
 
     use_code_folder()
     with without_garbage_collection(), with_lazy_package_names():

@@ -30,7 +30,7 @@ from forge_agents.files import (
 )
 from forge_agents.http_body import MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS, bounded_json
 from forge_agents.models.tokenizer_file import LONG_NUMBER, check_growth, check_token_numbers, check_tokens
-from forge_agents.runtime.private_folder import use_code_folder
+from forge_agents.private_folder import use_code_folder
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's names of safetensors dtypes."""

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import HostError
-from forge_agents.runtime.exposure import warn_of_other_users
-from forge_agents.runtime.private_folder import (
+from forge_agents.private_folder import (
     SOCKET_VARIABLE,
     log_suffix,
     private_folder,
     socket_folder,
     use_code_folder,
 )
+from forge_agents.runtime.exposure import warn_of_other_users
 from forge_agents.runtime.private_sockets import use_private_sockets
 
 os.environ.setdefault("MONARCH_LOG_SUFFIX", log_suffix())

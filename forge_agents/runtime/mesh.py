@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, HostError, StallError
+from forge_agents.private_folder import private_folder
 from forge_agents.runtime import deaths as _deaths
 from forge_agents.runtime import processes as _processes
 from forge_agents.runtime import stalls as _stalls
 from forge_agents.runtime import startup
 from forge_agents.runtime.hosts import ENVS, Hosts, ProcessSlot
 from forge_agents.runtime.machine import gpu_variables, memory_domain
-from forge_agents.runtime.private_folder import private_folder
 from forge_agents.runtime.threads import all_or_first_error
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forge_agents.runtime.private_folder import LONGEST_NAME, private_folder
+from forge_agents.private_folder import LONGEST_NAME, private_folder
 
 _LINK_MAP = 2  # RTLD_DI_LINKMAP in <dlfcn.h>
 _STRTAB, _SYMTAB, _RELA, _RELASZ, _JMPREL, _PLTRELSZ, _RELACOUNT = 5, 6, 7, 8, 23, 2, 0x6FFFFFF9  # DT_... in <elf.h>

@@ -26,9 +26,9 @@ from typing import Any
 import psutil
 
 from forge_agents.imports import extend_path, path_variables
+from forge_agents.private_folder import make_private, private_folder
 from forge_agents.runtime.deaths import oom_kills_before
 from forge_agents.runtime.machine import HOST_VARIABLE
-from forge_agents.runtime.private_folder import make_private, private_folder
 
 RUN_VARIABLE = "FORGE_AGENTS_RUN"
 """Environment variable of all processes of one controller, with the controller's token."""

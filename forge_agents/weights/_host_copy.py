@@ -16,7 +16,7 @@ import torch
 
 from forge_agents.errors import StallError
 from forge_agents.files import lock_file
-from forge_agents.runtime.private_folder import private_folder
+from forge_agents.private_folder import private_folder
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Entry, Process
 from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records, Silence

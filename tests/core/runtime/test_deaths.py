@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from forge_agents.private_folder import make_private, private_folder
 from forge_agents.runtime import deaths, mesh, processes
 from forge_agents.runtime.deaths import death, name_signals, oom_kills
-from forge_agents.runtime.private_folder import make_private, private_folder
 from forge_agents.runtime.processes import is_ours, kill_after, variables
 
 DIES = """

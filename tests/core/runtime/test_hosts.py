@@ -23,6 +23,7 @@ from refusals import raises
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
+from forge_agents.private_folder import private_folder
 from forge_agents.runtime import _monarch, host_process, jobs, mesh
 from forge_agents.runtime import allocation as allocation_module
 from forge_agents.runtime.allocation import Host, gpus_per_node
@@ -31,7 +32,6 @@ from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
 from forge_agents.runtime.jobs import gpus_of_processes
 from forge_agents.runtime.machine import gpu_bytes, visible_gpus
-from forge_agents.runtime.private_folder import private_folder
 
 pytestmark = pytest.mark.anyio
 

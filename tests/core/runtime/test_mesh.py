@@ -22,10 +22,10 @@ import pytest
 from process_checks import allocated_bytes, ended_within, holds_within, runs
 
 from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.private_folder import FOLDER_VARIABLE
 from forge_agents.runtime import _monarch, mesh, processes
 from forge_agents.runtime._monarch import ReplyPort
 from forge_agents.runtime.heartbeat import Heartbeat
-from forge_agents.runtime.private_folder import FOLDER_VARIABLE
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from refusals import raises
 
+from forge_agents import private_folder
 from forge_agents.errors import HostError
-from forge_agents.runtime import exposure, private_folder
+from forge_agents.runtime import exposure
 
 STRANGER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another user")
@@ -120,7 +121,7 @@ import os, tempfile
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/torchinductor_me"
 os.environ.pop("VLLM_RPC_BASE_PATH", None)
 from forge_agents.runtime import _monarch
-from forge_agents.runtime.private_folder import is_private
+from forge_agents.private_folder import is_private
 print([is_private(os.environ[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_RPC_BASE_PATH")])
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
@@ -245,7 +246,7 @@ def test_large_log_is_rotated(tmp_path: Path) -> None:
 
 OWNER = """
 import os, sys
-from forge_agents.runtime.private_folder import private_folder
+from forge_agents.private_folder import private_folder
 print(private_folder(), flush=True)
 sys.stdin.read()
 """

@@ -13,7 +13,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import check_contained, user_path
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
-from forge_agents.runtime.private_folder import use_code_folder
+from forge_agents.private_folder import use_code_folder
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.records.run_folder import hashes_of_models
