@@ -141,21 +141,22 @@ def check_plain_files(folder: str | os.PathLike[str]) -> None:
     except OSError:
         return  # opening it later reports the error
     for entry in entries:
-        is_plain = entry.is_file(follow_symlinks=False)
-        if entry.name.endswith(_OURS) and not (is_plain or Path(entry.path).is_dir()):
+        path, is_plain = Path(entry.path), entry.is_file(follow_symlinks=False)
+        if not entry.name.endswith(_OURS) or (not is_plain and path.is_dir()):
+            continue
+        if not is_plain:
             what = "a link" if entry.is_symlink() else "not a file"
             raise RunFolderError(
-                f"{entry.path} is {what}. A run folder must hold plain files: remove it, or put a copy there"
+                f"{path} is {what}. A run folder must hold plain files: remove it, or put a copy there"
             )
-        if entry.name.endswith(_READ_WHOLE) and is_plain and (size := entry.stat().st_size) > MAX_BYTES:
-            raise RunFolderError(f"{entry.path} has {size} bytes. Files of a run with such a name are small: remove it")
-        if entry.name.endswith(_OURS) and is_plain:
-            try:
-                check_dense(Path(entry.path))
-            except FileNotFoundError:
-                pass  # a running training has replaced it
-            except ValueError as cause:
-                raise RunFolderError(str(cause)) from None
+        try:
+            if entry.name.endswith(_READ_WHOLE) and (size := path.stat().st_size) > MAX_BYTES:
+                raise RunFolderError(f"{path} has {size} bytes. Files of a run with such a name are small: remove it")
+            check_dense(path)
+        except FileNotFoundError:
+            pass  # a running training has replaced it
+        except ValueError as cause:
+            raise RunFolderError(str(cause)) from None
 
 
 def check_dense(path: Path) -> None:

@@ -17,6 +17,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import (
     atomic_writer,
     cache_folder,
+    check_plain_files,
     find_damage,
     lock_file,
     warn_of_other_writers,
@@ -86,6 +87,19 @@ def test_a_replaced_link_is_replaced_and_not_written_through(tmp_path):
     (tmp_path / "report.html").symlink_to(tmp_path / "mine")
     write_atomic(tmp_path / "report.html", "new")
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "report.html").is_symlink()
+
+
+def test_file_that_a_running_training_renames_is_no_damage(tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def renamed_meanwhile(folder):
+        entries = list(scandir(folder))
+        (tmp_path / ".plan.yaml.draft").rename(tmp_path / "plan.yaml")
+        return entries
+
+    (tmp_path / ".plan.yaml.draft").touch()
+    monkeypatch.setattr(os, "scandir", renamed_meanwhile)
+    check_plain_files(tmp_path)
 
 
 @pytest.mark.parametrize(("chunk_bytes", "says"), [(-1, "chunk_bytes=-1 of the checksums"), (0, "almost none are on")])
