@@ -24,9 +24,9 @@ MAX_COMMAS = 2_000_000
 Those 10,000 tokens have 1.3 million if each is a word of 4 bytes."""
 MAX_MODEL_BRACKETS, MAX_MODEL_COMMAS = 1_000_000, 4_000_000
 """The same for files of models: the tokenizer of Gemma 3 has 515,000 pairs."""
-_MAX_EQUAL_HASHES = 1000
+_MAX_EQUAL_HASHES = 300
 """Maximum number of different whole numbers with one hash in a JSON text. Python's hash of an integer is its remainder
-by 2^61 - 1, so that a set of many multiples of it takes hours."""
+by 2^61 - 1, so that a set of many multiples of it takes hours. All powers of 2 that JSON may hold have 61 hashes."""
 _LONG, _LONG_AS_ZEROS = re.compile(rb"(?<![0-9.])[0-9]{21,4300}"), b"0" * 21
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)

@@ -454,7 +454,7 @@ def test_rows_keep_numbers_and_lines_of_many_values_are_left_out(run_folder):
         print(json.dumps({"env_id": "e", "seed": 1, "trajectories": {"a": {"turns": turns}}}), file=file)
     run.update()
     problems = run.status()["problems"]
-    assert any("whole numbers of more than 20 digits with one hash, more than 1000" in problem for problem in problems)
+    assert any("whole numbers of more than 20 digits with one hash, more than 300" in problem for problem in problems)
     assert sum("left out: it has 500002 brackets, more than 500000" in problem for problem in problems) == 3
 
 
