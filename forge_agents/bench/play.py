@@ -54,6 +54,7 @@ from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.runtime.watchdog import Watchdog
 from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import MAX_COUNT, named_arguments
 from forge_agents.types import Episode
@@ -254,7 +255,8 @@ class _Run:
                 engines = await stack.enter_async_context(_fleet(models, self.engine))
             start = time.monotonic()
             workers = min(self.limits.max_concurrent_episodes, len(queue))
-            await all_or_first_error(self._worker(queue, engines) for _ in range(workers))
+            with Watchdog():
+                await all_or_first_error(self._worker(queue, engines) for _ in range(workers))
             self.play_seconds = time.monotonic() - start
             if not self.stopped:
                 await self.search.measure(engines)

@@ -53,6 +53,7 @@ from forge_agents.rollout.players import (
 )
 from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.runtime.watchdog import CONTROLLER
 from forge_agents.types import MAX_REWARD, EndReason, Episode, EpisodeError, NewMessages, Trajectory, Turn, Where
 
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
@@ -138,7 +139,11 @@ class _Agent:
             if not self.may_be_silent:
                 raise
             return Decision(action="", finish_reason="context")
-        except (FailureError, ActorDiedError, BudgetError, MismatchError, MissingExtraError, StallError):
+        except StallError as stall:
+            if stall.who != CONTROLLER:
+                raise
+            raise FailureError("policy", stall, self.name) from stall  # the watchdog interrupted a script
+        except (FailureError, ActorDiedError, BudgetError, MismatchError, MissingExtraError):
             raise
         except (Exception, SystemExit) as cause:  # players are user code: any failure concerns only the episode
             raise FailureError("policy", cause, self.name) from cause

@@ -282,8 +282,9 @@ class Saboteur:
 def _child(name: str, folder: Path) -> None:
     import forge_agents as fa
     from forge_agents.envs.registry import register
+    from forge_agents.runtime import watchdog
     from forge_agents.testing import tiny_model
-    from forge_trainers.run import processes, supervision
+    from forge_trainers.run import processes
 
     saboteur = Saboteur(SESSIONS[name], folder)
     model = folder / "model"
@@ -328,7 +329,7 @@ def _child(name: str, folder: Path) -> None:
         stage_timeout_s=3 * BLOCK_S if name == "code" else 600.0,
         max_logprob_gap=5.0,
     )
-    supervision.BLOCK_TIMEOUT_S, processes.MAX_RESPAWNS = BLOCK_S, len(MACHINERY)
+    watchdog.BLOCK_TIMEOUT_S, processes.MAX_RESPAWNS = BLOCK_S, len(MACHINERY)
     with fa.GRPOTrainer(seats, reward=reward, config=config, out_dir=folder / "run") as trainer:
         _sabotage(trainer, saboteur)
         try:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from bench_helpers import BOLD, FIRST_FREE, KUHN, PASSIVE, TOE, fake_fleet, passive, play, run_in_loop
@@ -23,6 +24,7 @@ from forge_agents.bench.entrants import read_player
 from forge_agents.bench.plan import lineups, seeds_of, suite_envs
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
+from forge_agents.runtime import watchdog
 
 ALONE = BenchLimits(max_concurrent_episodes=1)
 
@@ -174,6 +176,15 @@ def test_repeated_failures_stop_a_benchmark(tmp_path):
     report = play(tmp_path, {"broken": fa.Scripted(broken)}, episodes=200, limits=limits)
     assert "32 episodes of broken in a row failed" in report.stopped and "OSError: gone" in report.stopped
     assert report.missing >= 200 - 32 - 4
+
+
+def test_script_that_blocks_the_thread_costs_its_episodes_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "BLOCK_TIMEOUT_S", 0.5)
+    fa.register("test/Question-v0", Plain, max_turns=2)
+    players = {"stuck": fa.Scripted(lambda seen: time.sleep(3600)), "quick": fa.Scripted(lambda seen: "x")}
+    report = fa.benchmark(players, "test/Question-v0", episodes=1, out_dir=tmp_path, progress=False)
+    stuck, quick = sorted(report.records, key=lambda record: "quick" in record.lineup.values())
+    assert quick.error == "" and "blocked the controller's thread" in stuck.error  # an hour without the watchdog
 
 
 def test_unreachable_endpoint_stops_the_benchmark(tmp_path):

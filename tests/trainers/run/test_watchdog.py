@@ -15,9 +15,9 @@ from plain_env import Plain
 import forge_agents as fa
 from forge_agents.errors import RespawnLimitError, StallError
 from forge_agents.rollout.episode import play
-from forge_agents.runtime import mesh
-from forge_trainers.run import supervision
-from forge_trainers.run.supervision import Watchdog, stalls_recorded
+from forge_agents.runtime import mesh, watchdog
+from forge_agents.runtime.watchdog import Watchdog
+from forge_trainers.run.supervision import stalls_recorded
 
 
 class Sleepy(Plain):
@@ -77,7 +77,7 @@ def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_
 
 def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path, monkeypatch):
     monkeypatch.setattr(Sleepy, "since", 0.0)
-    monkeypatch.setattr(supervision, "time", Sleepy)
+    monkeypatch.setattr(watchdog, "time", Sleepy)
     before = signal.getsignal(signal.SIGUSR2)
 
     async def main():
@@ -93,6 +93,17 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path, m
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
+def test_a_script_that_holds_the_thread_costs_its_episode_only(tmp_path):
+    async def main():
+        with stalls_recorded(tmp_path), Watchdog(0.4):
+            stuck = fa.Scripted(lambda seen: time.sleep(3600))
+            return await play(Plain(), dict.fromkeys(Plain.possible_agents, stuck), seed=0)
+
+    error = asyncio.run(main()).error
+    assert (error.where, error.kind) == ("policy", "StallError") and "test_watchdog.py" in error.message
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("is_busy", "held_s"), [(True, "600"), (False, "0")], ids=["holds the interpreter", "suspended"]
 )
@@ -100,7 +111,7 @@ def test_time_in_which_the_watchdog_slept_counts_only_if_the_process_computed(is
     """A search for a regular expression, for example, lets no other thread run."""
     for name, value in {"since": 0.0, "jump_s": 600.0, "is_busy": is_busy}.items():
         monkeypatch.setattr(Sleepy, name, value)
-    monkeypatch.setattr(supervision, "time", Sleepy)
+    monkeypatch.setattr(watchdog, "time", Sleepy)
 
     async def main():
         with Watchdog(0.4):
@@ -120,16 +131,14 @@ def test_a_loop_that_turns_is_left_alone(monkeypatch):
                 turns += 1
 
     # a turn is a tenth of a second, also of a machine that had no time for it
-    monkeypatch.setattr(
-        supervision, "time", SimpleNamespace(monotonic=lambda: 1 + 0.1 * turns, process_time=lambda: 0.0)
-    )
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: 1 + 0.1 * turns, process_time=lambda: 0.0))
     asyncio.run(main())
     assert turns == 10
 
 
 LONG_RUN = """
 import asyncio, time
-from forge_trainers.run.supervision import Watchdog
+from forge_agents.runtime.watchdog import Watchdog
 
 async def main():
     with Watchdog(0.8):

@@ -29,6 +29,7 @@ from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.mesh import dividing_gpus, with_deadline
 from forge_agents.runtime.stalls import stack
 from forge_agents.runtime.threads import in_thread
+from forge_agents.runtime.watchdog import BLOCK_TIMEOUT_S, Watchdog
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.counterfactual import try_fork
@@ -36,7 +37,6 @@ from forge_trainers.rl.failures import describe_error, describe_exception, expla
 from forge_trainers.rl.rewards import assess, is_env_reward, leaf_rewards, reward_name
 from forge_trainers.rl.tasks import ProcessRandomness, Task, TaskSampler
 from forge_trainers.run.checkpoints import Stateful
-from forge_trainers.run.supervision import BLOCK_TIMEOUT_S, Watchdog
 from forge_verifiers.core.functions import describe_function, info_keys, name_of
 from forge_verifiers.core.verifier import Composable, ScoreError, assessed, declared_judges
 
@@ -79,7 +79,7 @@ class Preflight:
             PreflightError: An environment fails before its first decision with every seed, or by a mistake that no
                 action can cause; no first prompt fits the context; the reward does not return one number per
                 trajectory, or raises because of such a mistake.
-            StallError: An environment blocked the event loop for `supervision.BLOCK_TIMEOUT_S`.
+            StallError: An environment blocked the event loop for `watchdog.BLOCK_TIMEOUT_S`.
         """
         started, randomness = time.monotonic(), ProcessRandomness()
         state = randomness.state_dict()

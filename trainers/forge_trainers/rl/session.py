@@ -9,6 +9,7 @@ from forge_agents.errors import EmptyBatchError
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import Interrupt
 from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.runtime.watchdog import Watchdog
 from forge_agents.types import EpisodeGroup, Reward
 from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.rl.config import GRPOConfig
@@ -31,7 +32,7 @@ from forge_trainers.rl.stopping import StoppingCriteria, StopReason
 from forge_trainers.rl.tasks import ProcessRandomness
 from forge_trainers.rl.train_step import train
 from forge_trainers.run.console import Display
-from forge_trainers.run.supervision import Stopwatch, Watchdog
+from forge_trainers.run.supervision import Stopwatch
 from forge_verifiers.ensemble.ensemble import Ensemble
 
 
