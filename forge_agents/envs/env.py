@@ -117,6 +117,13 @@ def observation(env: object, agent: str, text: object, method: str, max_chars: i
     return Observation(text)
 
 
+def legal_texts(env: object, agent: str, legal: Iterable[str]) -> list[str]:
+    """Return the legal actions of an agent as a list. Raises TypeError for a single text."""
+    if isinstance(legal, str):
+        raise TypeError(f"{env}: legal_actions returned the text {legal!r:.80} for {agent!r}. Return a list of texts")
+    return list(legal)
+
+
 def as_json(value: Any) -> Any:
     """Convert a value to JSON types: dataclasses and pydantic models become dicts, NumPy scalars become Python's.
 
@@ -407,7 +414,7 @@ class TextGame(Forkable):
         """Store the legal actions of an agent that acts next in its info."""
         legal = self.legal_actions(agent)
         if legal is not None:
-            self.infos[agent] = {**self.infos[agent], "legal_actions": list(legal)}
+            self.infos[agent] = {**self.infos[agent], "legal_actions": legal_texts(self, agent, legal)}
 
     def _check_agents(self, names: Iterable[str], what: str) -> None:
         for name in names:
@@ -602,17 +609,23 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
 
 @cache
 def _methods(cls: type) -> tuple[frozenset[str], frozenset[str], tuple[str, ...]]:
-    """Return a game's methods, the private ones of this package or PettingZoo, and those of them that it overrides."""
-    inherited: set[str] = set()
+    """Return a game's methods, the private ones of this package or PettingZoo, and the names that hide a method.
+
+    A game may override public methods, but only by methods.
+    """
+    private: set[str] = set()
+    public: set[str] = set()
     defined: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in ("forge_agents", "pettingzoo"):
-            methods = {name for name, value in vars(base).items() if callable(value) and name.startswith("_")}
-            inherited |= {name for name in methods if not name.startswith("__")}
+            methods = {name for name, value in vars(base).items() if callable(value) and not name.startswith("__")}
+            private |= {name for name in methods if name.startswith("_")}
+            public |= {name for name in methods if not name.startswith("_")}
         else:
             defined |= vars(base).keys()
     every = frozenset(name for name in dir(cls) if callable(getattr(cls, name, None)))
-    return every, frozenset(inherited), tuple(sorted(inherited & defined))
+    hiding = defined & private | (defined & public) - every
+    return every, frozenset(private), tuple(sorted(hiding))
 
 
 def without(info: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -623,6 +636,8 @@ def without(info: Mapping[str, Any], name: str) -> dict[str, Any]:
 def listed_actions(info: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the legal actions in an agent's info, which may be an array or a set. Empty if there are none."""
     listed = info.get("legal_actions")
+    if isinstance(listed, str):
+        raise TypeError(f"the info of an agent has the text {listed!r:.80} as its legal_actions. Give a list of texts")
     actions = () if listed is None else tuple(map(str, listed))
     return tuple(sorted(actions)) if isinstance(listed, Set) else actions  # the order of a set differs by process
 

@@ -23,6 +23,7 @@ from forge_agents.envs.env import (
     acts_together,
     as_json,
     hook,
+    legal_texts,
     listed_actions,
     observation,
     without,
@@ -65,6 +66,12 @@ class RewardScale(EnvWrapper):
         if not np.isfinite(scale) or scale == 0:
             raise ValueError(f"reward_scale={scale} of {env} hides every reward. Set a finite number other than 0")
         self.scale = float(scale)
+
+    @property
+    def max_reward(self) -> float | None:
+        """Scaled maximum reward of an agent. None if unknown, as after a change of sign."""
+        most = getattr(self.env, "max_reward", None)
+        return None if most is None or self.scale < 0 else self.scale * most
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -553,7 +560,8 @@ class WrappedEnv(_Mirror):
             self.infos = {other: without(info, "legal_actions") for other, info in self.infos.items()}
         if not (self.terminations[agent] or self.truncations[agent]):
             if self._legal is not None:
-                self.infos[agent]["legal_actions"] = list(self._legal(self.env.observe(agent), agent))
+                legal = self._legal(self.env.observe(agent), agent)
+                self.infos[agent]["legal_actions"] = legal_texts(self, agent, legal)
             elif "legal_actions" not in self.infos[agent] and (numbers := self._legal_numbers(agent)) is not None:
                 self.infos[agent]["legal_actions"] = numbers
 

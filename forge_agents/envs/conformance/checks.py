@@ -13,6 +13,7 @@ import re
 import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -246,23 +247,30 @@ def observing(case: Case) -> None:
 
 
 def rewards_and_infos(case: Case) -> str:
-    """Rewards are finite and reported by ``last``, and infos are JSON. Returns a note if a full context costs nothing.
+    """Rewards are finite, within ``max_reward`` and reported by ``last``, and infos are JSON.
 
-    An agent can fill its context on purpose before it loses.
+    Returns a note if a full context costs nothing, because an agent can fill its context on purpose before it loses.
     """
-    acted, sums, is_free = "", dict[str, float](), False
+    acted, sums, is_free, most = "", dict[str, float](), False, None
+    earned: dict[tuple[int, str], float] = defaultdict(float)
     for env, seed, (agent, _, reward, *_) in _steps(case):
         if acted and env.agents and (lost := find_lost_reward(env, acted, sums)):
             raise BreachError(f"seed {seed}: {lost.partition('. ')[0]}", lost.partition(". ")[2], "act")
         acted, sums = agent if agent in live(env) else "", dict(env._cumulative_rewards)
         if not math.isfinite(reward):
             raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards", "act")
+        earned[seed, agent] += reward
         try:
             json.dumps(env.infos[agent], allow_nan=False)
         except (TypeError, ValueError) as error:
             fix = "use only numbers, strings, booleans, lists and dicts with string keys in infos"
             raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
         is_free = is_free or (reward < 0 and not may_be_silent(env))
+        most = getattr(env, "max_reward", None)
+    for (seed, agent), total in earned.items():
+        if isinstance(most, int | float) and total > most + 1e-6 * max(1.0, abs(most)):
+            message = f"seed {seed}: {agent!r} earns {total:g} in an episode, more than max_reward={most:g}"
+            raise BreachError(message, "set max_reward to the most that an agent can earn in an episode", "act")
     return (
         "an agent that fills its context avoids later negative rewards: set judges_silence = True, and it acts by an "
         "empty answer instead"

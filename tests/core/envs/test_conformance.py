@@ -248,6 +248,8 @@ _unseeded = changed(
         (changed(legal_actions=lambda self, agent: ["no"],
                  info=lambda self, agent, action: {agent: {"illegal": "" if "yes" in action else "only yes"}}),
          "legal actions", "seed 0: 'no' is in the legal actions of 'a', but was refused: only yes"),
+        (changed(info=lambda self, agent, action: {agent: {"legal_actions": "no"}}), "legal actions",
+         "has the text 'no' as its legal_actions. Give a list of texts"),
         (_Telling, "information sets", "becomes"),
         (_Hinting, "information sets", "depends on information hidden from it"),
         (changed(_Telling, observe_text=lambda self, agent: "Odd?", swap_secrets=lambda self, agent, rng: None),
@@ -263,6 +265,8 @@ _unseeded = changed(
         (changed(info=lambda self, agent, action: {agent: {"rng": self.rng}}), "rewards and infos", "not JSON"),
         (changed(act=lambda self, agent, action: fa.Outcome(rewards={agent: float("nan")}, done=True)),
          "rewards and infos", "nan"),
+        (changed(max_reward=0.5, act=lambda self, agent, action: fa.Outcome(rewards={agent: 2.0}, done=True)),
+         "rewards and infos", "seed 0: 'a' earns 2 in an episode, more than max_reward=0.5"),
     ],
 )  # fmt: skip
 def test_each_breach_is_found_by_its_check(env, check, message):

@@ -5,6 +5,7 @@ from fake_models import Tokens, completion
 from plain_env import Plain
 
 import forge_agents as fa
+from forge_agents.envs.env import listed_actions
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.policy_engine import PolicyEngine
 
@@ -55,3 +56,9 @@ def test_constrained_policy_requests_listed_legal_actions():
 def test_a_constrained_policy_cannot_be_trained(tmp_path):
     with pytest.raises(ValueError, match="'policy' is trainable and constrains its actions.*constrained distribution"):
         fa.GRPOTrainer(fa.Policy("m", constrain_actions=True), None, fa.GRPOConfig(), tmp_path)
+
+
+def test_legal_actions_in_an_info_are_no_text():
+    assert listed_actions({"legal_actions": ["go", "stay"]}) == ("go", "stay") and listed_actions({}) == ()
+    with pytest.raises(TypeError, match="has the text 'go' as its legal_actions. Give a list of texts"):
+        listed_actions({"legal_actions": "go"})

@@ -444,3 +444,16 @@ def test_agents_that_are_missing_or_one_text_are_refused():
     raises(AttributeError, "Nameless names no agents. Set a list of names, such as", fa.play, Nameless, fa.Random())
     raises(TypeError, "Text: possible_agents is the string 'ab'. Set a list of names", Text().reset)
     assert fa.play(Late, fa.Random(), seed=0).error is None and not hasattr(Nameless(), "possible_agents")
+
+
+def test_legal_actions_are_a_list_of_texts():
+    class Letters(Dice):
+        def legal_actions(self, agent):
+            return "red"
+
+    raises(TypeError, "legal_actions returned the text 'red' for 'x'. Return a list of texts", started, Letters)
+
+
+@pytest.mark.parametrize("value", [5, property(lambda self: 5)])
+def test_class_attribute_that_hides_a_method_is_named(value):
+    raises(ValueError, "the attribute 'state' hides a method", started, type("Hiding", (Dice,), {"state": value}))

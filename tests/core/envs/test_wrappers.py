@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 from pettingzoo import ParallelEnv
-from plain_env import Opened, PlainRound, act
+from plain_env import Opened, Plain, PlainRound, act
 
 import forge_agents as fa
 from forge_agents.bench.records import forfeits_of
@@ -266,6 +266,15 @@ def test_a_simultaneous_game_takes_turns_when_it_is_wrapped():
 
 
 # ---- by keyword
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize(("scale", "most"), [(0.5, 2.0), (10.0, 40.0), (-1.0, None)])
+def test_scaled_rewards_have_a_scaled_maximum(scale, most):
+    fa.register("t/Most-v0", type("Most", (Plain,), {"max_reward": 4.0}), max_turns=2)
+    assert fa.make("t/Most-v0", reward_scale=scale).max_reward == most
+    fa.register("t/Unknown-v0", Plain, max_turns=2)
+    assert fa.make("t/Unknown-v0", reward_scale=scale).max_reward is None
 
 
 @pytest.mark.usefixtures("own_registry")

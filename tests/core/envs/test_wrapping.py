@@ -310,6 +310,8 @@ def test_a_mask_counts_from_where_its_space_starts():
     # plain values; PettingZoo would take a mask of actions for one of texts
     assert env.last()[4] == {"to": [2], "legal_actions": ["2"]}
     assert check_env(lambda: lives(Masked, legal_actions=lambda obs, agent: ["2"])).ok
+    wordy = lives(Masked, legal_actions=lambda obs, agent: "21")
+    raises(TypeError, "legal_actions returned the text '21' for 'a'. Return a list of texts", wordy.reset, seed=0)
 
 
 class Push(gymnasium.Env):
