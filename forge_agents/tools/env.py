@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -119,7 +119,10 @@ class ToolEnv(TurnEnv):
 
     def _named_tools(self, agent: str) -> list[Tool]:
         """Return the tools of an agent. Raises TypeError if one is no tool, and ValueError if two have one name."""
-        tools: list[Any] = list(self.tools(agent))  # of user code, which may ignore the declared type
+        listed: Any = self.tools(agent)  # of user code, which may ignore the declared type
+        if isinstance(listed, Tool) or not isinstance(listed, Iterable):
+            raise TypeError(f"{self}: tools({agent!r}) returned {listed!r:.80}. Return a list of tools, [] for none")
+        tools: list[Any] = list(listed)
         if other := [item for item in tools if not isinstance(item, Tool)]:
             raise TypeError(
                 f"{self}: tools({agent!r}) returned {getattr(other[0], '__name__', repr(other[0]))}, which is no tool. "
@@ -174,7 +177,9 @@ class ToolEnv(TurnEnv):
         note = "" if self.calls_left(agent) > 0 else _LAST
         text = writable(render_results(results, self.tool_format))
         self._results[agent] = text[: self.max_observation_chars - len(note)] + note
-        outcome = self.after_calls(agent, results)
+        outcome: Any = self.after_calls(agent, results)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"{self}: after_calls returned {type(outcome).__name__}. Return an Outcome")
         counts = {"tool_calls": self._calls[agent], "tool_errors": self._errors[agent]}
         info = {**outcome.info, agent: {**counts, **outcome.info.get(agent, {})}}
         over = agent in {*self._ended(outcome.done, "done"), *self._ended(outcome.truncated, "truncated")}

@@ -303,6 +303,20 @@ def test_plain_function_among_the_tools_is_named():
         raises(TypeError, reason, use)
 
 
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        ("tools", lambda self, agent: self.open_vault, r"tools\('keeper'\) returned Tool.*Return a list of tools"),
+        ("tools", lambda self, agent: None, r"tools\('keeper'\) returned None\. Return a list of tools, \[\] for none"),
+        ("after_calls", lambda self, agent, results: None, "after_calls returned NoneType. Return an Outcome"),
+    ],
+)
+def test_results_of_another_type_are_named(method, result, message):
+    env = type("Forgetful", (Vault,), {method: result})()
+    env.reset(seed=0)
+    raises(TypeError, message, env.step, call("open_vault", key="a"))
+
+
 def test_async_tool_changes_its_environment():
     class Diary(ToolEnv):
         possible_agents = ("agent",)

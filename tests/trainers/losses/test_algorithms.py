@@ -17,6 +17,7 @@ import torch
 from batch_helpers import sample_of
 
 import forge_trainers.losses.registry as algorithms
+from forge_agents.policy import Policy
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import pack
 from forge_trainers.learner.config import LearnerConfig
@@ -577,10 +578,17 @@ def test_a_loss_needs_a_name():
         register_loss("half")(functools.partial(lambda inputs, share: inputs, share=0.5))
 
 
+def test_a_loss_takes_its_inputs_only():
+    with pytest.raises(TypeError, match=r"loss 'two' .* must take \(inputs\): missing a required argument: 'share'"):
+        register_loss("two")(lambda inputs, share: inputs)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LearnerConfig(loss="grop"), "unknown loss 'grop'.*grpo"),
+        (lambda: LearnerConfig(loss="grop"), "unknown loss 'grop'.*grpo.*as in 'my_module:grop'"),
+        (lambda: GRPOConfig(learner=LearnerConfig(loss="sft")), r"'sft' is the loss of SFTTrainer.*such as 'rloo'"),
+        (lambda: GRPOConfig().learner_of(Policy("tiny-random", learner={"loss": "sft"})), "'sft' is the loss of"),
         (lambda: LearnerConfig(clip=(0.2, -1.0)), r"clip=\(0\.2, -1\.0\)"),
         (lambda: LearnerConfig(correction="tis"), "correction='tis'"),
         (lambda: LearnerConfig(correction={"level": "word"}), "level='word'"),
@@ -600,7 +608,7 @@ def test_invalid_settings_are_refused(make, message):
 
 
 def test_a_loss_brings_its_credit():
-    for name in list_losses():
+    for name in set(list_losses()) - {"sft"}:
         teacher = {"reference": "m", "kl_coef": 1.0} if name == "distill" else {}
         config = GRPOConfig(learner=LearnerConfig(loss=name, **teacher))
         assert config.credit_rule == Credit(**find_loss(name).credit)

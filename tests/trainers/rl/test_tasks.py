@@ -72,6 +72,11 @@ def test_invalid_seed_is_refused():
     assert GRPOConfig(seed=2**32 - 1).seed == 4294967295
 
 
+def test_environment_object_is_refused_because_each_episode_needs_its_own():
+    with pytest.raises(TypeError, match=r"got an object of the class .*\. Each episode .* so pass the class or its id"):
+        TaskSampler(fa.make("forge/KuhnPoker-v0"))
+
+
 def test_agent_that_no_environment_has_is_refused(tmp_path):
     everyone = dict.fromkeys(["sorter", "asker", "answerer", "player_0", "player_1", "player_2"], fa.Random())
     with pytest.raises(

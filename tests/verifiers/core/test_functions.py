@@ -78,7 +78,8 @@ REFUSED = [
     (lambda *args, **kwargs: 0.5, r"parameters of unknown meaning"),
     (lambda trajectory, completions: 0.5, r"takes both one trajectory and all of them"),
     (awaited, r"awaited\(completion\) at .*is async"),
-    (Numeric, r"the class Numeric is not a verifier. Pass"),
+    (Numeric, r"the class Numeric is not a verifier, but its objects are\. Write Numeric\(\.\.\.\)"),
+    (dict, r"the class dict is not a verifier\. Pass a function"),
     ("rubric", r"str 'rubric' is not a verifier"),
     ([len], r"a list is not a verifier. To combine several, pass fa.Ensemble\(\[...\]\), fa.MultiReward"),
 ]
@@ -88,7 +89,7 @@ REFUSED = [
 def test_unclear_parameters_are_refused(function, message):
     with pytest.raises(ArgumentError, match=message) as error:
         Ensemble([function])
-    if callable(function) and function is not Numeric:
+    if callable(function) and function not in (Numeric, dict):
         assert f"at {__file__}:" in str(error.value)
 
 

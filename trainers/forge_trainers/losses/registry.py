@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from forge_agents.errors import did_you_mean
 from forge_agents.imports import import_advice, import_user_module
-from forge_agents.settings import settings_class
+from forge_agents.settings import check_call, settings_class
 
 if TYPE_CHECKING:
     import torch
@@ -202,6 +202,7 @@ def register_loss(
         raise TypeError(f"the name of a loss must be a string, not {name!r:.60}. Write @register_loss('name')")
 
     def register(function: LossFunction) -> LossFunction:
+        check_call(function, f"loss {name!r}", "inputs")
         loss = Loss(
             name=name,
             function=function,
@@ -269,7 +270,8 @@ def find_loss(name: str) -> Loss:
     if word not in _losses:
         raise ValueError(
             f"unknown loss {name!r}. Registered losses: {', '.join(list_losses())}."
-            f"{did_you_mean(word, list_losses())} Register new losses with forge_agents.register_loss"
+            f"{did_you_mean(word, list_losses())} Register your own with forge_agents.register_loss. A run's file also "
+            f"names its module, as in 'my_module:{word}'"
         )
     _resolved[name] = _losses[word].function
     return _losses[word]

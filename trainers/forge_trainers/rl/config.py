@@ -92,7 +92,7 @@ class GRPOConfig(ProcessConfig):
                 f"group_size={self.group_size} times groups_per_step={self.groups_per_step} must be at most "
                 f"{MAX_COUNT // (1 + self.max_staleness)} episodes per step with max_staleness={self.max_staleness}"
             )
-        self._check_minibatches(self.learner)
+        self._check_learner(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
         check_at_least(self, 0, "eval_every", "keep_episodes")
         check_at_least(self, 0, "exploitability_samples", most=MAX_COUNT)
@@ -107,7 +107,7 @@ class GRPOConfig(ProcessConfig):
     def learner_of(self, policy: Policy) -> LearnerConfig:
         """Return the learner settings of one policy. Raises ValueError if its loss needs another trainer setting."""
         settings = super().learner_of(policy)
-        self._check_minibatches(settings)
+        self._check_learner(settings)
         for name, of_loss, of_trainer in (
             ("credit", self._credit(settings), self.credit_rule),
             ("max_resamples", self._resamples(settings), self.resamples),
@@ -121,7 +121,12 @@ class GRPOConfig(ProcessConfig):
                 )
         return settings
 
-    def _check_minibatches(self, learner: LearnerConfig) -> None:
+    def _check_learner(self, learner: LearnerConfig) -> None:
+        if find_loss(learner.loss).name == "sft":
+            raise ValueError(
+                "learner.loss='sft' is the loss of SFTTrainer and DPOTrainer, without a ratio to the sampler. Choose "
+                "another loss, such as 'rloo' for a plain policy gradient"
+            )
         if learner.num_minibatches > self.groups_per_step:
             raise ValueError(
                 f"learner.num_minibatches={learner.num_minibatches} is more than groups_per_step="

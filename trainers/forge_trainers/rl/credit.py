@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -149,7 +149,9 @@ class Credit:
     def __post_init__(self) -> None:
         self._check_numbers()
         compares = self.baseline in _OF_A_GROUP
-        if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
+        if unknown := [key for key in self.by if key not in get_args(Key)]:
+            raise ValueError(f"by={self.by} names {unknown[0]!r}. Choose from 'seed', 'role' (the agent) and 'turn'")
+        if len(set(self.by)) != len(self.by):
             raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
         forks = self.baseline == "counterfactual"
         if isinstance(self.decisions, str) and self.decisions not in ("every", "longest"):
@@ -186,8 +188,10 @@ class Credit:
                 raise ValueError(
                     f"{name}={getattr(self, name)} must be at least 0 and finite: inf skips all trajectories"
                 )
-        if not (0 <= self.discount <= 1 and 0 <= self.rae_decay < 1):
-            raise ValueError(f"discount={self.discount} must be in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"discount={self.discount} must be in [0, 1]")
+        if not 0 <= self.rae_decay < 1:
+            raise ValueError(f"rae_decay={self.rae_decay} must be in [0, 1)")
         for name in ("samples", "decisions"):
             if isinstance(value := getattr(self, name), int) and not 1 <= value <= _MAX_ALTERNATIVES:
                 raise ValueError(f"{name}={value} must be at least 1 and at most {_MAX_ALTERNATIVES}")

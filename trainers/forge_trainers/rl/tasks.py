@@ -252,7 +252,10 @@ def _weights_of(env: EnvLike, *, remote: bool) -> dict[str, float]:
                 "module and pass the id, or remove envs from the mesh"
             )
     else:
-        raise TypeError(f"fit takes an id, a class, a curriculum or {{id: weight}}, got {type(env).__name__}")
+        raise TypeError(
+            f"an environment to train on is an id, a class, a curriculum or {{id: weight}}, got an object of the class "
+            f"{type(env).__name__}. Each episode makes an environment of its own, so pass the class or its id"
+        )
     check_weights(weights)
     return {name: float(weight) for name, weight in weights.items()}
 

@@ -213,6 +213,9 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
                 f"a {type(function).__name__} is not a {role}. To combine several, pass fa.Ensemble([...]), "
                 "fa.MultiReward({name: ...}) or a weighted sum such as 0.8 * a + 0.2 * b"
             )
+        if is_class and any(callable(getattr(function, name, None)) for name in ("score", "assess")):
+            name = name_of(function)
+            raise ArgumentError(f"the class {name} is not a {role}, but its objects are. Write {name}(...)")
         value = f"the class {name_of(function)}" if is_class else f"{type(function).__name__} {reprlib.repr(function)}"
         raise ArgumentError(
             f"{value} is not a {role}. Pass a function, or an object that derives from "
