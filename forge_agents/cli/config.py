@@ -107,7 +107,10 @@ class Parser(ArgumentParser):
         also = [*{name.partition(".")[0] for name in flags.difference(_FLAGS_ONLY)}]
         for key, owner in _OWNERS.items():
             if key in file.values and key not in (*field_hints(kind), *also):
-                raise ValueError(f"{file.place(file.values, key)}: {key!r} is of files for `forge-agents {owner}`")
+                raise ValueError(
+                    f"{file.place(file.values, key)}: {key!r} is of files for `forge-agents {owner}`."
+                    f"{did_you_mean(key, field_hints(kind))}"
+                )
         values = FileSettings(kind, file.place).converted(file.values, also=also)
         keys.check_paths(values, file.path.parent)
         _find_beside(file.path, values)

@@ -107,6 +107,8 @@ def train(argv: Sequence[str]) -> int:
     if gpus_per_host is not None and gpus_per_host < 0:
         parser.error(f"--gpus_per_host is {gpus_per_host}. It must be at least 0")
     run = built(parser, fa.RunConfig, chosen)
+    for message in run.idle:
+        print_visible(message)
     if dry_run:
         print(visible("\n".join(run.dry_run(gpus_per_host=gpus_per_host))))  # the file may be a stranger's
         return 0
@@ -114,8 +116,6 @@ def train(argv: Sequence[str]) -> int:
     run = run.warmed_up()
     for name in run.warm_start:
         print(visible(f"{name} starts from {run.policies[name].model}"))
-    for message in run.idle:
-        print_visible(message)
     models = _train_seeds(run, seeds)
     bench = f"{_python_path(argv)}forge-agents bench"
     if seeds > 1:

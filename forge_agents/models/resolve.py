@@ -431,9 +431,13 @@ def weight_count(folder: Path) -> int:
 
 
 def display_name(folder: Path) -> str:
-    """Return the hub id of the model in `folder` if it is in the hub cache, otherwise the folder's name."""
-    cached = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
-    return cached.removeprefix("models--").replace("--", "/") or folder.name
+    """Return the hub id of a model in the hub cache, ``RUN/export`` of an export, otherwise the folder's name."""
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    for export in (folder, folder.parent):
+        if export.name.partition("-step-")[0] == "export":  # of a run, or with a folder for each policy
+            return folder.relative_to(export.parent.parent).as_posix()
+    return folder.name
 
 
 def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:

@@ -72,7 +72,17 @@ def test_file_of_another_command_is_refused(tmp_path, capsys, command, key):
     file.write_text(f"{key}:\n  team:\n    model: tiny-random\n")
     with pytest.raises(SystemExit, match="2"):
         cli.main([command, str(file)])
-    assert f"{key!r} is of files for `forge-agents {'sft' if key == 'policy' else 'train'}`" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"{key!r} is of files for `forge-agents {'sft' if key == 'policy' else 'train'}`" in printed
+    assert ("Did you mean 'policies'" in printed) == (command == "train")
+
+
+def test_dry_run_names_players_that_no_agent_uses(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    policies = "{team: {model: tiny-random}, rival: {model: tiny-random}}"
+    file.write_text(f"env: forge/Relay-v0\npolicies: {policies}\npolicy_mapping: team\nout_dir: {tmp_path}/run\n")
+    assert cli.main(["train", str(file), "--dry-run"]) == 0
+    assert "rival is declared, but no agent uses it." in "".join(capsys.readouterr())
 
 
 def save_before_training():

@@ -861,3 +861,17 @@ def test_folder_of_a_run_names_its_models(tmp_path):
     assert refusal(empty) == "not a complete model folder"
     assert refusal(one) == f"not a complete model folder. Models are in {one}/export: name one of these folders"
     assert refusal(team) == refusal(team / "export") == f"not a complete model folder. Models are in {roles}"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/cache/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899", "Qwen/Qwen3-0.6B"),
+        ("/home/me/models/mine", "mine"),
+        ("/home/me/runs/guess/export", "guess/export"),
+        ("/home/me/runs/crew/export/solver", "crew/export/solver"),
+        ("/home/me/runs/crew/export-step-000040/solver", "crew/export-step-000040/solver"),
+    ],
+)
+def test_console_tells_exports_of_two_runs_apart(folder, name):
+    assert models.display_name(Path(folder)) == name
