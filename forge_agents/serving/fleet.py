@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from forge_agents.errors import HostError, ModelNotFoundError
+from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.exports import warn_about_prompts
 from forge_agents.models.sizes import ModelSize
@@ -108,31 +108,12 @@ def divide_gpus(folders: Mapping[str, Path], config: C, adapters: Mapping[str, M
     engine_of = {replica: name for name in folders for replica in names_of(name, config.replicas)}
     assigned: dict[str, list[shares.MemoryShare]] = defaultdict(list)
     for (host, gpu), slots in on_gpu.items():
-        needs = {slot.name: footprints[engine_of[slot.name]] for slot in slots}
-        for replica, share in _divide_gpu(f"GPU {gpu} of {host}", slots[0].gpu_bytes, needs, config).items():
-            assigned[engine_of[replica]].append(share)
+        engines = {f"engine {slot.name}": (footprints[engine_of[slot.name]], config) for slot in slots}
+        total, advice = slots[0].gpu_bytes, "let fewer models play at once, lower max_model_len, or take more GPUs"
+        divided = shares.divide_gpu(f"GPU {gpu} of {host}", total, engines, {}, advice=[advice])
+        for slot, count in zip(slots, divided.values(), strict=True):
+            assigned[engine_of[slot.name]].append(shares.MemoryShare(count, total, shared=len(slots) > 1))
     return {name: shares.with_memory_share(config, footprints[name], assigned[name]) for name in folders}
-
-
-def _divide_gpu(
-    gpu: str, total: int, footprints: Mapping[str, memory.Footprint], config: EngineConfig
-) -> dict[str, shares.MemoryShare]:
-    """Divide one GPU of `total` bytes among its engines."""
-    alone = len(footprints) == 1
-    requests = [
-        shares.memory_request(name, footprint, config, total, alone=alone) for name, footprint in footprints.items()
-    ]
-    available = requests[0].reserved if alone else int(total * shares.USABLE_SHARE)
-    divided = shares.divide_memory(available, requests)
-    if divided is None and not alone:
-        needs = shares.describe_needs((f"engine {request.name}", request.needs) for request in requests)
-        if (fraction := config.gpu_memory_utilization) is not None:
-            needs = f"gpu_memory_utilization={fraction} gives each {total * fraction / 1e9:.1f}; {needs}"
-        raise HostError(
-            f"{gpu} has {total / 1e9:.1f} GB, of which its {len(requests)} engines may take {available / 1e9:.1f}, "
-            f"and {needs}: let fewer models play at once, lower max_model_len, or take more GPUs"
-        )
-    return {name: shares.MemoryShare(size, total, shared=not alone) for name, size in (divided or {}).items()}
 
 
 def _meshes(engines: Iterable[str], config: EngineConfig) -> list[tuple[str, str, int]]:

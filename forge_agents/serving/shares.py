@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from forge_agents.errors import HostError
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import USUAL_SHARE, Footprint
 
@@ -14,44 +15,49 @@ USABLE_SHARE = 0.95
 """Fraction of a GPU's memory that is divided. The rest is the allocator's overhead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRequest:
-    """Memory that one engine requests on one of its GPUs."""
+def divide_gpu(
+    gpu: str,
+    total: int,
+    engines: Mapping[str, tuple[Footprint, EngineConfig]],
+    fixed: Mapping[str, Mapping[str, int]],
+    *,
+    advice: Sequence[str],
+) -> dict[str, int]:
+    """Return the bytes of a GPU that each engine may use: its needs, and an equal part of the rest.
 
-    name: str
-    configured: int | None
-    """Bytes by the engine's settings, or None if it takes what it gets."""
-    needs: Mapping[str, int]
-    """Minimum bytes, by part."""
+    Args:
+        gpu: Description of the GPU.
+        total: Bytes of the GPU.
+        engines: Models and settings of the engines, by name. An engine with `gpu_memory_utilization` gets that part.
+        fixed: Bytes of other processes, by name and part.
+        advice: Changes that reduce the memory.
 
-    @property
-    def least(self) -> int:
-        """Bytes without which the engine does not start."""
-        return sum(self.needs.values())
-
-    @property
-    def reserved(self) -> int:
-        """Bytes that are assigned before the rest is divided."""
-        return self.least if self.configured is None else self.configured
-
-
-def memory_request(name: str, model: Footprint, config: EngineConfig, total: int, *, alone: bool) -> MemoryRequest:
-    """The request of an engine for a GPU of `total` bytes, on which it may be `alone`."""
-    share = config.gpu_memory_utilization or (USUAL_SHARE if alone else None)
-    configured = None if share is None else int(total * share)
-    return MemoryRequest(name=name, configured=configured, needs=model.needs(config))
-
-
-def divide_memory(available: int, requests: Sequence[MemoryRequest]) -> dict[str, int] | None:
-    """Bytes by engine name: the need and an equal part of the rest, or None if `available` is too little."""
-    spare = available - sum(request.reserved for request in requests)
-    if spare < 0 or any(request.least > request.reserved for request in requests):
-        return None
-    even = spare // max(1, sum(request.configured is None for request in requests))
-    return {
-        request.name: request.reserved + even if request.configured is None else request.configured
-        for request in requests
-    }
+    Raises:
+        HostError: The memory does not suffice. The message has the arithmetic and the advice.
+    """
+    alone = len(engines) == 1 and not fixed
+    needs = {name: model.needs(config) for name, (model, config) in engines.items()}
+    reserved = {name: sum(parts.values()) for name, parts in needs.items()}
+    shares = {name: config.gpu_memory_utilization for name, (_, config) in engines.items()}
+    limits = {name: int(total * share) for name, share in shares.items() if share is not None}
+    if alone and not limits:
+        limits = dict.fromkeys(engines, int(total * USUAL_SHARE))
+    usable = sum(limits.values()) if alone else int(total * USABLE_SHARE)
+    taken = sum(count for parts in fixed.values() for count in parts.values())
+    spare = usable - taken - sum((reserved | limits).values())
+    if spare < 0 or any(reserved[name] > limit for name, limit in limits.items()):
+        limited = [
+            f"{'raise' if reserved[name] > limits[name] else 'lower'} gpu_memory_utilization={share} of {name}, which "
+            f"takes {limits[name] / 1e9:.1f} GB, or leave it out"
+            for name, share in shares.items()
+            if share is not None
+        ]
+        raise HostError(
+            f"{gpu} has {total / 1e9:.1f} GB, of which {usable / 1e9:.1f} may be used: "
+            f"{describe_needs({**fixed, **needs})}. To make it fit, {'; '.join([*limited, *advice])}"
+        )
+    even = spare // max(1, len(engines) - len(limits))
+    return {name: limits.get(name, least + even) for name, least in reserved.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +84,10 @@ def with_memory_share(config: C, model: Footprint, shares: Sequence[MemoryShare]
     )
 
 
-def describe_needs(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
+def describe_needs(needs: Mapping[str, Mapping[str, int]]) -> str:
     """Names with the memory that each expects, as text."""
     return "; ".join(
-        f"{name} expects {sum(parts.values()) / 1e9:.1f} GB ({describe_parts(parts)})" for name, parts in needs
+        f"{name} expects {sum(parts.values()) / 1e9:.1f} GB ({describe_parts(parts)})" for name, parts in needs.items()
     )
 
 

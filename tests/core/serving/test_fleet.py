@@ -143,15 +143,15 @@ def test_large_and_small_model_share_a_gpu_by_need(on_gpus, tmp_path):
     assert {name: EnginePlan.of(config) for name, config in result.items()} == placed.engines
     large, little = (own.gpu_memory_utilization for own in result.values())
     assert large > 0.8 and little < 0.2 and large + little == pytest.approx(0.95, abs=1e-3)
-    with pytest.raises(HostError, match=r"2 engines may take 76\.0, and engine 32b expects .*; engine 0\.6b expects"):
+    with pytest.raises(HostError, match=r"76\.0 may be used: engine 32b expects .*; engine 0\.6b expects"):
         on_gpus.all(gpus=1, folders=folders, max_model_len=16384)
 
 
 def test_configured_share_is_kept_and_too_many_engines_are_refused(on_gpus):
     assert on_gpus(gpus=1, gpu_memory_utilization=0.2).kv_cache_gb is None
-    with pytest.raises(HostError, match=r"may take 76\.0, and gpu_memory_utilization=0\.5 gives each 40\.0; engine"):
+    with pytest.raises(HostError, match=r"76\.0 may .*gpu_memory_utilization=0\.5 of engine \S+, which takes 40\.0 GB"):
         on_gpus(gpus=1, gpu_memory_utilization=0.5)
-    with pytest.raises(HostError, match=r"its 8 engines may take 15\.2, and engine model-0 expects 2\.\d GB"):
+    with pytest.raises(HostError, match=r"of which 15\.2 may be used: engine model-0 expects 2\.\d GB"):
         on_gpus(gpus=1, models=8, size=16_000_000_000)
 
 

@@ -139,7 +139,9 @@ def test_gpu_of_unknown_memory_is_used():
 
 
 def test_requested_share_of_a_gpu_must_be_free():
-    with pytest.raises(HostError, match=r"GPU 0 .* 76.0 may .*lower engine.gpu_memory_utilization=0.9, which takes 72"):
+    with pytest.raises(
+        HostError, match=r"GPU 0 .* 76.0 .*lower gpu_memory_utilization=0.9 of engine hero-0, .*takes 72"
+    ):
         placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.9))
     assert placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.5))
 
@@ -147,7 +149,7 @@ def test_requested_share_of_a_gpu_must_be_free():
 def test_refusal_names_the_requested_share():
     with pytest.raises(HostError, match=r"engine.kv_cache_gb 100\.0\)\. To make it fit, lower engine.kv_cache_gb or"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, kv_cache_gb=100))
-    with pytest.raises(HostError, match=r"0\.8 may be .*raise engine.gpu_memory_utilization=0\.01, .*raise engine.tp"):
+    with pytest.raises(HostError, match=r"0\.8 may .*raise gpu_memory_utilization=0\.01 of engine .*raise engine.tp"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.01))
 
 
@@ -392,7 +394,7 @@ def test_judge_on_a_shared_gpu_reduces_the_engine_cache(node, small_judge):
     assert [gpu for _, gpu, _ in rows] == ["0", "1", "1"]
     assert rows[1][2] == pytest.approx(0.7 * 80, abs=0.1)  # 0.95 of it without the judge's quarter
     greedy = Judging("judge", small_judge, gpu_memory_utilization=0.9)
-    with pytest.raises(HostError, match=r"engine hero .*; judge judge .*lower gpu_memory_utilization of judge=0.9"):
+    with pytest.raises(HostError, match=r"engine hero .*; judge judge .*lower gpu_memory_utilization=0.9 of judge"):
         node(2, [greedy], small_judge)
 
 

@@ -1,4 +1,1 @@
-"""Predictions of a run before it starts: step time (`simulate`), and whether it fits into GPUs (`fit`).
-
-`measured` reads short runs, `model` scales their stages to the planned run.
-"""
+"""Predictions of a run before it starts: step time (`simulate`), and whether it fits into GPUs (`fit`)."""

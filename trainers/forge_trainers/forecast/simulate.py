@@ -269,8 +269,8 @@ def _means(plan: Plan, rows: Sequence[Mapping[str, Any]], engines: int) -> Measu
 
     def of_learners(name: str) -> float:
         """Return the mean over steps of a sum over policies, whose metrics are in ``learner/`` or ``learner/NAME/``."""
-        found = [[row[key] for key in row if key.startswith("learner/") and key.endswith(f"/{name}")] for row in rows]
-        return statistics.fmean(map(math.fsum, found))
+        keys = [key for key in rows[0] if key.startswith("learner/") and key.endswith(f"/{name}")]
+        return statistics.fmean(math.fsum(row.get(key) or 0.0 for key in keys) for row in rows)
 
     # the mean over engines: engines that take turns keep each other waiting, but not the collection
     busy_s = statistics.fmean((1 - row["idle/engines"]) * row["time/step_s"] for row in rows) * engines

@@ -26,12 +26,9 @@ from forge_agents.serving.memory import (
 )
 from forge_agents.serving.shares import (
     USABLE_SHARE,
-    MemoryRequest,
     MemoryShare,
-    describe_needs,
     describe_parts,
-    divide_memory,
-    memory_request,
+    divide_gpu,
     with_memory_share,
 )
 from forge_trainers.learner.memory import RECOMPUTED, by_memory, persistent_bytes, published_bytes
@@ -383,55 +380,31 @@ def _divide(gpu: str, total: int, parts: Sequence[Part], engine: EnginePlan, hel
     """
     learners = {part.name: part.learner_bytes() for part in parts if part.learner is not None}
     others = {} if held is None else {f"{held.slot.role} {held.slot.name}": held.parts}
-    engines = {part.name: part for part in parts if part.learner is None}
-    alone = len(parts) == 1 and held is None
-    requests = [
-        memory_request(name, part.served, part.judge or engine, total, alone=alone) for name, part in engines.items()
-    ]
-    usable = requests[0].reserved if alone and requests else int(total * USABLE_SHARE)
-    phases = [({**learners, **others}, requests)]
+    engines = {f"{part.role.removesuffix('s')} {part.name}": part for part in parts if part.learner is None}
+    phases = [({**learners, **others}, engines)]
     sleeping = sum(part.judge is None for part in engines.values())
     if engine.sleeps and learners and sleeping:  # while learners compute, and while engines compute
         asleep = {f"{sleeping} sleeping engine{'s' * (sleeping > 1)}": {"overhead": sleeping * OVERHEAD_BYTES}}
-        judges = [request for request in requests if engines[request.name].judge is not None]
+        judges = {name: part for name, part in engines.items() if part.judge is not None}
         offloaded = {name: {"overhead": needs["overhead"]} for name, needs in learners.items()}
-        phases = [({**learners, **asleep, **others}, judges), ({**offloaded, **others}, requests)]
+        phases = [({**learners, **asleep, **others}, judges), ({**offloaded, **others}, engines)]
     shares: dict[str, int] = {}
     for fixed, active in phases:
-        available = usable - sum(sum(needs.values()) for needs in fixed.values())
-        if (divided := divide_memory(available, active)) is None:
-            needs = {f"{engines[each.name].role.removesuffix('s')} {each.name}": each.needs for each in active}
-            raise HostError(
-                f"{gpu} has {total / 1e9:.1f} GB, of which {usable / 1e9:.1f} may be used: "
-                f"{describe_needs([*fixed.items(), *needs.items()])}. To make it fit, "
-                + "; ".join(_advice(parts, active, engine, has_held=held is not None))
-            )
-        for name, count in divided.items():
-            shares[name] = min(count, shares.get(name, count))
+        models_of = {name: (part.served, part.judge or engine) for name, part in active.items()}
+        advice = [*_advice(parts, active.values(), engine, has_held=held is not None)]
+        for name, count in divide_gpu(gpu, total, models_of, fixed, advice=advice).items():
+            shares[active[name].name] = min(count, shares.get(active[name].name, count))
     return shares
 
 
-def _advice(
-    parts: Sequence[Part], requests: Sequence[MemoryRequest], engine: EnginePlan, *, has_held: bool
-) -> Iterator[str]:
-    """Yield changes that reduce the memory of the processes of a GPU, of which `requests` are of active engines."""
-    by_name = {part.name: part for part in parts}
+def _advice(parts: Sequence[Part], active: Iterable[Part], engine: EnginePlan, *, has_held: bool) -> Iterator[str]:
+    """Yield changes that reduce the memory of the processes of a GPU, of which `active` are the active engines."""
     plans = [part.learner for part in parts if part.learner is not None]
-    active = [by_name[request.name] for request in requests]
-    for part, request in zip(active, requests, strict=True):
-        config = part.judge or engine
-        if config.gpu_memory_utilization is not None:
-            key = "engine.gpu_memory_utilization" if part.judge is None else f"gpu_memory_utilization of {part.name}"
-            how = "raise" if request.least > request.reserved else "lower"
-            yield (
-                f"{how} {key}={config.gpu_memory_utilization}, which takes {request.reserved / 1e9:.1f} GB, or leave "
-                "it out"
-            )
-    serves = any(part.judge is None for part in active)
-    if serves:
+    kinds = {part.role for part in active}
+    if serves := "engines" in kinds:
         cache = "engine.max_model_len" if engine.kv_cache_gb is None else "engine.kv_cache_gb"
         yield f"lower {cache} or engine.max_num_seqs, raise engine.tp, or give engines separate GPUs"
-    if any(part.judge is not None for part in active):
+    if "judges" in kinds:
         yield _REDUCE_JUDGE
     if plans:
         yield _reduce_learner(plans)
