@@ -184,6 +184,11 @@ class Match:
     sample: int
     """Index among the episodes of this seed and line-up."""
 
+    @property
+    def played(self) -> tuple[str, int, int, tuple[tuple[str, str], ...]]:
+        """`Record.played` of its record."""
+        return self.environment.id, self.seed, self.sample, tuple(sorted(self.lineup.items()))
+
 
 def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
     """Return the suite's name and the environments' arguments by id, in order.

@@ -11,7 +11,6 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rich import progress as bars
@@ -145,16 +144,12 @@ def benchmark(
         status = f"stopped; {log.path} keeps what was played: run it again to continue"
         with contextlib.closing(LoopRunner(status=lambda: status)) as loop:
             loop.run(run.play())
-        report = run.report(settings, environments)
-        _save(report, log.path.with_name(BOARD))
+        report, file = run.report(settings, environments), log.path.with_name(BOARD)
+        try:
+            report.save(file)
+        except OSError as cause:
+            raise not_written(file, cause) from cause
         return report
-
-
-def _save(report: Report, path: Path) -> None:
-    try:
-        report.save(path)
-    except OSError as cause:
-        raise not_written(path, cause) from cause
 
 
 def _settings(suite: str, chosen: Mapping[str, Any], **others: int) -> dict[str, Any]:
@@ -192,13 +187,12 @@ def _facts(player: Player, engine: EngineConfig, specs: Sequence[EnvSpec], origi
 
 
 def _environment_facts(env: SuiteEnv) -> dict[str, Any]:
-    arguments = {name: with_content(value) for name, value in env.kwargs.items()}
-    kwargs = {n: v if isinstance(v, int | str | None) or _is_finite(v) else described(v) for n, v in arguments.items()}
+    kwargs = {}
+    for name, value in env.kwargs.items():
+        content = with_content(value)
+        is_plain = isinstance(content, int | str | None) or (isinstance(content, float) and math.isfinite(content))
+        kwargs[name] = content if is_plain else described(content)
     return {"env": env.id, "kwargs": kwargs, "max_turns": env.max_turns, "code": env.code}
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
 
 
 def _key(match: Match, facts: Mapping[str, Mapping[str, Any]], env_facts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -262,35 +256,27 @@ class _Run:
                 await self.search.measure(engines)
 
     def report(self, settings: Mapping[str, Any], environments: Sequence[SuiteEnv]) -> Report:
-        """Return the report of all episodes so far."""
+        """Return the report of all episodes so far, in the order of the plan, including those of earlier calls."""
+        by_key = self.log.failed | self.log.done
+        records = tuple(by_key[key] for key in self.plan if key in by_key)
         return Report(
             settings=settings,
             environments=tuple(replace(env, kwargs=public_arguments(env.kwargs)) for env in environments),
             players=self.facts,
             provenance=provenance(),
-            records=self.records(),
+            records=records,
             planned=len(self.plan),
             stopped=self.stopped,
             exploitability=self.search.results(),
-            timing=self.timing(),
+            timing={
+                "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "seconds": round(time.monotonic() - self.start, 3),
+                "play_seconds": round(self.play_seconds, 3),
+                "played": self.played,
+                "reused": len(records) - self.played,
+                "episode_seconds": round(sum(record.seconds for record in records), 3),
+            },
         )
-
-    def records(self) -> tuple[Record, ...]:
-        """Return the records of the plan in its order, including those of earlier calls."""
-        records = self.log.failed | self.log.done
-        return tuple(records[key] for key in self.plan if key in records)
-
-    def timing(self) -> dict[str, Any]:
-        """Return the facts that differ between runs."""
-        records = self.records()
-        return {
-            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "seconds": round(time.monotonic() - self.start, 3),
-            "play_seconds": round(self.play_seconds, 3),
-            "played": self.played,
-            "reused": len(records) - self.played,
-            "episode_seconds": round(sum(record.seconds for record in records), 3),
-        }
 
     async def _worker(self, queue: deque[tuple[str, Match]], engines: Mapping[str, PolicyEngine]) -> None:
         """Play one episode after another."""

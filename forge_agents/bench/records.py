@@ -292,12 +292,9 @@ class EpisodeLog:
     def drop_others(self, plan: Mapping[str, Match]) -> None:
         """Drop the records of planned keys that are not of the planned environment, seed, sample and players."""
         for records in (self.done, self.failed):
-            for key, record in [(key, records[key]) for key in plan if key in records]:
-                match = plan[key]
-                of_match = (match.environment.id, match.seed, match.sample, tuple(sorted(match.lineup.items())))
-                if record.played != of_match:
-                    del records[key]
-                    self.unreadable += 1
+            for key in [key for key in plan if key in records and records[key].played != plan[key].played]:
+                del records[key]
+                self.unreadable += 1
 
     def _keep(self, record: Record) -> None:
         record = record.after(self.failed.get(record.key))

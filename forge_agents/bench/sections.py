@@ -48,7 +48,7 @@ def document(report: Results, *, brief: bool) -> Document:
     return Document(
         title=f"Benchmark: {settings['suite']}",
         headline=headline,
-        warnings=_warnings(report),
+        warnings=[*_warnings(report)],
         bars=report.summary.overall,
         sections=[section for section in sections if section.rows],
         facts=facts,
@@ -119,30 +119,26 @@ def _public(value: Any) -> Any:
 # ---- warnings
 
 
-def incomplete(report: Results) -> list[str]:
-    """Return warnings about missing, failed and unfinished episodes."""
-    warnings = []
+def incomplete(report: Results) -> Iterator[str]:
+    """Yield warnings about missing, failed and unfinished episodes."""
     if report.missing:
         reason = f": {report.stopped}" if report.stopped else ""
-        warnings.append(f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played{reason}")
-    failed = [record for record in report.records if record.error]
-    if failed:
+        yield f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played{reason}"
+    if failed := [record for record in report.records if record.error]:
         faults = Counter(record.fault for record in failed if record.fault).most_common()
         by = f", by failures of {', '.join(f'{name} ({number})' for name, number in faults)}" if faults else ""
-        warnings.append(f"{len(failed)} episodes failed{by} and are not counted. The first: {failed[0].error}")
+        yield f"{len(failed)} episodes failed{by} and are not counted. The first: {failed[0].error}"
     for env, names in report.summary.failing.items():
-        lines = (
-            f"NO RESULTS OF {name} IN {env}: it failed, or the environment on its answer, in {games} games"
-            for name, games in names.items()
-        )
-        advice = "Another call repeats failed games, but failures after a player's first decision in a game still count"
-        warnings += [f"{line}. {advice}" for line in lines]
+        for name, games in names.items():
+            yield (
+                f"NO RESULTS OF {name} IN {env}: it failed, or the environment on its answer, in {games} games. "
+                "Another call repeats failed games, but failures after a player's first decision in a game still count"
+            )
     if full := [record for record in report.records if record.end == "context"]:
-        warnings.append(
+        yield (
             f"{len(full)} episodes ended because the context of a player was full. No rating counts them. The first: "
             f"{full[0].env} with {', '.join(dict.fromkeys(full[0].lineup.values()))}"
         )
-    return warnings
 
 
 def _unrated(report: Results) -> list[str]:
@@ -152,35 +148,35 @@ def _unrated(report: Results) -> list[str]:
     return [env.id for env in competitive if records[env.id] and not is_won_or_lost(records[env.id], env)]
 
 
-def _warnings(report: Results) -> list[str]:
-    warnings, summary = incomplete(report), report.summary
+def _warnings(report: Results) -> Iterator[str]:
+    summary = report.summary
+    yield from incomplete(report)
     competitive = [env.id for env in report.environments if env.kind in ("competitive", "mixed")]
     if competitive and len(report.players) > 1 and not report.settings["swap_agents"]:
-        warnings.append(
+        yield (
             f"AGENTS ARE NOT SWAPPED in {', '.join(competitive)}: differences between players may be differences "
             "between their agents, so these games give no ratings"
         )
     elif len(report.players) > 1 and (unrated := _unrated(report)):
-        warnings.append(
+        yield (
             f"NO RATINGS COME FROM {', '.join(unrated)}: compare rewards there. Ratings need zero-sum rewards, or one "
             "reward each for a win, a loss and a draw"
         )
     if summary.undefined:
-        warnings.append(
+        yield (
             f"NO SUCCESS IS DEFINED in {', '.join(summary.undefined)}: compare rewards there. An environment defines "
             "success by info['success'] or info['outcome'] at its end. A game of one agent or of partners may define "
             "it by max_reward, and a competitive game by wins and losses"
         )
     if unpaid := _unpaid(report):
-        warnings.append(
+        yield (
             f"EVERY REWARD IS 0 in {', '.join(unpaid)}: no player solved anything there, or the environment pays "
             "nothing, such as a program without reward= whose result is no number"
         )
-    warnings += _unmet(report)
+    yield from _unmet(report)
     for scope, pairs in (("Over all environments", summary.overall_pairs), ("In single environments", summary.pairs)):
         if (power := _power(pairs)).startswith("NO PAIR"):
-            warnings.append(f"{scope}: {power}")
-    return warnings
+            yield f"{scope}: {power}"
 
 
 def _unpaid(report: Results) -> list[str]:
