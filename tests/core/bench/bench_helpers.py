@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 from plain_env import Plain
 
@@ -62,6 +63,30 @@ class WordGame(Plain):
         if len(self.words) < len(self.possible_agents):
             return fa.Outcome()
         return fa.Outcome(rewards=dict.fromkeys(self.agents, self.reward(tuple(self.words))), done=True)
+
+
+class ZeroSum(WordGame):
+    """Both players choose one of `sides` without seeing the other's choice. player_0 wins if they agree."""
+
+    possible_agents = ("player_0", "player_1")
+    sides = ("heads", "help")
+
+    def legal_actions(self, agent):
+        return self.sides
+
+    def openings(self):
+        game = type(self)()
+        game.reset(seed=0)
+        return [(1.0, game)]
+
+    def lead(self):
+        """Return the reward of player_0."""
+        return 1.0 if len(set(self.words)) == 1 else -1.0
+
+    def act(self, agent, action):
+        outcome = super().act(agent, action)
+        rewards = {"player_0": self.lead(), "player_1": -self.lead()} if outcome.done else {}
+        return replace(outcome, rewards=rewards)
 
 
 def run_in_loop(function):

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from bench_helpers import KUHN, WordGame, fake_fleet, play
+from bench_helpers import KUHN, ZeroSum, fake_fleet, play
 from refusals import raises
 
 import forge_agents as fa
@@ -162,65 +162,28 @@ def test_the_same_weights_give_the_same_samples(kuhn, renderer, strategy):
     assert first == second
 
 
-class Pennies(WordGame):
-    """Both choose a side without seeing the other's choice. player_0 wins if they agree."""
-
-    possible_agents = ("player_0", "player_1")
-    sides = ("heads", "help")
-
-    def legal_actions(self, agent):
-        return self.sides
-
-    def openings(self):
-        game = type(self)()
-        game.reset(seed=0)
-        yield 1.0, game
-
-    def act(self, agent, action):
-        outcome = super().act(agent, action)
-        lead = 1.0 if len(set(self.words)) == 1 else -1.0
-        return replace(outcome, rewards={"player_0": lead, "player_1": -lead}) if outcome.done else outcome
-
-
-class Again(Pennies):
+class Again(ZeroSum):
     def step(self, action):
         if action in self.sides:
             super().step(action)
 
 
-class Beginning(Pennies):
+class Beginning(ZeroSum):
     sides = ("heads", "heads up")
 
 
-class Unseen(fa.TurnEnv):
+class Unseen(ZeroSum):
     """Rock, paper, scissors. No observation tells the choices."""
 
-    possible_agents = ("player_0", "player_1")
     sides = ("rock", "paper", "scissors")
 
-    def setup(self, rng):
-        self.chosen = []
-
-    def instructions(self, agent):
-        return "Choose."
-
-    def observe_text(self, agent):
-        return "Your choice:"
-
-    def legal_actions(self, agent):
-        return self.sides
-
-    def openings(self):
-        game = type(self)()
-        game.reset(seed=0)
-        return [(1.0, game)]
+    def lead(self):
+        first, second = (self.sides.index(word.strip(".").lower()) for word in self.words)
+        return (0.0, 1.0, -1.0)[(first - second) % 3]
 
     def act(self, agent, action):
-        self.chosen.append(self.sides.index(action.strip(".").lower()))
-        if len(self.chosen) == 1:
-            return fa.Outcome()
-        lead = (0.0, 1.0, -1.0)[(self.chosen[0] - self.chosen[1]) % 3]
-        return fa.Outcome(rewards={"player_0": lead, "player_1": -lead}, done=True)
+        assert action.strip(".").lower() in self.sides
+        return super().act(agent, action)
 
 
 def test_choice_that_no_observation_tells_is_known_by_later_turns():
@@ -235,9 +198,8 @@ def test_choice_that_no_observation_tells_is_known_by_later_turns():
 
 def test_actions_without_different_outcomes_are_one():
     class Same(Unseen):
-        def act(self, agent, action):
-            self.chosen.append(0)
-            return super().act(agent, "rock") if len(self.chosen) == 1 else fa.Outcome(done=True)
+        def lead(self):
+            return 0.0
 
     fa.register("model-strategy-test/Same-v0", max_turns=2)(Same)
     game = GameTree("model-strategy-test/Same-v0")
@@ -246,7 +208,7 @@ def test_actions_without_different_outcomes_are_one():
 
 @pytest.fixture(scope="module")
 def pennies():
-    fa.register("model-strategy-test/Pennies-v0", max_turns=2)(Pennies)
+    fa.register("model-strategy-test/Pennies-v0", max_turns=2)(ZeroSum)
     fa.register("model-strategy-test/Beginning-v0", max_turns=2)(Beginning)
     return GameTree("model-strategy-test/Pennies-v0")
 
