@@ -150,12 +150,9 @@ def _is_immutable(value: Any) -> bool:
 
 def _attributes(value: Any) -> Any:
     """Return the attributes of an object, with or without slots."""
-    slots = [name for cls in type(value).__mro__ for name in _slots(vars(cls).get("__slots__", ()))]
-    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
-
-
-def _slots(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    slots = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in names if hasattr(value, name)}}
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:

