@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from dataclasses import replace
 
 from plain_env import Plain
@@ -45,6 +46,16 @@ def fake_fleet(make_engine, renderer, starts=None):
         yield {name: PolicyEngine(make_engine(name), renderer) for name in models}
 
     return fleet
+
+
+def exported(run, *models, **settings):
+    """Make folders of models in the folder of a run, and write its settings if any are given."""
+    for model in models:
+        (run / model).mkdir(parents=True, exist_ok=True)
+        (run / model / "config.json").write_text("{}")
+    if settings:
+        (run / "config.yaml").write_text(json.dumps(settings))
+    return str(run)
 
 
 class WordGame(Plain):

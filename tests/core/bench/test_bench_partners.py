@@ -8,16 +8,13 @@ from bench_helpers import KUHN, WordGame, play
 from refusals import raises
 
 import forge_agents as fa
-from forge_agents import safe_yaml
 from forge_agents.bench import BenchLimits, Report
-from forge_agents.bench.entrants import read_player, short_names
 from forge_agents.bench.merge import leaderboard
-from forge_agents.bench.plan import BenchConfig, lineups
+from forge_agents.bench.plan import lineups
 from forge_agents.bench.report import ReportError
 from forge_agents.bench.statistics import difference, ratio
 from forge_agents.cli import main as cli
 from forge_agents.cli.evaluation import join_lists
-from forge_agents.cli.play import PlayConfig
 
 SIDES = "bench/Sides-v0"
 
@@ -199,95 +196,6 @@ def test_ratio_has_the_interval_of_its_expansion():
     seeds = range(40)
     once, often = (ratio(dict.fromkeys(seeds, 0.5), {n: float(n < won) for n in seeds}) for won in (1, 20))
     assert str(once.value) == "nan" and often.value == 1.0
-
-
-def test_run_folder_is_its_exported_players(tmp_path):
-    one, team = tmp_path / "one", tmp_path / "team"
-    for folder in (one / "export", team / "export/asker", team / "export/answerer"):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-    assert read_player(str(one)) == fa.Policy(str(one / "export"))
-    assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
-    raises(ValueError, r"has 2 models, and .*config.yaml does not say which agents they act", read_player, str(team))
-    (team / "config.yaml").write_text(
-        "policy_mapping: {player_0: asker, player_1: answerer, player_2: frozen, player_3: asker}\n"
-    )
-    result = read_player(str(team), fa.Sampling(max_tokens=9))
-    models = {agent: policy.model for agent, policy in result.policies.items()}
-    asker, answerer = str(team / "export/asker"), str(team / "export/answerer")
-    assert models == {"player_0": asker, "player_1": answerer, "player_3": asker}
-    assert all(policy.sampling.max_tokens == 9 for policy in result.policies.values())
-    assert read_player(str(team / "export"), fa.Sampling(max_tokens=9)) == result
-    assert read_player(str(team / "export/asker")) == fa.Policy(asker)
-
-
-def test_exported_model_reads_the_prompts_of_its_training(tmp_path):
-    one, team, sft = tmp_path / "one", tmp_path / "team", tmp_path / "sft"
-    for folder in (one / "export", one / "base", one / "export-step-000004", team / "export/b", sft / "export"):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-    newest = {"thinking": "off", "keep_reasoning": "turn", "context": "newest"}
-    rows = {"a": {**newest, "trainable": True, "constrain_actions": True}, "frozen": {"context": "window"}}
-    (one / "config.yaml").write_text(json.dumps({"policies": rows}))
-    (sft / "config.yaml").write_text(json.dumps({"policy": rows["a"]}))
-    rows["b"] = {"context": "summarize", "trainable": True}
-    (team / "config.yaml").write_text(json.dumps({"policies": rows, "policy_mapping": {"player_0": "b"}}))
-    for run in (one, sft):
-        export = str(run / "export")
-        assert read_player(str(run)) == read_player(export) == fa.Policy(export, **newest)
-        assert PlayConfig(env="e", model=export).other == fa.Policy(export, name="model", trainable=False, **newest)
-    assert read_player(str(one / "export-step-000004")).context == "newest"
-    assert read_player(str(one / "base")).context == "end"
-    expected = fa.Policy(str(team / "export/b"), context="summarize")
-    assert read_player(str(team)).policies == {"player_0": expected} and read_player(str(team / "export/b")) == expected
-
-
-def test_settings_of_a_run_are_read_once_for_all_its_agents(tmp_path, monkeypatch):
-    (tmp_path / "export/p").mkdir(parents=True)
-    (tmp_path / "export/p/config.json").write_text("{}")
-    read, texts = safe_yaml.read_stream, []
-
-    def counted(stream, *, name):
-        texts.append(name)
-        return read(stream, name=name)
-
-    monkeypatch.setattr(safe_yaml, "read_stream", counted)
-    for context in ("newest", "window"):  # a changed file is read again
-        rows = {"policies": {"p": {"trainable": True, "context": context}}}
-        mapping = {f"player_{number}": "p" for number in range(300)}
-        (tmp_path / "config.yaml").write_text(json.dumps({**rows, "policy_mapping": mapping}))
-        team = read_player(str(tmp_path))
-        assert len(team.policies) == 300 and {policy.context for policy in team.policies.values()} == {context}
-    assert texts == [str(tmp_path / "config.yaml")] * 2
-
-
-@pytest.mark.parametrize("folder", ["export", "checkpoints/step-000002"])
-def test_run_without_export_explains_how_to_export(tmp_path, folder):
-    (tmp_path / folder).mkdir(parents=True)
-    hint = f"has not exported a model yet.*agents export {tmp_path} --out {tmp_path}/export"
-    raises(ValueError, hint, read_player, str(tmp_path))
-
-
-def test_exported_checkpoint_is_a_team(tmp_path):
-    for name in ("asker", "answerer"):
-        (tmp_path / "export-step-000002" / name).mkdir(parents=True)
-        (tmp_path / "export-step-000002" / name / "config.json").write_text("{}")
-    (tmp_path / "config.yaml").write_text("policy_mapping: {player_0: asker, player_1: answerer}\n")
-    team = read_player(str(tmp_path / "export-step-000002"))
-    assert team.policies["player_1"].model == str(tmp_path / "export-step-000002/answerer")
-
-
-def test_short_names_are_the_differing_ends():
-    assert short_names(["runs/pop/seed-0/", "runs/pop/seed-1/export", "random"]) == {
-        "seed-0": "runs/pop/seed-0/", "seed-1": "runs/pop/seed-1/export", "random": "random",
-    }  # fmt: skip
-    assert list(short_names(["a/export/hero", "b/export/hero"])) == ["a-hero", "b-hero"]
-    assert list(short_names(["http://h:1/v1#qwen-1.5", "m.n:fn"])) == ["qwen-1-5", "fn"]
-    assert short_names([]) == {}
-    raises(ValueError, "once, got random, random", short_names, ["random", "random"])
-    raises(ValueError, r"cannot be told apart by name, got a.b, a-b. Use --players.NAME", short_names, ["a.b", "a-b"])
-    with pytest.raises(ValueError, match=r"would be called 'a', .*--players.NAME x/a"):
-        BenchConfig(players={"a": "random"}, cross_play=["x/a"]).entrants()
 
 
 @pytest.mark.parametrize(

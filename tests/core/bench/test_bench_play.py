@@ -20,7 +20,6 @@ from refusals import raises
 import forge_agents as fa
 from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench import play as playing
-from forge_agents.bench.entrants import read_player
 from forge_agents.bench.plan import lineups, seeds_of, suite_envs
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
@@ -326,14 +325,6 @@ def test_numbers_of_episodes_are_bounded_before_they_are_listed(name, tmp_path):
     raises(ValueError, f"{name}=1000000000 must be at most 1000000", play, tmp_path, **{name: 10**9})
     product = {"episodes": 1000, "samples": 1000}
     raises(ValueError, "9 line-ups must be at most 1000000 episodes, got 9000000", play, tmp_path, **product)
-
-
-def test_players_from_text():
-    assert read_player("random") == fa.Random() and read_player("human") == fa.Human()
-    endpoint = read_player("http://127.0.0.1:1/v1#some-model", fa.Sampling(temperature=0))
-    assert (endpoint.url, endpoint.model, endpoint.sampling.temperature) == ("http://127.0.0.1:1/v1", "some-model", 0)
-    assert read_player("smollm2-135m-instruct") == fa.Policy("smollm2-135m-instruct")
-    assert read_player("textwrap:dedent").fn("  x") == "x"
 
 
 def test_benchmark_runs_inside_a_running_loop(tmp_path):

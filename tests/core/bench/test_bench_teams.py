@@ -4,8 +4,7 @@ import contextlib
 import json
 
 import pytest
-import yaml
-from bench_helpers import KUHN, PASSIVE, play
+from bench_helpers import KUHN, PASSIVE, exported, play
 from plain_env import Plain
 
 import forge_agents as fa
@@ -114,16 +113,13 @@ def test_policies_of_a_team_have_engines_of_their_own_and_equal_ones_share(tmp_p
     assert sorted(started) == ["mixed-player_0", "mixed-player_1", "one", "twin-player_0"]
 
 
-def run_folder(folder, seats):
-    for name in set(seats.values()):
-        (folder / "export" / name).mkdir(parents=True)
-        (folder / "export" / name / "config.json").write_text("{}")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"env": ["bench/Signal-v0"], "policy_mapping": seats}))
-    return str(folder)
-
-
 def test_a_run_with_a_policy_for_each_agent_is_one_player(tmp_path):
-    run = run_folder(tmp_path / "run", {"sender": "asker", "receiver": "answerer", "gpt-4o": "asker"})
+    run = exported(
+        tmp_path / "run",
+        "export/asker",
+        "export/answerer",
+        policy_mapping={"sender": "asker", "receiver": "answerer", "gpt-4o": "asker"},
+    )
     team = named_players({"crew": run}, fa.Sampling(max_tokens=5))["crew"]
     assert isinstance(team, Team) and team.policies["receiver"].model.endswith("export/answerer")
     mixed = named_players({"mixed": {"sender": run, "receiver": "random"}})["mixed"]
@@ -150,7 +146,12 @@ def test_a_mapping_that_makes_no_player_is_refused(tmp_path, player, error, mess
 
 
 def test_a_run_that_plays_other_agents_is_refused(tmp_path):
-    run = run_folder(tmp_path / "run", {"player_0": "asker", "player_1": "answerer"})
+    run = exported(
+        tmp_path / "run",
+        "export/asker",
+        "export/answerer",
+        policy_mapping={"player_0": "asker", "player_1": "answerer"},
+    )
     (tmp_path / "run/export/asker/config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     with pytest.raises(ValueError, match="has no policy for agent 'sender'"):
         playing.check_agents(named_players({"crew": run}), {"bench/Signal-v0": ("sender", "receiver")})
