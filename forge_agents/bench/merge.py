@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import warnings
@@ -46,9 +45,10 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
             label = Path(report).name if names[Path(report).name] == 1 else str(report)
         label = f"{label} ({number})" if label in named else label
         named[label] = report if isinstance(report, Report) else Report.load(report)
-    for first, second in itertools.combinations(named.items(), 2):
-        _check_comparable(*first, *second)
-    return _merged(named) if len(named) > 1 else next(iter(named.values()))
+    if len(named) == 1:
+        return next(iter(named.values()))
+    _check_comparable(named)
+    return _merged(named)
 
 
 def board(*reports: Report | str | os.PathLike[str]) -> Document:
@@ -123,29 +123,27 @@ def _conditions(report: Report) -> dict[str, Any]:
     conditions["partners"] = report.settings.get("partners", [])
     conditions |= {f"{env.id} {name}": value for env in report.environments for name, value in asdict(env).items()}
     conditions["version of forge-agents-rl"] = report.provenance["packages"].get("forge-agents-rl", "unknown")
+    for name, facts in report.players.items():
+        conditions[f"player {name!r} (give different players different names): fingerprint"] = facts["fingerprint"]
     return conditions
 
 
-def _check_comparable(one: str, first: Report, two: str, second: Report) -> None:
-    mine, other = _conditions(first), _conditions(second)
-    gaps = [
-        f"{name}: {mine[name]} in {one}, {other[name]} in {two}"
-        for name in mine
-        if name in other and mine[name] != other[name]
-    ]
-    for label, report in ((one, first), (two, second)):
-        settings = report.settings["seed"], report.settings["episodes"]
-        seeds = {env.id: set(seeds_of(*settings, env.id)) for env in report.environments}
-        unknown = sorted({record.env for record in report.records if record.seed not in seeds.get(record.env, ())})
-        gaps += [f"seeds of {id_}: {label} has other seeds than this version draws. Play it again" for id_ in unknown]
-    ids, others = ({env.id for env in report.environments} for report in (first, second))
-    gaps += [f"{id_}: only in {one if id_ in ids else two}" for id_ in sorted(ids ^ others)]
-    gaps += [
-        f"player {name!r}: fingerprint {facts['fingerprint']} in {one}, {second.players[name]['fingerprint']} in {two}"
-        " (give different players different names)"
-        for name, facts in first.players.items()
-        if name in second.players and second.players[name]["fingerprint"] != facts["fingerprint"]
-    ]
+def _check_comparable(named: Mapping[str, Report]) -> None:
+    """Raise ReportError with all differences that exclude a merge."""
+    gaps = []
+    conditions: dict[str, tuple[str, Any]] = {}
+    labels: dict[str, list[str]] = {}
+    for label, report in named.items():
+        for name, value in _conditions(report).items():
+            source, earlier = conditions.setdefault(name, (label, value))
+            gaps += [f"{name}: {earlier} in {source}, {value} in {label}"] if value != earlier else []
+        seeds: dict[str, set[int]] = {}
+        for env in report.environments:
+            labels.setdefault(env.id, []).append(label)
+            seeds[env.id] = {*seeds_of(report.settings["seed"], report.settings["episodes"], env.id)}
+        for env_id in sorted({record.env for record in report.records if record.seed not in seeds.get(record.env, ())}):
+            gaps.append(f"seeds of {env_id}: {label} has other seeds than this version draws. Play it again")
+    gaps += [f"{env_id}: only in {', '.join(of)}" for env_id, of in labels.items() if len(of) < len(named)]
     if gaps:
         raise ReportError("the reports cannot be compared. They differ in\n  " + "\n  ".join(gaps))
 

@@ -387,11 +387,11 @@ def test_reports_that_cannot_be_compared_are_refused_with_every_difference(repor
             [f"{KUHN} code: {report.environments[0].code} in report 1, {'0' * 16} in board.json", "9.9 in"],
         ),
         ((report, other_settings), ["seed: 0 in report 1, 1 in report 2", "episodes: 4 in report 1, 5 in report 2"]),
-        ((report, one_env), [f"{SORT}: only in report 1"]),
+        ((report, one_env, report), [f"{SORT}: only in report 1, report 3"]),
         ((other_seeds, other_seeds), [f"seeds of {KUHN}: report 1 has other seeds than this version draws"]),
         (
             (report, hero, villain),
-            ["'hero': fingerprint a in report 2, b in report 3 (give different players different"],
+            ["'hero' (give different players different names): fingerprint: a in report 2, b in report 3"],
         ),
         ((report, stranger), [f"share no player, and in {KUHN} results depend on opponents"]),
         ((), ["no reports were given"]),
