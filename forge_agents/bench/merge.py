@@ -179,7 +179,7 @@ def _merged(named: Mapping[str, Report]) -> Report:
     return replace(
         first,
         settings={**first.settings, "exploitability_samples": min(filter(None, samples), default=0)},
-        players={name: facts for name, (facts, _) in players.items()},
+        players={name: facts for name, (_, facts, _) in players.items()},
         provenance=_merged_provenance([report.provenance for report in reports]),
         records=records,
         planned=total,
@@ -189,25 +189,23 @@ def _merged(named: Mapping[str, Report]) -> Report:
         exploitability={
             env.id: values
             for env in first.environments
-            if (values := {name: of[env.id] for name, (_, of) in players.items() if env.id in of})
+            if (values := {name: of[env.id] for name, (*_, of) in players.items() if env.id in of})
         },
         timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
     )
 
 
-def _first_facts(named: Mapping[str, Report]) -> dict[str, tuple[Mapping[str, Any], dict[str, float]]]:
-    """Return facts and exploitability of each player, as in the first report that has it. Warns if others differ."""
-    values: dict[str, tuple[Mapping[str, Any], dict[str, float]]] = {}
-    source: dict[str, str] = {}
+def _first_facts(named: Mapping[str, Report]) -> dict[str, tuple[str, Mapping[str, Any], dict[str, float]]]:
+    """Return label, facts and exploitability of the first report of each player. Warns if others differ."""
+    values: dict[str, tuple[str, Mapping[str, Any], dict[str, float]]] = {}
     for label, report in named.items():
         for name, facts in report.players.items():
             of_player = {env: row[name] for env, row in report.exploitability.items() if name in row}
-            first, exploitability = values.setdefault(name, (facts, of_player))
-            source.setdefault(name, label)
+            source, first, exploitability = values.setdefault(name, (label, facts, of_player))
             if facts != first or any(of_player[env] != exploitability.get(env) for env in of_player):
                 _warn(
-                    f"player {name!r} has other facts or another exploitability in {label} than in {source[name]}, "
-                    "whose values count"
+                    f"player {name!r} has other facts or another exploitability in {label} than in {source}, whose "
+                    "values count"
                 )
     return values
 
