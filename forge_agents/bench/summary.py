@@ -380,15 +380,16 @@ def _meetings(environment: SuiteEnv, players: Sequence[str], records: Sequence[R
         reward = _mean_over_seeds(_values(both, player, "reward"))
         if not reward.n:
             continue
-        rewards_of = {}  # of episodes in which the player had only that agent's side, or all sides
-        for agent in environment.seats:
-            side = next(set(side) for side in environment.sides if agent in side)
-            rewards_of[agent] = _mean_over_seeds(
-                (record.seed, record.seats[agent].reward)
-                for record in both
-                if agent in record.seats and _agents_of(record, player) in (side, {*record.lineup})
-            )
-        seats = {agent: value for agent, value in rewards_of.items() if value.n}
+        agents_of = [(record, _agents_of(record, player)) for record in both]
+        rewards_of = {}
+        for side in map(set, environment.sides):
+            # of episodes in which the player had only that side, or all sides
+            selected = [record for record, agents in agents_of if agents == side or len(agents) == len(record.lineup)]
+            for agent in side:
+                rewards_of[agent] = _mean_over_seeds(
+                    (record.seed, record.seats[agent].reward) for record in selected if agent in record.seats
+                )
+        seats = {agent: rewards_of[agent] for agent in environment.seats if rewards_of[agent].n}
         yield Meeting(env=environment.id, player=player, other=other, reward=reward, seats=seats)
 
 

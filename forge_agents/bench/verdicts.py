@@ -45,10 +45,7 @@ def judged(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
     if not is_won_or_lost(records, environment):
         return list(records)
     tolerance = tolerance_of(records)
-    return [
-        _completed(record, {agent: _winning_reward(record, agent, environment, tolerance) for agent in record.seats})
-        for record in records
-    ]
+    return [_completed(record, _winning_rewards(record, environment, tolerance)) for record in records]
 
 
 _MAX_FAILED = 0.05
@@ -119,14 +116,20 @@ def is_spoiled(record: Record) -> bool:
     return bool(record.error) or record.end == "context" or any(agent.forfeit for agent in record.seats.values())
 
 
-def _winning_reward(record: Record, agent: str, environment: SuiteEnv, tolerance: float) -> float:
-    """Return the smallest reward that is more than every opponent of an agent earned."""
-    side = next((side for side in environment.sides if agent in side), (agent,))
-    player = record.lineup[agent]
-    others = [name for name, by in record.lineup.items() if by != player and name in record.seats]
-    opponents = others or [name for name in record.seats if name not in side]
-    highest = max((record.seats[name].reward for name in opponents), default=-math.inf)
-    return math.nextafter(highest + tolerance, math.inf)
+def _winning_rewards(record: Record, environment: SuiteEnv, tolerance: float) -> dict[str, float]:
+    """Return for each agent the smallest reward that is more than every opponent earned."""
+    group_of = {agent: record.lineup[agent] for agent in record.seats}
+    if len({*group_of.values()}) < 2:  # self-play
+        group_of = {agent: str(number) for number, side in enumerate(environment.sides) for agent in side}
+    highest: dict[str, float] = {}
+    for agent, result in record.seats.items():
+        highest[group_of[agent]] = max(result.reward, highest.get(group_of[agent], -math.inf))
+    ranked = sorted(highest, key=lambda group: -highest[group])[:2]
+    rewards = {}
+    for agent in record.seats:
+        opponents = next((highest[group] for group in ranked if group != group_of[agent]), -math.inf)
+        rewards[agent] = math.nextafter(opponents + tolerance, math.inf)
+    return rewards
 
 
 def _completed(record: Record, required: dict[str, float]) -> Record:
