@@ -13,7 +13,7 @@ import numpy as np
 from forge_agents.bench.code import described
 from forge_agents.bench.fingerprints import digest, with_content
 from forge_agents.bench.plan import TEAMS
-from forge_agents.bench.records import priced
+from forge_agents.bench.records import Record, priced
 from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_difference, smallest_p
 from forge_agents.bench.summary import Pair, Results, partners_of
 from forge_agents.bench.tables import Document, Section, interval
@@ -143,9 +143,11 @@ def incomplete(report: Results) -> Iterator[str]:
 
 def _unrated(report: Results) -> list[str]:
     """Return the competitive environments that give no ratings, because rewards do not decide who won."""
-    competitive = [env for env in report.environments if env.kind == "competitive"]
-    records = {env.id: [record for record in report.records if record.env == env.id] for env in competitive}
-    return [env.id for env in competitive if records[env.id] and not is_won_or_lost(records[env.id], env)]
+    records: dict[str, list[Record]] = {}
+    for record in report.records:
+        records.setdefault(record.env, []).append(record)
+    played = [env for env in report.environments if env.kind == "competitive" and env.id in records]
+    return [env.id for env in played if not is_won_or_lost(records[env.id], env)]
 
 
 def _warnings(report: Results) -> Iterator[str]:
