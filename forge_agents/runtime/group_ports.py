@@ -26,8 +26,9 @@ _PEER_WAIT_S = 0.05
 _ESTABLISHED, _LISTENING = "01", "0A"
 _LOOPBACK = re.compile(r"[0-9A-F]{6}7F:|0{24}01000000:|0{16}FFFF0000[0-9A-F]{6}7F:")
 """Matches local addresses 127.0.0.0/8, ::1 or ::ffff:127.0.0.0/104 in the kernel's notation."""
-_WATCHED = re.compile(r"^tfd:\s*(\d+) events:\s*[0-9a-f]+ data:\s*([0-9a-f]+)", re.MULTILINE)
-"""Matches a watched descriptor in what the kernel shows of an epoll instance, and the pointer that belongs to it."""
+_WATCHED = re.compile(r"^tfd:\s*(\d+) events:\s*19 data:\s*([0-9a-f]+)", re.MULTILINE)
+"""Matches a descriptor that gloo watches, and the pointer that belongs to it, in what the kernel shows of an epoll
+instance. Monarch watches for other events."""
 _EPOLL_CTL_MOD = 3
 _BYTES_RECEIVED = slice(128, 136)
 """Place of ``tcpi_bytes_received`` in ``struct tcp_info``."""
