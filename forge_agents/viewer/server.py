@@ -203,7 +203,7 @@ def serve_page(
     # without an access log, whose lines would contain the token
     settings = uvicorn.Config(make_app(found_runs, token), timeout_graceful_shutdown=2, **http_settings())
     watcher.start()
-    names = ", ".join(run.name for run in found_runs)
+    names = ", ".join(run.name for run in found_runs).replace("\n", r"\n")  # no name looks like the address below
     say(visible(f"{len(found_runs)} run{'s' if len(found_runs) > 1 else ''}: {names}"))
     say(f"open   {url}\nstop   Ctrl-C")
     try:

@@ -8,6 +8,7 @@ import pytest
 from viewer_runs import TOKEN, episode, metrics, write_lines
 
 from forge_agents.cli import main as cli
+from forge_agents.viewer import server as server_module
 
 
 @pytest.fixture
@@ -149,3 +150,11 @@ def test_view_command_reports_errors(tmp_path, run_folder, capsys):
 def test_port_in_use_is_reported(server, run_folder, capsys):
     assert cli.main(["view", str(run_folder), "--port", str(server.port)]) == 1
     assert f"port {server.port} cannot be used" in capsys.readouterr().err
+
+
+def test_name_of_a_run_does_not_look_like_the_address(run_folder, monkeypatch):
+    folder = run_folder.rename(run_folder.with_name("run\nopen   http:127.0.0.1"))
+    monkeypatch.setattr(server_module.Server, "run", lambda self, sockets: None)
+    lines = []
+    server_module.serve_page([folder], port=0, say=lines.append)
+    assert [line.startswith("open") for line in "\n".join(lines).splitlines()] == [False, True, False]
