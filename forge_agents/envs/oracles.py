@@ -11,19 +11,19 @@ from forge_agents.envs.registry import ids_with_oracles, settings_of
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import ForgeError
 
-Player: TypeAlias = Callable[[str], str]
-"""``player(observation) -> action``, called once per decision of its agent, in order."""
+ActionFunction: TypeAlias = Callable[[str], str]
+"""``act(observation) -> action``, called once per decision of its agent, in order."""
 
-OracleFactory: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], Player]
-"""``oracle(agent, settings, rng) -> player``: a class, or a function that returns a player.
+OracleFactory: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], ActionFunction]
+"""``oracle(agent, settings, rng) -> act``: a class with a method ``__call__``, or a function that returns a function.
 
-The factory is called once per agent and episode, so a player may store what it has read. `agent` is the agent whose
-observations the player receives; with role shuffling, its role. `settings` holds all constructor arguments of the
+The factory is called once per agent and episode, so ``act`` may store what it has read. `agent` is the agent whose
+observations ``act`` receives; with role shuffling, its role. `settings` holds all constructor arguments of the
 environment, defaults included. `rng` is derived from the episode seed, the agent and the index within the group.
 """
 
-AgentFactory: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], Player]
-"""``factory(agent, info, rng) -> player``, where `info` came with the agent's first observation."""
+AgentFactory: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], ActionFunction]
+"""``factory(agent, info, rng) -> act``, where `info` came with the agent's first observation."""
 
 
 def oracle_of(spec: object, env_id: str) -> AgentFactory:
@@ -37,13 +37,13 @@ def oracle_of(spec: object, env_id: str) -> AgentFactory:
             f"{', '.join(ids_with_oracles()) or 'none'}. Add one by fa.register(..., oracle=...)"
         )
     try:
-        return partial(_make_player, spec, spec.load_oracle())
+        return partial(_make_oracle, spec, spec.load_oracle())
     except ImportError as cause:
         raise ForgeError(f"the oracle {spec.oracle!r} of {env_id} cannot be imported: {cause}") from cause
 
 
-def _make_player(
+def _make_oracle(
     spec: EnvSpec, factory: OracleFactory, agent: str, info: Mapping[str, Any], rng: random.Random
-) -> Player:
+) -> ActionFunction:
     role = str(info.get("role", agent)) if spec.kwargs.get("role_shuffle") else agent
     return factory(role, settings_of(spec), rng)

@@ -108,7 +108,7 @@ class Processes:
     """A fake of a run's processes."""
 
     policies: ClassVar = {"team": TEAM}
-    room: ClassVar = {}
+    max_sample_tokens: ClassVar = {}
     answers = 0
 
     def __init__(self):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forge_agents.envs.oracles import Player
+from forge_agents.envs.oracles import ActionFunction
 from forge_envs.games import codewords, fireworks, village
 from forge_envs.oracles.script import Script, read
 
@@ -34,7 +34,7 @@ def chances(observation: str) -> dict[str, float]:
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
-def tic_tac_toe(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
+def tic_tac_toe(agent: str, settings: Mapping[str, Any], rng: random.Random) -> ActionFunction:
     """Return a player that draws one of the best moves and never loses."""
 
     def play(observation: str) -> str:
@@ -59,7 +59,7 @@ def _after(board: str, square: int) -> str:
     return (board[:square] + "X" + board[square + 1 :]).translate(str.maketrans("XO", "OX"))
 
 
-def alphabet_sort(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
+def alphabet_sort(agent: str, settings: Mapping[str, Any], rng: random.Random) -> ActionFunction:
     """Sort all names of this and earlier turns."""
     names: list[str] = []
 

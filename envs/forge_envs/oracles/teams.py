@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from forge_agents.envs.oracles import Player
+from forge_agents.envs.oracles import ActionFunction
 from forge_agents.tools import ToolCall, render_tool_call
 from forge_envs.oracles.script import Script, read
 from forge_envs.teams import relay, tables, treasure_hunt
@@ -117,12 +117,12 @@ class DiningPhilosophers(Script):
         return "release" if "yours" in now else "wait"
 
 
-def commons(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
+def commons(agent: str, settings: Mapping[str, Any], rng: random.Random) -> ActionFunction:
     """Leave as much as grows back to a full lake, the optimum if all agents do the same."""
     return leaving(1 / settings["regrowth"])
 
 
-def leaving(share: float) -> Player:
+def leaving(share: float) -> ActionFunction:
     """Return a player that leaves a share of the capacity, and nothing in the last season, if all do the same."""
 
     def take(observation: str) -> str:

@@ -12,7 +12,7 @@ from fake_run import TEAM, Draws
 import forge_agents as fa
 from forge_agents.types import Alternatives, Episode, EpisodeGroup, Trajectory
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.policy_mapping import FixedPolicies
+from forge_trainers.rl.policy_mapping import RunPolicies
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import compute_advantages
 from forge_trainers.rl.tasks import TaskSampler
@@ -143,16 +143,16 @@ def test_balanced_roles_without_several_trained_roles_are_refused():
     apart = {"a": TEAM, "b": replace(TEAM, name="other")}
     for env, policies in ((Draws, TEAM), (Two, frozen), (Two, apart)):
         with pytest.raises(ValueError, match=re.escape("has no effect: each trained policy plays one agent")):
-            RunPlan(TaskSampler(env), FixedPolicies(policies), config, env_reward)
+            RunPlan(TaskSampler(env), RunPolicies(policies), config, env_reward)
     for policies in (TEAM, lambda agent, seed: frozen["b" if (agent == "a") == (seed % 2) else "a"]):
-        assert RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward).credit.balance_roles
+        assert RunPlan(TaskSampler(Two), RunPolicies(policies), config, env_reward).credit.balance_roles
 
 
 @pytest.mark.parametrize(("loss", "refused"), [("grpo", True), ("gspo", True), ("dr_grpo", False), ("rloo", False)])
 def test_balanced_roles_are_refused_with_losses_that_average_over_sequences(loss, refused):
     """Roles of 300 and 10 tokens have equal gradients there, and 1 to 19 after balancing."""
     config = fa.GRPOConfig(learner=fa.LearnerConfig(loss=loss), credit=BALANCED)
-    made = partial(RunPlan, TaskSampler(Two), FixedPolicies(TEAM), config, env_reward)
+    made = partial(RunPlan, TaskSampler(Two), RunPolicies(TEAM), config, env_reward)
     if refused:
         with pytest.raises(ValueError, match=f"loss='{loss}' of policy 'team' averages over each sequence first"):
             made()

@@ -21,7 +21,7 @@ from forge_agents.runtime.faults import Faults
 from forge_trainers.learner.memory import checkpoint_bytes, learner_bytes
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.policy_mapping import FixedPolicies
+from forge_trainers.rl.policy_mapping import RunPolicies
 from forge_trainers.rl.report import Messages
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.tasks import TaskSampler
@@ -114,7 +114,7 @@ def test_estimator_is_exact_for_teachers_only():
 
 
 def test_credit_that_no_loss_reads_is_refused():
-    sampler, policies = TaskSampler(Draws), FixedPolicies(TEAM)
+    sampler, policies = TaskSampler(Draws), RunPolicies(TEAM)
     for credit in (fa.Credit(), fa.Credit(baseline="counterfactual")):
         config = fa.GRPOConfig(learner=distill("m"), credit=credit)
         with pytest.raises(ValueError, match="has no effect: loss='distill' reads no advantages"):
@@ -133,7 +133,7 @@ def test_credit_that_no_loss_reads_is_refused():
 def test_teachers_of_unknown_agents_are_refused(reference, message):
     config = fa.GRPOConfig(learner=distill(reference))
     with pytest.raises(ValueError, match=re.escape(message)):
-        RunPlan(TaskSampler(Draws), FixedPolicies(TEAM), config, env_reward)
+        RunPlan(TaskSampler(Draws), RunPolicies(TEAM), config, env_reward)
 
 
 class Two(Draws):
@@ -152,19 +152,19 @@ def test_balanced_roles_count_only_policies_that_learn_from_advantages():
     policies = {"a": TEAM, "b": replace(TEAM, name="other", learner=learner)}
     config = fa.GRPOConfig(credit=fa.Credit(balance_roles=True), max_resamples=0, loss_normalization="used")
     with pytest.raises(ValueError, match=re.escape("plays one agent of each environment at most (a)")):
-        RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward)
+        RunPlan(TaskSampler(Two), RunPolicies(policies), config, env_reward)
 
 
 def test_agent_without_a_teacher_is_refused():
     config = fa.GRPOConfig(learner=distill({"a": "m"}))
     with pytest.raises(ValueError, match="policy 'team' plays b, and learner.reference has teachers of a only"):
-        RunPlan(TaskSampler(Two), FixedPolicies(TEAM), config, env_reward)
+        RunPlan(TaskSampler(Two), RunPolicies(TEAM), config, env_reward)
     apart = {"a": TEAM, "b": replace(TEAM, name="other", trainable=False)}
-    RunPlan(TaskSampler(Two), FixedPolicies(apart), config, env_reward)
+    RunPlan(TaskSampler(Two), RunPolicies(apart), config, env_reward)
     both = fa.GRPOConfig(learner=distill({"a": "m", "b": "m"}))
     with pytest.raises(ValueError, match="names a teacher of 'b', which no policy that learns plays"):
-        RunPlan(TaskSampler(Two), FixedPolicies(apart), both, env_reward)
-    RunPlan(TaskSampler(Two), FixedPolicies({"a": TEAM, "b": replace(TEAM, name="other")}), both, env_reward)
+        RunPlan(TaskSampler(Two), RunPolicies(apart), both, env_reward)
+    RunPlan(TaskSampler(Two), RunPolicies({"a": TEAM, "b": replace(TEAM, name="other")}), both, env_reward)
 
 
 def test_learner_loads_the_teachers_of_its_own_agents_only():
@@ -172,7 +172,7 @@ def test_learner_loads_the_teachers_of_its_own_agents_only():
     config = fa.GRPOConfig(learner=distill({"a": "m", "b": "n"}))
 
     def loaded(policies, **options):
-        plan = RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward, **options)
+        plan = RunPlan(TaskSampler(Two), RunPolicies(policies), config, env_reward, **options)
         return {name: dict(config.learner_of(policy).teachers) for name, policy in plan.loaded.items()}
 
     both = {"a": "m", "b": "n"}
@@ -193,7 +193,7 @@ def test_fork_has_the_reference_of_its_own_settings(tiny_llama, tmp_path, monkey
 
     monkeypatch.setattr(Processes, "_start_learners", start)
     team = replace(TEAM, model=str(tiny_llama))
-    sampler, policies = TaskSampler(Two), FixedPolicies({"a": team, "b": replace(team, name="other")})
+    sampler, policies = TaskSampler(Two), RunPolicies({"a": team, "b": replace(team, name="other")})
 
     def plan_of(learner):
         return RunPlan(sampler, policies, fa.GRPOConfig(learner=learner, max_resamples=0), env_reward)
@@ -248,7 +248,7 @@ def test_start_names_teachers_and_those_with_another_chat_template(tiny_llama, t
     team = replace(TEAM, model=str(tiny_llama))
 
     def announced(policies):
-        plan, messages, lines = RunPlan(TaskSampler(Two), FixedPolicies(policies), config, env_reward), Messages(), []
+        plan, messages, lines = RunPlan(TaskSampler(Two), RunPolicies(policies), config, env_reward), Messages(), []
         messages.say = lines.append
         messages.announce(plan, {}, 10)
         return lines

@@ -18,7 +18,7 @@ from forge_agents.errors import ArgumentError, RunFolderError
 from forge_envs.games.poker import KuhnPoker
 from forge_trainers.rl.league_policies import policies_of
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.policy_mapping import FixedPolicies
+from forge_trainers.rl.policy_mapping import RunPolicies
 from forge_trainers.rl.rewards import EnvTurnReward, env_reward
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
@@ -329,7 +329,7 @@ def test_exploitability_is_that_of_the_game_with_the_arguments_of_the_run(as_cla
     fa.register("plan-test/Bluff-v0", max_turns=3)(Bluff)
     config = fa.GRPOConfig(eval_every=1, exploitability_samples=8)
     sampler = TaskSampler(Bluff if as_class else "plan-test/Bluff-v0", {"worth": 3})
-    plan = RunPlan(sampler, FixedPolicies(fa.Policy("m")), config, env_reward)
+    plan = RunPlan(sampler, RunPolicies(fa.Policy("m")), config, env_reward)
     plan.make_games()
     assert [exploitability(game, uniform) for game in plan.games] == [pytest.approx(3 * 11 / 24)]
 
@@ -392,7 +392,7 @@ def test_sums_of_turn_rewards_need_a_reward_of_turns(turns):
 
     def plan(reward):
         config = fa.GRPOConfig(credit=fa.Credit(turns=turns, discount=0.5))
-        return RunPlan(TaskSampler(Duel), FixedPolicies(fa.Policy("tiny-random", name="team")), config, reward)
+        return RunPlan(TaskSampler(Duel), RunPolicies(fa.Policy("tiny-random", name="team")), config, reward)
 
     per_turn = EnvTurnReward()
     for reward in (per_turn, fa.MultiReward({"a": env_reward, "b": per_turn}), fv.PerTurn(fa.EnvReward())):

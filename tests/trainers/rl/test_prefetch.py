@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.rl.prefetch import Prefetch, TakenGroups, window
+from forge_trainers.rl.prefetch import Prefetch, TakenGroups, ahead_and_late
 from forge_trainers.rl.weight_sync import WeightSync
 
 
@@ -86,7 +86,7 @@ def test_every_group_is_used_once_within_the_policy_lag(staleness, playing, load
     assert sorted((at, number) for batch in result for at, number, _ in batch) == [
         (at, number) for at in range(len(playing)) for number in range(3)
     ]
-    ahead, late = window(staleness)
+    ahead, late = ahead_and_late(staleness)
     for step, batch in enumerate(result):
         assert len(batch) == 3 and batch == sorted(batch)
         assert all(step - late <= at <= step + ahead for at, _, _ in batch)
@@ -106,7 +106,7 @@ def test_policy_lag_of_10_000_groups_is_bounded_and_reached(staleness):
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, (0, 0)), (1, (1, 0)), (2, (1, 1)), (3, (2, 1)), (5, (4, 1))])
 def test_one_of_two_versions_is_for_slow_groups(staleness, expected):
-    assert window(staleness) == expected
+    assert ahead_and_late(staleness) == expected
 
 
 def test_slow_group_does_not_delay_the_batch():

@@ -127,7 +127,7 @@ def test_scores_of_prefetched_groups_are_not_saved():
     assert evidence.state_dict() == {"seen": 7}
     evidence.begin()
     assert reward.seen == 7
-    assert not RewardState(len).any and RewardState(len).state_dict() == {}
+    assert not RewardState(len).exists and RewardState(len).state_dict() == {}
 
 
 def test_changed_verifier_or_label_of_a_resumed_run_loses_its_earlier_scores(tmp_path):

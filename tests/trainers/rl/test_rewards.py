@@ -593,7 +593,7 @@ def test_uninformative_groups_are_resampled():
             return [group((0, 0), (int(attempt == 2), 0), seed=10 * attempt + i) for i in range(count)]
 
     first = [group((0, 0), (1, 0)), group((0, 0), (0, 0), seed=1), group((0, 0), (0, 0), seed=2)]
-    processes = SimpleNamespace(room={}, learners={"hero"})
+    processes = SimpleNamespace(max_sample_tokens={}, learners={"hero"})
     lifecycle = SimpleNamespace(running=processes, reward_lock=asyncio.Lock())
     for max_resamples, expected in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
         config = GRPOConfig(groups_per_step=3, max_resamples=max_resamples)

@@ -69,9 +69,9 @@ def test_part_of_a_lap_is_moved_to_another_stage(monkeypatch):
     watch = Stopwatch()
     now[0] = 3.0
     watch.lap("score")
-    watch.part("resample", "score", 2.0)
+    watch.move(2.0, source="score", target="resample")
     now[0] = 4.0
     watch.lap("score")
     assert watch.times == {"time/score_s": 2.0, "time/resample_s": 2.0, "time/step_s": 4.0}
-    watch.part("resample", "score", 9.0)  # it began before anybody waited
+    watch.move(9.0, source="score", target="resample")  # it began before anybody waited
     assert watch.times == {"time/score_s": 0.0, "time/resample_s": 4.0, "time/step_s": 4.0}

@@ -58,9 +58,13 @@ class _Minibatch:
     computed_T: torch.Tensor
     """bool [T], loss tokens of these samples."""
     num_loss_tokens: float
+    """Number of loss tokens, by which the loss is divided."""
     num_computed: float
+    """Number of those that are computed."""
     microbatches: Sequence[Microbatch]
+    """Rows of this rank."""
     facts: dict[str, float]
+    """``positions``, ``group_positions``, ``microbatches`` and ``waste`` of a pass, see `LearnerCore.train_step`."""
     kl_sums: dict[str, float] = field(default_factory=dict)
     """Sum of the divergence over the computed tokens in the latest optimizer step, by agent with a teacher."""
     log_ratio_T: torch.Tensor | None = None
@@ -528,7 +532,8 @@ class LearnerCore:
     ) -> tuple[Sequence[Microbatch], dict[str, float]]:
         """Lay out the batch, or some of its samples. Every rank computes the same plan.
 
-        Samples with different teachers are in different microbatches.
+        Samples with different teachers are in different microbatches. Returns the microbatches of this rank, and
+        `_Minibatch.facts`.
         """
         config = self.config
         assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None

@@ -275,7 +275,7 @@ class OfflineTrainer(ABC, Generic[T]):
                 metrics = await self._learn(learner, [learned[row] for row in rows])
                 watch.lap("learn")
                 if waited_s := metrics["learner/save_wait_s"]:
-                    watch.part("save", "learn", waited_s)
+                    watch.move(waited_s, source="learn", target="save")
                 self._next_step = step + 1
                 last = step + 1 == steps
                 metrics["epoch"] = (step + 1) * config.batch_size / len(learned)

@@ -54,7 +54,7 @@ class Scored:
     response_tokens: Sequence[int]
     """Number of sampled tokens of each turn."""
     turns: np.ndarray | None = None
-    """Reward of each turn, NaN where there is none. None if turns are not scored."""
+    """float32 ``[turns]``, the reward of each turn, NaN where there is none. None if turns are not scored."""
     noise: float | None = None
     """Standard deviation of the reward. None if unknown."""
     alternatives: Mapping[int, Sequence[Scored]] = field(default_factory=dict)

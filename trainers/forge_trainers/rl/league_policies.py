@@ -24,7 +24,7 @@ from forge_agents.runtime.machine import visible_gpus
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import read_arrays, write_atomically
-from forge_trainers.rl.policy_mapping import CollectGroup, FixedPolicies, check_trainable
+from forge_trainers.rl.policy_mapping import CollectGroup, RunPolicies, check_trainable
 from forge_trainers.rl.snapshot_engine import SnapshotEngine
 from forge_trainers.rl.tasks import Task
 from forge_trainers.selfplay.league import (
@@ -47,12 +47,12 @@ _WARNED_SHARE = 0.1
 """Fraction of failed games of an opponent above which a warning names it."""
 
 
-def policies_of(policies: PolicyMapping | League, config: GRPOConfig, folder: Path) -> FixedPolicies:
+def policies_of(policies: PolicyMapping | League, config: GRPOConfig, folder: Path) -> RunPolicies:
     """Return the policies of a run, from the trainer's argument."""
-    return LeaguePolicies(policies, config, folder) if isinstance(policies, League) else FixedPolicies(policies)
+    return LeaguePolicies(policies, config, folder) if isinstance(policies, League) else RunPolicies(policies)
 
 
-class LeaguePolicies(FixedPolicies):
+class LeaguePolicies(RunPolicies):
     """The policies of a league. Snapshots are in ``OUT_DIR/league``, the table in ``OUT_DIR/league.json``.
 
     All snapshots share one engine whose weights change, so two steps are never collected at the same time. With

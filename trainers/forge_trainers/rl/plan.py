@@ -29,7 +29,7 @@ from forge_trainers.records.run_folder import check_resumable, hashes_of_models,
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.counterfactual import fork_rule
 from forge_trainers.rl.credit import Credit
-from forge_trainers.rl.policy_mapping import FixedPolicies, check_trainable
+from forge_trainers.rl.policy_mapping import RunPolicies, check_trainable
 from forge_trainers.rl.rewards import is_env_reward, leaf_rewards, max_reward_of, reward_name
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.run.checkpoints import Checkpoints
@@ -53,7 +53,7 @@ class RunPlan:
     def __init__(
         self,
         sampler: TaskSampler,
-        policies: FixedPolicies,
+        policies: RunPolicies,
         config: GRPOConfig,
         reward: Reward,
         *,

@@ -20,7 +20,7 @@ from forge_agents.policy import (
 from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeGroup
-from forge_trainers.rl.prefetch import window
+from forge_trainers.rl.prefetch import ahead_and_late
 from forge_trainers.rl.tasks import Task, TaskSampler
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
                 "that the sampler excluded or penalized, so the gradient would be wrong. Remove it, or set "
                 "trainable=False"
             )
-        if sampling.initial_temperature is not None and window(max_staleness)[1]:
+        if sampling.initial_temperature is not None and ahead_and_late(max_staleness)[1]:
             raise ValueError(
                 f"policy {name!r} changes its temperature, and with max_staleness={max_staleness} a batch may hold "
                 "groups of two steps, at two temperatures. Set max_staleness to 0 or 1, or remove initial_temperature"
@@ -86,8 +86,11 @@ def at_step(policies: Any, step: int) -> Any:
     return replace(policies, sampling=policies.sampling.at_step(step))
 
 
-class FixedPolicies:
-    """A policy mapping that does not change in a run: one policy, one per agent, or a function of agent and seed."""
+class RunPolicies:
+    """The policies of a run and their assignment to agents: one policy, one per agent, or a function of agent and seed.
+
+    The assignment does not change, unlike that of `LeaguePolicies`.
+    """
 
     def __init__(self, policies: PolicyMapping) -> None:
         self._policies = policies = with_unique_names(policies)

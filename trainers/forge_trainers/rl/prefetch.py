@@ -24,7 +24,7 @@ Key: TypeAlias = tuple[int, int]
 """A step, and the number of a group within the step."""
 
 
-def window(staleness: int) -> tuple[int, int]:
+def ahead_and_late(staleness: int) -> tuple[int, int]:
     """Split a maximum policy lag into (steps started ahead of the learner, steps that a slow group may be late).
 
     Their sum is `staleness`. The first version overlaps rollouts with training. The second lets slow groups arrive one
@@ -53,7 +53,7 @@ class TakenGroups:
         self._newest = self.early, self.owed
         self._by_step: dict[int, tuple[frozenset[Key], frozenset[Key]]] = {}
 
-    def fit(self, step: int, size: int) -> None:
+    def start_at(self, step: int, size: int) -> None:
         """Begin a session at `step` with `size` groups per step. A record that no such run leaves is cleared."""
         fits = all(at == step - 1 for at, _ in self.owed) and all(at >= step for at, _ in self.early)
         if not fits or any(number >= size for _, number in self.early | self.owed):
@@ -89,7 +89,7 @@ class TakenGroups:
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`. Raises ValueError for groups that no run leaves.
 
-        A group is late by one step at most, see `window`, and each one has another step's group in its place.
+        A group is late by one step at most, see `ahead_and_late`, and each one has another step's group in its place.
         """
         early, owed = (
             frozenset((step, number) for step, number in states.whole(state, name, -1, 2).tolist())
@@ -116,12 +116,12 @@ class PendingBatch:
 class Prefetch:
     """Collects and scores ahead of the learner, by at most `staleness` weight versions.
 
-    Why no sample is older: let ``ahead, late = window(staleness)``. The groups of step j are started in ``batch(i)``
-    with ``i >= j - ahead``, when the learner has finished the steps below i. `collect` first waits until the engines
-    have these weights, so a sample of step j has version j - ahead or newer. A batch takes finished groups, oldest
-    first, and waits for all groups of steps up to its own minus `late`. The awaited groups are never more than one
-    batch, because the batches before took as many groups as there are in older steps, all overdue ones among them. So
-    the learner trains on step j at step j + late or before, when it is at most ``ahead + late = staleness`` versions
+    Why no sample is older: let ``ahead, late = ahead_and_late(staleness)``. The groups of step j are started in
+    ``batch(i)`` with ``i >= j - ahead``, when the learner has finished the steps below i. `collect` first waits until
+    the engines have these weights, so a sample of step j has version j - ahead or newer. A batch takes finished groups,
+    oldest first, and waits for all groups of steps up to its own minus `late`. The awaited groups are never more than
+    one batch, because the batches before took as many groups as there are in older steps, all overdue ones among them.
+    So the learner trains on step j at step j + late or before, when it is at most ``ahead + late = staleness`` versions
     newer. Versions change at no other time, so the bound holds for any timing.
 
     Args:
@@ -145,7 +145,7 @@ class Prefetch:
     ) -> None:
         self._collect, self._score, self._steps, self._size = collect, score, steps, size
         self._taken = taken or TakenGroups()
-        self._ahead, self._late = window(staleness)
+        self._ahead, self._late = ahead_and_late(staleness)
         self._collecting: dict[int, asyncio.Task[object]] = {}
         self._batches: dict[int, PendingBatch] = {}
         self._next = 0
@@ -157,7 +157,7 @@ class Prefetch:
     def batch(self, step: int) -> PendingBatch:
         """Return the batch of `step`, and start all steps that may start now. The learner has finished all before."""
         if not self._next:
-            self._taken.fit(step, self._size)
+            self._taken.start_at(step, self._size)
             for owed_step in sorted({owed_step for owed_step, _ in self._taken.owed}):
                 self._start(owed_step)
         for at in range(max(step, self._next), min(step + self._ahead + 1, self._steps)):

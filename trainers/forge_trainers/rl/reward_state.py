@@ -37,7 +37,7 @@ class RewardState:
         self._ahead: set[int] = set()
 
     @property
-    def any(self) -> bool:
+    def exists(self) -> bool:
         """Whether the reward has a state."""
         return self._reward is not None
 

@@ -202,29 +202,30 @@ def make_samples(
     tokens: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of informative trajectories and of others
-    used: dict[str, set[int]] = {}
-    too_long: list[int] = []
+    used: dict[str, set[int]] = {}  # groups by policy
+    too_long: list[int] = []  # group of each sample
     advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
     rows, abstained = _scored_trajectories(groups, trained)
-    for at, (number, agent, index, turns, trajectory, _) in enumerate(rows):
-        of_all = (groups[number].advantages or {})[agent][index]
-        per_turn = None if of_all is None else of_all[list(turns)]
-        if per_turn is None and trajectory.policy in keep:
-            per_turn = np.zeros(len(turns), np.float32)
-        cut = [] if per_turn is None else samples_from(trajectory, per_turn.tolist(), group=number, number=at)
-        limit = (max_tokens or {}).get(trajectory.policy, math.inf)
-        too_long += [number for sample in cut if len(sample.token_ids) > limit and of_all is not None]
-        bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
-        tokens[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
+    for number, row in enumerate(rows):
+        trajectory, policy = row.trajectory, row.trajectory.policy
+        of_all_turns = (groups[row.group].advantages or {})[row.agent][row.episode]
+        per_turn = None if of_all_turns is None else of_all_turns[list(row.turns)]
+        if per_turn is None and policy in keep:
+            per_turn = np.zeros(len(row.turns), np.float32)
+        cut = [] if per_turn is None else samples_from(trajectory, per_turn.tolist(), group=row.group, number=number)
+        limit = (max_tokens or {}).get(policy, math.inf)
+        too_long += [row.group for sample in cut if len(sample.token_ids) > limit and of_all_turns is not None]
+        bad[policy] += sum(sample.bad_logprobs for sample in cut)
+        tokens[policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
         accepted = [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]
         if accepted:
-            samples.setdefault(trajectory.policy, []).extend(accepted)
-            if of_all is not None:
-                advantages.setdefault((number, index), {})[agent] = of_all.tolist()
-                used.setdefault(trajectory.policy, set()).add(number)
+            samples.setdefault(policy, []).extend(accepted)
+            if of_all_turns is not None:
+                advantages.setdefault((row.group, row.episode), {})[row.agent] = of_all_turns.tolist()
+                used.setdefault(policy, set()).add(row.group)
         if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere
             part = trajectory if len(accepted) == len(cut) else _learned_part(trajectory, accepted)
-            sizes[per_turn is not None][trajectory.policy] += size_of(part)
+            sizes[per_turn is not None][policy] += size_of(part)
     # The mean over all sampled tokens is the learner's mean over informative ones, times the fraction of the latter.
     fractions = {name: size / (size + sizes[False][name]) for name, size in sizes[True].items() if size}
     for name, fraction in fractions.items():

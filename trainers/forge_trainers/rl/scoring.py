@@ -175,7 +175,7 @@ class Scorer:
     ) -> None:
         self._plan, self._config, self._collector, self._run = plan, plan.config, collector, run
         self._processes, self._lock = lifecycle.running, lifecycle.reward_lock
-        self._state, self._max_resamples = state if state.any else None, plan.config.resamples
+        self._state, self._max_resamples = state if state.exists else None, plan.config.resamples
         self.resample_s: dict[int, float] = {}
         """Seconds of collecting replacements, by step."""
 
@@ -199,7 +199,7 @@ class Scorer:
         for attempt in range(1, self._max_resamples + 1):
             # Without running baselines: they must take in the rewards of a step only once, when it is trained on.
             groups = compute_advantages(groups, self._plan.credit, trained)
-            used = make_samples(groups, trained, max_tokens=self._processes.room).counts["used"]
+            used = make_samples(groups, trained, max_tokens=self._processes.max_sample_tokens).counts["used"]
             missing = config.groups_per_step - used
             if not missing or nothing_to_train_on(groups, trained):
                 break

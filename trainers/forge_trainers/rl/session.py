@@ -20,7 +20,7 @@ from forge_trainers.rl.failures import MANY_FULL_CONTEXTS, explain_full_contexts
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.metrics import step_metrics
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.policy_mapping import FixedPolicies
+from forge_trainers.rl.policy_mapping import RunPolicies
 from forge_trainers.rl.prefetch import Prefetch, TakenGroups
 from forge_trainers.rl.report import log_step
 from forge_trainers.rl.reward_state import RewardState
@@ -43,13 +43,13 @@ class RunState:
     again.
     """
 
-    def __init__(self, reward: Reward, policies: FixedPolicies, config: GRPOConfig) -> None:
+    def __init__(self, reward: Reward, policies: RunPolicies, config: GRPOConfig) -> None:
         ensembles = [part for part in all_rewards(reward) if isinstance(part, Ensemble)]
         self.reward, self.taken = RewardState(reward, ensembles), TakenGroups()
         self.baselines, self.progress = Baselines(), Progress()
         self.stopping, self.randomness = StoppingCriteria(config.max_empty_steps), ProcessRandomness()
         self.parts: dict[str, object] = {
-            "reward": self.reward if self.reward.any else None,
+            "reward": self.reward if self.reward.exists else None,
             "taken": self.taken,
             "baselines": self.baselines,
             "curriculum": self.progress,
@@ -114,11 +114,15 @@ class Session:
         groups = await until_loss(batch.scored)
         watch.lap("score")
         if resample_s := self.scorer.resample_s.pop(step, 0.0):
-            watch.part("resample", "score", resample_s)
+            watch.move(resample_s, source="score", target="resample")
         check_trained(groups, trained)
         groups = compute_advantages(groups, self.plan.credit, trained, self._state.baselines)
         samples = make_samples(
-            groups, trained, max_tokens=processes.room, size_of=self.plan.size_of, keep=self.plan.regularized
+            groups,
+            trained,
+            max_tokens=processes.max_sample_tokens,
+            size_of=self.plan.size_of,
+            keep=self.plan.regularized,
         )
         watch.lap("score")
         batches = pack_samples(samples)
@@ -133,7 +137,7 @@ class Session:
         )
         watch.lap("learn")
         if save_s := max((value for name, value in learned.items() if name.endswith("/save_wait_s")), default=0.0):
-            watch.part("save", "learn", save_s)
+            watch.move(save_s, source="learn", target="save")
         await self._lifecycle.weights.publish(processes)
         watch.lap("sync")
         self._state.settle(step)

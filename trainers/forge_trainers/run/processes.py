@@ -230,7 +230,7 @@ class Processes:
             self.faults.recovered(self._lost.pop())
 
     @property
-    def room(self) -> dict[str, int]:
+    def max_sample_tokens(self) -> dict[str, int]:
         """Maximum number of tokens of a sample, by policy."""
         return {name: learner.max_sample_tokens for name, learner in self.learners.items()}
 

@@ -35,12 +35,12 @@ class Stopwatch:
             for name, busy_s in self._busy_s().items()
         }
 
-    def part(self, stage: str, of: str, seconds: float) -> None:
-        """Move `seconds` of the lap `of` to `stage`, at most the whole lap."""
-        lap_s = self._laps[f"time/{of}_s"]
+    def move(self, seconds: float, *, source: str, target: str) -> None:
+        """Move `seconds` from the lap `source` to `target`, at most the whole lap."""
+        lap_s = self._laps[f"time/{source}_s"]
         moved = min(lap_s, seconds)
-        self._laps[f"time/{of}_s"] = lap_s - moved
-        self._laps[f"time/{stage}_s"] = self._laps.get(f"time/{stage}_s", 0.0) + moved
+        self._laps[f"time/{source}_s"] = lap_s - moved
+        self._laps[f"time/{target}_s"] = self._laps.get(f"time/{target}_s", 0.0) + moved
 
     @property
     def times(self) -> dict[str, float]:
