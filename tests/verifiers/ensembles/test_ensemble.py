@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -152,6 +154,9 @@ def test_mistakes_in_priors_and_labels_name_their_source():
         with pytest.raises(kind) as raised:
             Ensemble(judges(), label=label).score(ROWS)
         assert raised.value.__notes__[0].startswith("in label= of 'ensemble', called with trajectory 0, of 'a' in t")
+    for value in ("yes", 2.0, 0.7, [True]):
+        with pytest.raises(ValueError, match=rf"^the label {re.escape(repr(value))} is none of True, False and None"):
+            Ensemble(judges(), label=lambda t, value=value: value).score(ROWS)
 
 
 @pytest.mark.parametrize("combine", ["mean", "majority", "dawid-skene", "weaver", "default"])

@@ -439,8 +439,11 @@ class Ensemble(Composable):
             return labels
         for row, trajectory in enumerate(trajectories):
             try:
-                value = self.label(trajectory)
-                labels[row] = math.nan if value is None else float(value)
+                value: Any = self.label(trajectory)
+                if value is not None:
+                    if value not in (0, 1) and not (isinstance(value, float | np.floating) and math.isnan(value)):
+                        raise ValueError(f"the label {value!r:.60} is none of True, False and None")
+                    labels[row] = value
             except Exception as error:
                 error.add_note(
                     f"in label= of {self.name!r}, called with trajectory {row}, of {trajectory.agent!r} in "
