@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -314,3 +315,19 @@ def test_undefined_success_is_reported_and_excluded():
     task = SuiteEnv(id="bench/Task-v0", seats=("x",), kind="single", max_turns=None)
     solved = [record(n, {"x": who}, {"x": 1.0}, env=task.id, success=None) for n in range(8) for who in ("one", "two")]
     assert summarize([*records, *solved], [environment, task], ("one", "two")).overall["one"].value == 1.0
+
+
+def test_many_agents_take_linear_time():
+    """A report of 1,000 agents in a stranger's file took minutes."""
+
+    def seconds(number):
+        agents = tuple(map(str, range(number)))
+        environment = SuiteEnv(id="bench/Two-v0", seats=agents, kind="competitive", max_turns=None, zero_sum=True)
+        lineup, rewards = dict.fromkeys(agents, "one"), {agent: float(len(agent)) for agent in agents}
+        records = [record(seed, lineup, rewards, success=None) for seed in range(4)]
+        start = time.process_time()
+        summarize(records, [environment], ("one",))
+        return time.process_time() - start
+
+    seconds(2)  # imports scipy
+    assert min(seconds(2000) for _ in range(3)) < 25 * min(seconds(250) for _ in range(3)), "8 times, not 64 times"
