@@ -124,11 +124,16 @@ def fit_gpus(
         "learner.activation_checkpointing": settings.learner.activation_checkpointing,
         "Policy.lora": None,
     }
+    most = replace(settings, engine=replace(settings.engine, replicas=max(hardware.gpus, settings.engine.replicas)))
+    reserved = {*policies, *(each.name for run in (settings, most) for each in _compute(policies, run))}
+    judge_parts, doubts = judges_of(unique_names(judges, reserved=reserved))  # names that no candidate has
     loaded, unknown = held_on(held, _allocator(hardware, hosts).local_gpus())
     problem = ""
     for candidate in itertools.chain([current], _candidates(sizes, hardware, policies, hosts, settings)):
         try:
-            parts, run, doubts = _parts(settings, candidate, policies, sizes, judges)
+            run = _changed(settings, candidate)
+            compute = _compute(_adapted(policies, candidate["Policy.lora"]), run)
+            parts = [*(Part.of(each, *sizes[each.policies[0]]) for each in compute), *judge_parts]
             check_parts(parts, run.engine)
             check_hosts(parts, hosts, run)
             placement = place(
@@ -155,24 +160,13 @@ def fit_gpus(
     )
 
 
-def _parts(
-    settings: ProcessConfig,
-    candidate: Mapping[str, Any],
-    policies: Mapping[str, Policy],
-    sizes: Mapping[str, tuple[ModelSize, str]],
-    judges: Sequence[OwnEngine],
-) -> tuple[list[Part], ProcessConfig, list[str]]:
-    """Return the processes of a run with the settings of a candidate, these settings, and lines of doubts."""
-    run = replace(
+def _changed(settings: ProcessConfig, candidate: Mapping[str, Any]) -> ProcessConfig:
+    return replace(
         settings,
         learner_procs=candidate["learner_procs"],
         learner=replace(settings.learner, activation_checkpointing=candidate["learner.activation_checkpointing"]),
         engine=replace(settings.engine, tp=candidate["engine.tp"], replicas=candidate["engine.replicas"]),
     )
-    compute = _compute(_adapted(policies, candidate["Policy.lora"]), run)
-    parts = [Part.of(each, *sizes[each.policies[0]]) for each in compute]
-    judge_parts, doubts = judges_of(unique_names(judges, reserved=[part.name for part in parts]))
-    return [*parts, *judge_parts], run, doubts
 
 
 def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, Policy]:
