@@ -26,7 +26,7 @@ from forge_agents.rollout.conversation import Conversation, Messages
 from forge_agents.rollout.rendering import ControlTokenError, Renderer
 from forge_agents.types import Episode, EpisodeGroup, NewMessages, Trajectory, Turn
 from forge_trainers.offline.rows import RowMessage, RowReader
-from forge_verifiers.core.verifier import reward_of
+from forge_verifiers.core.verifier import group_key, reward_of
 
 if TYPE_CHECKING:
     from forge_agents.types import EpisodeBatch, Reward
@@ -465,7 +465,7 @@ def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) ->
     if config.best_per_group is None:
         return good
     # sorted is stable, so the earlier of equal rewards is kept
-    siblings = _siblings([(_group(item),) for item in good])
+    siblings = _siblings([(group_key(item.trajectory),) for item in good])
     best = [sorted(members, key=lambda n: -good[n].reward)[: config.best_per_group] for members in siblings]
     chosen = sorted(number for members in best for number in members)
     counts["not among the best"] += len(good) - len(chosen)
@@ -477,21 +477,13 @@ def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]
     scored = [item for item in played if not np.isnan(item.reward)]
     counts["without reward"] += len(played) - len(scored)
     pairs = []
-    for members in _siblings([(_group(item), item.begin) for item in scored]):
+    for members in _siblings([(group_key(item.trajectory), item.begin) for item in scored]):
         best, worst = (scored[end(members, key=lambda n: scored[n].reward)] for end in (max, min))
         if best.reward - worst.reward > config.min_difference:
             pairs.append((best, worst))
         else:
             counts["groups without a difference"] += 1
     return pairs
-
-
-def _group(item: _Played) -> tuple[str, str, str]:
-    """Return environment, seed and agent, which are equal for trajectories that are compared.
-
-    The seed is a text, because many integers may have one hash, and comparing these takes quadratic time.
-    """
-    return item.trajectory.env_id, str(item.trajectory.seed), item.trajectory.agent
 
 
 def _siblings(keys: Iterable[object]) -> Iterable[list[int]]:

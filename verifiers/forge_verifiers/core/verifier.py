@@ -193,13 +193,18 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
     return np.clip(scores, np.float32(low), np.float32(high))
 
 
-def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
-    """Group number of each trajectory, int [n], from 0 in order of appearance.
+def group_key(trajectory: Trajectory) -> tuple[str, str, str]:
+    """Environment, seed and agent, which are equal for trajectories that are compared.
 
-    A group shares environment, seed and agent.
+    The seed is a text, because many integers may have one hash, and comparing these takes quadratic time.
     """
-    numbers: dict[tuple[str, int, str], int] = {}
-    return np.array([numbers.setdefault((t.env_id, t.seed, t.agent), len(numbers)) for t in trajectories], np.intp)
+    return trajectory.env_id, str(trajectory.seed), trajectory.agent
+
+
+def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
+    """Group number of each trajectory, int [n], from 0 in order of appearance. A group shares its `group_key`."""
+    numbers: dict[tuple[str, str, str], int] = {}
+    return np.array([numbers.setdefault(group_key(t), len(numbers)) for t in trajectories], np.intp)
 
 
 def turn_means(
