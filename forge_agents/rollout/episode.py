@@ -84,6 +84,8 @@ class FailureError(Exception):
 
 
 class _StepResult(NamedTuple):
+    """Outcome of a step for one agent, with checked rewards and a JSON-safe info."""
+
     reward: float
     terminated: bool
     truncated: bool
@@ -100,6 +102,8 @@ class _StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class _Agent:
+    """An agent of an episode: its player, and its turns so far as fields of `Turn`, which a later reward completes."""
+
     name: str
     policy: AnyPolicy
     player: Player
@@ -149,6 +153,7 @@ class _Agent:
             raise FailureError("policy", cause, self.name) from cause
 
     def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
+        """Begin a turn, whose `index` is its place among the turns of all agents."""
         conversation = decision.conversation or info.get(CONVERSATION)
         self.without_legal_actions |= isinstance(self.policy, Random) and not listed_actions(info)
         try:
@@ -175,6 +180,7 @@ class _Agent:
             self.initial_reward += reward
 
     def record(self, result: _StepResult) -> None:
+        """Add the result of a step to the last turn."""
         self.add_reward(result.reward)
         # an environment may clear all infos in each step, before the agent's next turn
         refused = {} if self.refusal is None else {"illegal": as_json(self.refusal)}
@@ -222,6 +228,7 @@ class _Agents(dict[str, _Agent]):
         self._env, self._policies, self._watch, self._options = env, policies, watch, options
 
     async def get_or_create(self, name: str) -> _Agent:
+        """Return an agent. Its player is made when it is first met, as instructions and tools may differ by episode."""
         if name in self:
             return self[name]
         env, policies = self._env, self._policies
@@ -614,6 +621,7 @@ def _round(
 
 
 def _finite(reward: Any, agent: str) -> float:
+    """Return a reward as a float. Raises FailureError unless it is finite and at most `MAX_REWARD`."""
     try:
         value = float(reward)
     except (TypeError, ValueError, OverflowError):
@@ -625,12 +633,14 @@ def _finite(reward: Any, agent: str) -> float:
 
 
 def _text(value: object, subject: str) -> str:
+    """Return a text of the environment without lone surrogates. Raises TypeError for other types."""
     if not isinstance(value, str):
         raise TypeError(f"{subject} is {type(value).__name__}, not text. Return a string. fa.wrap adapts array games")
     return writable(value)
 
 
 def _delivered_text(env: PlayableEnv, decision: Decision) -> str:
+    """Return the action that the environment gets: with the reasoning only if its class asks for that."""
     return visible_action(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 

@@ -106,6 +106,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _with_session_rewards(groups: Sequence[EpisodeGroup], scores: np.ndarray) -> list[EpisodeGroup]:
+    """Distribute the scores of all sessions, float32 ``[n]`` in the order of the trajectories, over their groups."""
     scored, start = [], 0
     for group in groups:
         sessions: dict[str, list[np.ndarray]] = {}
