@@ -85,7 +85,7 @@ def too_many_values(body: bytes, max_brackets: int = MAX_BRACKETS, max_commas: i
 
 
 def _num_equal_hashes(text: bytes) -> int:
-    """Return how many different whole numbers of more than 20 digits have the same hash, or 0 if all are few."""
+    """Return the largest number of different whole numbers of over 20 digits with one hash, or 0 if there are few."""
     if text.translate(_AS_ZEROS).count(_LONG_AS_ZEROS) <= _MAX_EQUAL_HASHES:
         return 0
     hashes = Counter(hash(int(digits)) for digits in set(_LONG.findall(text)))

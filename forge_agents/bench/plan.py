@@ -301,7 +301,7 @@ def lineups_of(
 
 
 def is_planned(lineup: Mapping[str, str], environment: SuiteEnv, settings: Mapping[str, Any]) -> bool:
-    """Return whether `lineups_of` has a line-up, if its players are in some order."""
+    """Return whether `lineups_of` plans a line-up for its players, given in either order."""
     agents_of: dict[str, set[str]] = {}
     for agent, name in lineup.items():
         agents_of.setdefault(name, set()).add(agent)

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rich import progress as bars
@@ -144,12 +145,16 @@ def benchmark(
         status = f"stopped; {log.path} keeps what was played: run it again to continue"
         with contextlib.closing(LoopRunner(status=lambda: status)) as loop:
             loop.run(run.play())
-        report, file = run.report(settings, environments), log.path.with_name(BOARD)
-        try:
-            report.save(file)
-        except OSError as cause:
-            raise not_written(file, cause) from cause
+        report = run.report(settings, environments)
+        _save(report, log.path.with_name(BOARD))
         return report
+
+
+def _save(report: Report, file: Path) -> None:
+    try:
+        report.save(file)
+    except OSError as cause:
+        raise not_written(file, cause) from cause
 
 
 def _settings(suite: str, chosen: Mapping[str, Any], **others: int) -> dict[str, Any]:

@@ -30,7 +30,8 @@ _MAX_SEEDS = 1_000_000
 """Maximum number of seeds of all environments together. A merge draws them again, in a few seconds."""
 _MAX_PAIRS = 20_000
 """Maximum number of players, squared, times environments: each pair has a bootstrap and a test per environment. An
-environment of more than 10 agents counts several times, because a merge lists all line-ups."""
+environment of many agents counts several times, because a merge lists all line-ups. With 10 agents and sides it counts
+once."""
 _MAX_BRACKETS, _MAX_COMMAS = 1_000_000, 10_000_000
 """Maximum numbers of brackets and commas in a report: an episode of two agents has 5 and 30."""
 COMPARED_SETTINGS = ("suite", "episodes", "seed", "swap_agents", "samples")
@@ -188,7 +189,8 @@ def check_size(players: int, environments: Sequence[SuiteEnv]) -> None:
     if players**2 * size > _MAX_PAIRS:
         raise ReportError(
             f"{sections.count(players, 'player')} and {sections.count(environments, 'environment')}. Expected at most "
-            f"{_MAX_PAIRS} as players, squared, times environments, which count once per 100 agents times sides"
+            f"{_MAX_PAIRS} as the square of players times environments. An environment counts as agents times sides "
+            "divided by 100, at least once"
         )
 
 

@@ -214,8 +214,8 @@ def _call(selected: Tool, arguments: Mapping[str, Any]) -> Any:
         result = call()
         if not inspect.iscoroutine(result):
             return result
-        call = functools.partial(asyncio.run, result)  # in another thread, because this one may have a running loop
-    answer = begin_in_thread(functools.partial(_complete, call), name=f"tool {selected.name}")
+        call = lambda: result  # awaited in a thread, because this one may have a running loop  # noqa: E731
+    answer = begin_in_thread(_complete, call, name=f"tool {selected.name}")
     try:
         return answer.result(selected.timeout_s)
     except TimeoutError as late:

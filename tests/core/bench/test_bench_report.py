@@ -441,11 +441,11 @@ def test_a_later_report_does_not_replace_facts_of_a_player(report, tmp_path, cha
         (lambda facts, row: facts["exploitability"].update({SORT + "x": {}}), "that it does not have"),
         (
             lambda facts, row: facts["environments"][0].update(seats=[*map(str, range(1000))], sides=[]),
-            "2 players and 2 environments. Expected at most 20000 as .*, which count once per 100 agents times sides",
+            "2 players and 2 environments. Expected at most 20000 as .* counts as agents times sides divided by 100",
         ),
         (
             lambda facts, row: facts["players"].update({f"p{k}": facts["players"]["random"] for k in range(99)}),
-            "101 players and 2 environments. Expected at most 20000 as players, squared, times environments",
+            "101 players and 2 environments. Expected at most 20000 as the square of players times environments",
         ),
     ],
 )

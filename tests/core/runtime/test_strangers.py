@@ -145,7 +145,9 @@ import torch._dynamo.package
 """
     for words in ([], ["model"]):
         command = [sys.executable, "-c", program, str(tiny_llama), *words]
-        subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=300, check=True)
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert result.returncode == 0, result.stderr
 
 
 def test_folders_of_another_machine_or_an_ended_process_are_not_used(

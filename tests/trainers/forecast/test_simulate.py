@@ -115,6 +115,7 @@ def test_time_without_an_engine_scales_with_waves_only(measure):
         for changes in ({"group_size": 8}, {"max_concurrent_episodes": 6})
     )
     assert longer == pytest.approx(4 + 2 * 5 / 3) and waves == pytest.approx(2 * 4 + 2 * 4 / 3)
+    assert fa.simulate(config(), measured=[waiting]).engines_idle == pytest.approx(1 - 2 / 9.74)
 
 
 def test_engines_that_take_turns_do_not_wait_for_the_environment(measure):

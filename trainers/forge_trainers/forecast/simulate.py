@@ -191,6 +191,8 @@ class Measurement:
     collect_s: float
     waiting_s: float
     """Part of `collect_s` in which no engine computed."""
+    engine_busy: float
+    """Fraction of the collection time in which an engine computed, in [0, 1]. Mean over the engines."""
     score_s: float
     learn_s: float
     passes_s: float
@@ -273,14 +275,15 @@ def _means(plan: Plan, rows: Sequence[Mapping[str, Any]], engines: int) -> Measu
         return statistics.fmean(math.fsum(row.get(key) or 0.0 for key in keys) for row in rows)
 
     # the mean over engines: engines that take turns keep each other waiting, but not the collection
-    busy_s = statistics.fmean((1 - row["idle/engines"]) * row["time/step_s"] for row in rows) * engines
+    engine_s = statistics.fmean((1 - row["idle/engines"]) * row["time/step_s"] for row in rows)
     collect_s, learn_s, learners_s = mean("time/collect_s"), mean("time/learn_s"), of_learners("step_s")
     resample_s = statistics.fmean(row.get("time/resample_s", 0.0) for row in rows)
     return Measurement(
         plan=plan,
         on_gpu=any(name.endswith("peak_device_bytes") for name in rows[0]),
         collect_s=collect_s,
-        waiting_s=max(0.0, collect_s - busy_s * collect_s / (collect_s + resample_s)),
+        waiting_s=max(0.0, collect_s - engines * engine_s * collect_s / (collect_s + resample_s)),
+        engine_busy=min(1.0, engine_s / (collect_s + resample_s)),
         score_s=mean("time/score_s"),
         learn_s=learn_s,
         passes_s=learn_s * of_learners("forward_backward_s") / learners_s if learners_s else 0.0,
@@ -400,7 +403,7 @@ def _predict(
         score_s=score_s,
         learn_s=learn_s,
         sync_s=sync_s,
-        engines_idle=max(0.0, 1 - collect_s / step_s),
+        engines_idle=max(0.0, 1 - measured.engine_busy * (collect_s + resample_s) / step_s),
         learner_idle=max(0.0, 1 - (learn_s + publish_s) / step_s),
         tokens_per_s=measured.tokens * episodes / step_s,
         steps=run.steps,
@@ -418,6 +421,7 @@ def _assumptions(plan: Plan, measured: Measurement, hardware: Hardware) -> tuple
         "microbatches of another size cost as much per episode",
         "nothing fails; startup, checkpoints and logging take no time, and evaluations overlap with nothing",
         "a stage takes its mean time, and engines and learner overlap without waiting for single episodes",
+        "an engine computes during the same fraction of a collection",
     ]
     if plan.tp != before.tp:
         assumptions.append(f"an engine of {plan.tp} rank(s) is as fast as the measured engines of {before.tp}")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from forge_trainers.batch.packing import check_batch, minibatches
 from forge_trainers.learner import checkpoint, lora, titan
 from forge_trainers.learner.adamw import build_optimizers
 from forge_trainers.learner.measures import averaged, flops_per_step, memory, peak_flops, ratio_quantiles
+from forge_trainers.learner.minibatch import Minibatch, divergences
 from forge_trainers.learner.model import (
     Built,
     Ranks,
@@ -46,33 +46,6 @@ from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
 
 _MAX_VERSION = 2**53
 """Maximum version of weights in a checkpoint. Metrics hold it as a float."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Minibatch:
-    """Samples of one optimizer step, laid out for this rank, with values that are computed once per batch."""
-
-    batch: EpisodeBatch
-    computed_n: torch.Tensor
-    """bool [n], samples that the loss depends on. Only these are computed."""
-    computed_T: torch.Tensor
-    """bool [T], loss tokens of these samples."""
-    num_loss_tokens: float
-    """Number of loss tokens, by which the loss is divided."""
-    num_computed: float
-    """Number of those that are computed."""
-    microbatches: Sequence[Microbatch]
-    """Rows of this rank."""
-    facts: dict[str, float]
-    """``positions``, ``group_positions``, ``microbatches`` and ``waste`` of a pass, see `LearnerCore.train_step`."""
-    kl_sums: dict[str, float] = field(default_factory=dict)
-    """Sum of the divergence over the computed tokens in the latest optimizer step, by agent with a teacher."""
-    log_ratio_T: torch.Tensor | None = None
-    """float32 [T], learner's minus sampler's log-probabilities in the latest optimizer step, each token on one rank."""
-    old_T: torch.Tensor | None = None
-    """float32 [T], the learner's log-probabilities at the start of the batch. None if the loss does not need them."""
-    reference_T: torch.Tensor | None = None
-    """float32 [T], log-probabilities of the reference model, computed in the first optimizer step."""
 
 
 class LearnerCore:
@@ -189,7 +162,7 @@ class LearnerCore:
             self._reference.follow(self.version)
         metrics = averaged(steps)
         seconds = time.perf_counter() - start - metrics["save_wait_s"]  # waiting for the disk is no training
-        counts = self._counts(parts) | self._divergences(parts)
+        counts = self._counts(parts) | divergences(parts, () if self._reference is None else self._reference.agents)
         flops_per_s = counts.pop("flops") / seconds
         return {
             **metrics,
@@ -209,13 +182,13 @@ class LearnerCore:
             **memory(),
         }
 
-    def _prepared(self, batch: EpisodeBatch) -> _Minibatch:
+    def _prepared(self, batch: EpisodeBatch) -> Minibatch:
         """The minibatch laid out for this rank."""
         mask_T = batch["tokens"]["loss_mask"]
         computed_n = needed_samples(self.config.loss_settings, batch)
         computed_T = mask_T & computed_n.repeat_interleave(batch["samples"]["length"])
         microbatches, facts = self._plan(batch, computed_n.nonzero().squeeze(1).tolist())
-        return _Minibatch(
+        return Minibatch(
             batch=batch,
             computed_n=computed_n,
             computed_T=computed_T,
@@ -226,7 +199,7 @@ class LearnerCore:
         )
 
     def _optimizer_steps(
-        self, parts: Sequence[_Minibatch], lr: float, temperature: float
+        self, parts: Sequence[Minibatch], lr: float, temperature: float
     ) -> tuple[list[dict[str, float]], int]:
         """Pass over the minibatches `num_iterations` times. Returns the metrics of each step, and the number of skips.
 
@@ -249,7 +222,7 @@ class LearnerCore:
             raise failures[0]
         return steps, len(failures)
 
-    def _optimizer_step(self, part: _Minibatch, lr: float, temperature: float, *, moved: bool) -> dict[str, float]:
+    def _optimizer_step(self, part: Minibatch, lr: float, temperature: float, *, moved: bool) -> dict[str, float]:
         """One optimizer step. `moved`: whether the weights have changed since the start of the batch.
 
         Raises:
@@ -295,7 +268,7 @@ class LearnerCore:
         part.log_ratio_T = log_ratio_T
         return metrics | {"optimizer_s": time.perf_counter() - start - metrics["save_wait_s"]}
 
-    def _counts(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
+    def _counts(self, parts: Sequence[Minibatch]) -> dict[str, float]:
         """Ratio quantiles, counts of positions and tokens, and ``flops`` of a batch, over all passes and ranks."""
         passes = self.config.num_iterations
         counts = {name: passes * sum(part.facts[name] for part in parts) for name in parts[0].facts if name != "waste"}
@@ -313,19 +286,6 @@ class LearnerCore:
             "not_computed": 1 - num_computed / sum(part.num_loss_tokens for part in parts),
             "flops": flops_per_step(self._built.architecture, self.model, length_n, counts["positions"]),
         }
-
-    def _divergences(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
-        """``kl/AGENT`` in the last pass, for agents with a teacher that have tokens."""
-        metrics = {}
-        for agent in self._reference.agents if self._reference is not None else ():
-            number, tokens = zlib.crc32(agent.encode()), 0.0
-            for part in parts:
-                samples = part.batch["samples"]
-                is_agents_T = (samples["agent"] == number).repeat_interleave(samples["length"])
-                tokens += float((is_agents_T & part.computed_T).sum())
-            if agent and tokens:
-                metrics[f"kl/{agent}"] = math.fsum(part.kl_sums.get(agent, 0.0) for part in parts) / tokens
-        return metrics
 
     @torch.no_grad()
     def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
@@ -533,7 +493,7 @@ class LearnerCore:
         """Lay out the batch, or some of its samples. Every rank computes the same plan.
 
         Samples with different teachers are in different microbatches. Returns the microbatches of this rank, and
-        `_Minibatch.facts`.
+        `Minibatch.facts`.
         """
         config = self.config
         assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
