@@ -1,6 +1,7 @@
 """A killed and resumed run with prefetching: every group is collected, scored and trained on once."""
 
 import asyncio
+import contextlib
 import itertools
 from types import SimpleNamespace
 
@@ -25,10 +26,11 @@ def of(step, number):
     return group(name, name / 2, seed=step * SIZE + number)
 
 
-def run(folder, monkeypatch, *, staleness, killed_in=None, slow=()):
+def run(folder, monkeypatch, *, staleness, killed_in=None, fails_in=None, slow=()):
     """Train to the end, or until the learner of a step dies. Returns the ensemble and the groups of each step.
 
     Args:
+        fails_in: Step whose last group raises an error when the step before is complete.
         slow: Groups that end when their step has been learned from.
     """
     learned = []
@@ -38,6 +40,9 @@ def run(folder, monkeypatch, *, staleness, killed_in=None, slow=()):
             await asyncio.sleep(0.001)
             if (step, number) in slow:
                 await done[step].wait()
+            if (step, number) == (fails_in, SIZE - 1):
+                await done[step - 1].wait()
+                raise ZeroDivisionError
             put(number, of(step, number))
 
         await asyncio.gather(*map(collect_group, numbers))
@@ -73,11 +78,9 @@ def run(folder, monkeypatch, *, staleness, killed_in=None, slow=()):
         done[step].set()
 
     monkeypatch.setattr(session, "log_step", logged)
-    if killed_in is None:
+    error = KillError if killed_in is not None else ZeroDivisionError if fails_in is not None else None
+    with pytest.raises(error) if error else contextlib.nullcontext():
         trainer.fit(Duel, steps=STEPS)
-    else:
-        with pytest.raises(KillError):
-            trainer.fit(Duel, steps=STEPS)
     trainer.close()
     return ensemble, learned
 
@@ -106,6 +109,22 @@ def test_resumed_run_fits_the_ensemble_with_every_row_once(tmp_path, staleness, 
     if staleness == 2:  # the slow group is late, and a group of the next step replaces it
         assert (2, 1) not in flat(before[:3]) and (3, 0) in before[2] and (2, 1) in after[0]
     np.testing.assert_allclose(rows(resumed), rows(whole))
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_an_error_between_two_steps_loses_no_complete_step(tmp_path, staleness, capsys, monkeypatch):
+    whole, _ = run(tmp_path / "whole", monkeypatch, staleness=staleness)
+    _, before = run(tmp_path / "failed", monkeypatch, staleness=staleness, fails_in=5)
+    assert len(before) == 5 and "step 5 was saved. The same call continues after it" in capsys.readouterr().out
+    resumed, after = run(tmp_path / "failed", monkeypatch, staleness=staleness)
+    assert "continuing after step 5\n" in capsys.readouterr().out
+    assert sorted(flat(before[:5] + after)) == [(step, number) for step in range(STEPS) for number in range(SIZE)]
+    np.testing.assert_allclose(rows(resumed), rows(whole))
+
+
+def test_a_step_that_an_error_interrupts_is_not_saved(tmp_path, monkeypatch):
+    run(tmp_path, monkeypatch, staleness=0, killed_in=4)
+    assert [folder.name for folder in sorted(tmp_path.glob("checkpoints/step-*"))] == ["step-000003"]
 
 
 def test_scores_of_prefetched_groups_are_not_saved():

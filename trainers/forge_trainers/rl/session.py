@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 
-from forge_agents.errors import EmptyBatchError
+from forge_agents.errors import ActorDiedError, EmptyBatchError, ForgeError, StallError
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import Interrupt
 from forge_agents.runtime.threads import all_or_first_error
@@ -34,6 +35,8 @@ from forge_trainers.rl.train_step import train
 from forge_trainers.run.console import Display
 from forge_trainers.run.supervision import Stopwatch
 from forge_verifiers.ensemble.ensemble import Ensemble
+
+_log = logging.getLogger(__name__)
 
 
 class RunState:
@@ -101,6 +104,8 @@ class Session:
             taken=state.taken,
         )
         self.evaluator = Evaluator(plan, self.collector, lifecycle, state.reward)
+        self._unsaved: int | None = None
+        """Number of complete steps if the last is in no checkpoint, until the next one changes learners or state."""
 
     async def step(self, step: int, watch: Stopwatch) -> tuple[list[EpisodeGroup], StepSamples, dict[str, float]]:
         """Do one optimizer step. Returns its groups with advantages, its samples, and its metrics.
@@ -116,6 +121,7 @@ class Session:
         if resample_s := self.scorer.resample_s.pop(step, 0.0):
             watch.move(resample_s, source="score", target="resample")
         check_trained(groups, trained)
+        self._unsaved = None
         groups = compute_advantages(groups, self.plan.credit, trained, self._state.baselines)
         samples = make_samples(
             groups,
@@ -164,7 +170,11 @@ class Session:
                         f"held-out rewards of {', '.join(others)} do not count for the best checkpoint, because they "
                         "were measured with other settings of environments, policies, reward or eval_episodes"
                     )
-                reason = await self._steps(range(first, self._num_steps), display, interrupt)
+                try:
+                    reason = await self._steps(range(first, self._num_steps), display, interrupt)
+                except Exception as error:
+                    await self._save_before(error)
+                    raise
             await self._lifecycle.weights.done()
             return await self._result(max(first, self._lifecycle.next_step or 0), reason)
         finally:
@@ -200,7 +210,9 @@ class Session:
             display.step(step, metrics)
             score = plan.checkpoint_score(metrics) if plan.config.eval_every else None
             stopping = interrupt.requested  # a signal that arrives during the checkpoint ends the next step
-            if await self._checkpoint(step, last=last or stopping, score=score):
+            saved = await self._checkpoint(step, last=last or stopping, score=score)
+            self._unsaved = None if saved else step + 1
+            if saved:
                 watch.lap("save")
             if reason is not None:
                 display.say(reason.reason)
@@ -219,6 +231,19 @@ class Session:
         if last:
             await checkpoints.finish()
         return due
+
+    async def _save_before(self, error: Exception) -> None:
+        """Save the complete steps that no checkpoint has, because `error` of the next step ends the session."""
+        learners = self.processes.learners
+        lost = isinstance(error, ActorDiedError | StallError) and error.who in {each.name for each in learners.values()}
+        if self._unsaved is None or lost:
+            return
+        try:
+            await self._lifecycle.checkpoints.save(self._unsaved, learners)
+        except ForgeError as cause:
+            _log.warning("step %d was not saved: %s", self._unsaved, cause)
+        else:
+            self._lifecycle.messages.say(f"step {self._unsaved} was saved. The same call continues after it")
 
     async def _result(self, steps: int, reason: StopReason | None) -> FitResult:
         """Export the weights and return the result. Raises EmptyBatchError if the run ended without success."""
