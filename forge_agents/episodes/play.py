@@ -24,6 +24,7 @@ from forge_agents.rollout.episode import play as play_one
 from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
+from forge_agents.runtime.watchdog import Watchdog
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
 from forge_agents.settings import named_arguments
@@ -112,7 +113,8 @@ def play(
 ) -> Episode:
     """Play one episode to its end. ``print`` shows it as a conversation.
 
-    The same seed, policies and weights repeat the episode if the environment is deterministic given its seed.
+    The same seed, policies and weights repeat the episode if the environment is deterministic given its seed. Code that
+    blocks for 120 s is named on the error stream and continues.
 
     Args:
         env: An id, a spec, a class or factory, or an environment. The environment is reset and not closed.
@@ -158,17 +160,18 @@ def play(
             oracle_of(spec, env_id)  # fails before an engine starts
         limit = max_turns or (spec and spec.max_turns) or 1000
 
-        def play_episode(policy_engines: Mapping[str, PolicyEngine]) -> Coroutine[Any, Any, Episode]:
-            return play_one(
-                game,
-                resolved,
-                seed=seed,
-                env_id=env_id,
-                engines=policy_engines,
-                max_turns=limit,
-                rng_key=f"{env_id}/{seed}",
-                watch=watch,
-            )
+        async def play_episode(policy_engines: Mapping[str, PolicyEngine]) -> Episode:
+            with Watchdog(interrupts=False):  # the code that blocks may be a debugger, and Ctrl-C ends this call
+                return await play_one(
+                    game,
+                    resolved,
+                    seed=seed,
+                    env_id=env_id,
+                    engines=policy_engines,
+                    max_turns=limit,
+                    rng_key=f"{env_id}/{seed}",
+                    watch=watch,
+                )
 
         with Engines(*models.values()) if engines is None else contextlib.nullcontext(engines) as running:
             episode = running.run(models.values(), play_episode)

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import itertools
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 _MAX_NAMES = 4
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _FRESH_S = 1.0
 """Stalls within this time share one snapshot."""
 
@@ -103,6 +105,13 @@ def stack(frame: FrameType | None) -> list[str]:
     # `traceback.extract_stack` would read every source file
     entries = [f"{f.f_code.co_filename}:{line} {f.f_code.co_name}" for f, line in traceback.walk_stack(frame)]
     return entries[::-1]
+
+
+def place(frame: FrameType | None) -> str:
+    """Return the innermost entry of `stack` that is not in Python's standard library, because users know that code."""
+    entries = stack(frame)
+    own = [entry for entry in entries if not entry.startswith(_STANDARD_LIBRARY) or "site-packages" in entry]
+    return (own or entries)[-1]
 
 
 def _tasks() -> list[dict[str, Any]]:

@@ -27,14 +27,14 @@ class Watchdog:
     A process that was suspended continues, and so does one whose output nobody reads.
 
     If the loop runs in the main thread, a `StallError` is raised inside that code, and its episode fails. In another
-    thread the watchdog only writes to the error stream.
+    thread, or with ``interrupts=False``, the watchdog only writes to the error stream.
     """
 
-    def __init__(self, limit_s: float | None = None) -> None:
+    def __init__(self, limit_s: float | None = None, *, interrupts: bool = True) -> None:
         self._limit_s = limit_s or BLOCK_TIMEOUT_S
         self._period_s = min(1.0, self._limit_s / 4)
         self._owner = threading.current_thread()
-        self._interrupts = self._owner is threading.main_thread()
+        self._interrupts = interrupts and self._owner is threading.main_thread()
         self._last_tick = time.monotonic()
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="forge-watchdog", daemon=True)
@@ -71,8 +71,8 @@ class Watchdog:
                 signal.pthread_kill(self._owner.ident, signal.SIGUSR2)
             else:
                 reported = last_tick
-                place = _stalls.stack(sys._current_frames().get(self._owner.ident))[-1:]
-                write_error(f"the controller's thread is blocked for over {self._limit_s:g} s at {place}")
+                place = _stalls.place(sys._current_frames().get(self._owner.ident))
+                write_error(f"{place} blocks the controller's thread for over {self._limit_s:g} s")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         held_s = time.monotonic() - self._last_tick
@@ -80,7 +80,7 @@ class Watchdog:
             return
         self._last_tick = time.monotonic()  # cleanup gets its own time
         error = StallError(
-            f"{_stalls.stack(frame)[-1]} blocked the controller's thread for {held_s:.0f} s; at most "
+            f"{_stalls.place(frame)} blocked the controller's thread for {held_s:.0f} s; at most "
             f"{self._limit_s:g} s are allowed, because nothing else runs meanwhile. Fix it, or register the "
             "environment with isolation='process'",
             CONTROLLER,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -118,6 +119,22 @@ def test_time_in_which_the_watchdog_slept_counts_only_if_the_process_computed(is
             return await play(Sleepy(), {"only": fa.Scripted(lambda seen: "x")}, seed=0)
 
     assert f"blocked the controller's thread for {held_s} s" in asyncio.run(main()).error.message
+
+
+def test_code_that_blocks_a_single_episode_is_named_and_continues(monkeypatch):
+    """It may be a debugger, in which a person reads."""
+    monkeypatch.setattr(watchdog, "BLOCK_TIMEOUT_S", 0.2)
+    named = threading.Event()
+    monkeypatch.setattr(watchdog, "write_error", lambda text: (messages.append(text), named.set()))
+    messages = []
+
+    def answer(seen):
+        assert named.wait(60)
+        return "x"
+
+    episode = fa.play(Plain(), fa.Scripted(answer))
+    assert episode.error is None
+    assert "test_watchdog.py" in messages[0] and "blocks the controller's thread for over 0.2 s" in messages[0]
 
 
 def test_a_loop_that_turns_is_left_alone(monkeypatch):
