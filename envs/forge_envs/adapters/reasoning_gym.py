@@ -18,7 +18,7 @@ from forge_agents.types import Trajectory
 from forge_envs.adapters.contained import Randomness, ended
 from forge_envs.adapters.listing import entry, folder_of, register_ids
 from forge_envs.adapters.patterns import bound_patterns
-from forge_envs.adapters.scoring import COMPUTING_SCORERS, score
+from forge_envs.adapters.scoring import score
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class ReasoningGym(TurnEnv):
     seed, level and settings, which reproduce the question).
 
     Some scorers evaluate the answer as Python or sympy. Such scorers only receive literals and formulas. Other answers
-    score 0 with the reason under ``"refused"``. Five scorers accept wrong answers, such as "x" or "nan", and are
+    score 0 with the reason under ``"refused"``. Some scorers accept wrong answers, such as "x" or "nan", and are
     corrected. Three pay much for a copy of the input or for zeros. There, only a better answer earns anything. In
     string_insertion, three of four questions that a copy of the input answers are replaced by others. The scorers run
     in a process with memory and time limits. Exceptions and exceeded limits score 0, with a message under ``"error"``.
@@ -67,7 +67,7 @@ class ReasoningGym(TurnEnv):
         accepts_copies = copied is None or rng.random() < _COPIED_SHARE
         for _ in range(_MAX_DRAWS):
             self._source: dict[str, Any] = {**self._task, "seed": int(rng.integers(2**31))}
-            self._dataset, self._entry = _generate(self._source)
+            _, self._entry = _generate(self._source)
             if accepts_copies or self._entry["metadata"][copied] != self._entry["answer"]:
                 break
         self._answered = False
@@ -83,7 +83,7 @@ class ReasoningGym(TurnEnv):
     def act(self, agent: str, action: str) -> Outcome:
         self._answered = True
         answer = final_answer(action)
-        reward, reasons = score(self._dataset, self._entry, answer, self._source["generator"])
+        reward, reasons = score(self._source, self._entry, answer)
         info = {
             "answer": str(self._entry["answer"]),
             "answer_given": answer[:1000],
@@ -94,8 +94,8 @@ class ReasoningGym(TurnEnv):
         return ended(agent, reward, **info, **reasons)
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call` in a thread if it may wait for the scoring process, so that other episodes go on."""
-        if where != "step" or self._task["generator"] not in COMPUTING_SCORERS:
+        """Run `call` in a thread if it waits for the scoring process, so that other episodes go on."""
+        if where != "step":
             return call(*args, **kwargs)
         return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
@@ -122,8 +122,8 @@ class ReasoningGymScore:
         source = trajectory.info.get("reasoning_gym")
         if not trajectory.turns or not isinstance(source, Mapping):
             return float("nan")
-        dataset, question = _reproduce(json.dumps(source, sort_keys=True))
-        return score(dataset, question, final_answer(trajectory.turns[-1].action), str(source["generator"]))[0]
+        question = _reproduce(json.dumps(source, sort_keys=True))
+        return score(source, question, final_answer(trajectory.turns[-1].action))[0]
 
 
 def final_answer(action: str) -> str:
@@ -173,8 +173,13 @@ def _generate(source: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 @lru_cache(maxsize=256)
-def _reproduce(source: str) -> tuple[Any, dict[str, Any]]:
-    return _generate(json.loads(source))
+def _reproduce(source: str) -> dict[str, Any]:
+    return _generate(json.loads(source))[1]
+
+
+def make_dataset(source: Mapping[str, Any]) -> Any:
+    """Return the data set of one question, which has the scorer."""
+    return _generate(source)[0]
 
 
 # ---- ids

@@ -1,7 +1,6 @@
 """Safe scoring by reasoning-gym's generators, some of which evaluate answers as Python or sympy.
 
-Answers that are more than a literal or a formula are refused. Scorers that compute run in a separate process with
-limits of time and memory.
+Scorers run in a separate process with limits of time and memory. Those that evaluate only receive literals or formulas.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,8 @@ SYMPY_SCORERS = frozenset(
 ARITHMETIC_SCORERS = frozenset(("countdown", "puzzle24"))
 """Sympy scorers whose answers need only numbers and the four operations."""
 
-COMPUTING_SCORERS = PYTHON_SCORERS | SYMPY_SCORERS | {"coin_flip", "rubiks_cube"}
-"""Generators that score in a separate process: the above, and those whose work grows with a number in the answer (the
-exponent of a fraction, the repetitions of a move)."""
+_MOVE_SCORERS = frozenset(("rubiks_cube", "rush_hour"))
+"""Generators that repeat a move as often as the answer says. Right answers repeat one less than 100 times."""
 
 _HEXADECIMAL_ANSWERS = frozenset(("base_conversion", "bitwise_arithmetic"))
 """Generators whose right answers may look like a number with an exponent, such as 0x7e316868. None is read as one."""
@@ -61,6 +60,8 @@ _FORMULA = (*_SUM, *_POWERS, ast.Name, ast.Call, ast.Load)
 _LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
 _OPENERS = re.compile(r"[-+~(\[{](?:\s*[-+~(\[{]){49}")
 
+_NO_NUMBER = re.compile(r"(?<![^\W\d_])(nan|inf|infinity)j?(?![^\W\d_])", re.IGNORECASE)
+
 SCORE_S = 4.0
 """Maximum processor time per answer. Ordinary answers take milliseconds, sympy's simplification sometimes a second."""
 _WAIT_S = 60.0
@@ -70,21 +71,25 @@ START_S = 120.0
 MEMORY_MB = 4096
 """Maximum address space in MiB, most of which the libraries only reserve."""
 _MAX_PROCESSES = 4
-_PROGRAM = "from forge_envs.adapters.scoring import serve; serve()"
+_PROGRAM = "from forge_envs.adapters import reasoning_gym, scoring; scoring.serve(reasoning_gym.make_dataset)"
 _COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 """Environment variables of the scoring process. Keys are not passed on."""
 
 
-def score(dataset: Any, entry: dict[str, Any], answer: str, generator: str) -> tuple[float, dict[str, str]]:
-    """Return the generator's score in [0, 1], and the reason under ``"refused"`` or ``"error"`` if it did not score."""
-    if reason := refusal(answer, generator):
+def score(source: Mapping[str, Any], entry: dict[str, Any], answer: str) -> tuple[float, dict[str, str]]:
+    """Return the generator's score in [0, 1], and the reason under ``"refused"`` or ``"error"`` if it did not score.
+
+    Args:
+        source: Generator, level, settings and seed of the question, from which the process makes the data set again.
+        entry: The question, as in reasoning-gym's data set.
+        answer: The answer.
+    """
+    if reason := refusal(answer, source["generator"]):
         return 0.0, {"refused": reason}
-    if generator not in COMPUTING_SCORERS:
-        return _score_here(dataset, entry, answer)
     scorer = _scorers.get()
     try:
-        return scorer.ask(dataset, entry, answer)
+        return scorer.ask(source, entry, answer)
     finally:
         _scorers.put(scorer)
 
@@ -109,6 +114,8 @@ def _score_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float
 
 def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
     """Return the highest score of an answer, for scorers of reasoning-gym 0.1.25 that accept wrong answers."""
+    if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(str(entry["answer"])):
+        return 0.0  # the distance to NaN exceeds no tolerance
     match generator:
         case "coin_flip":  # its part of equal digits is that of the shorter number: "0" equals 0.3125
             given, gold = (float(Fraction(text.replace(",", ""))) for text in (answer, str(entry["answer"])))
@@ -116,8 +123,10 @@ def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
             is_equal = abs(given - gold) <= 1e-4
             equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
             return 1.0 if is_equal else len(list(equal)) / max(map(len, texts))
-        case "complex_arithmetic":  # its distance to NaN counts as none
-            return 0.0 if re.search("nan|inf", answer, re.IGNORECASE) else 1.0
+        case (
+            "codeio"
+        ):  # its edit distance counts an escaped character once, and divides by a length that counts it 6 times
+            return 0.01 if _has_escapes(answer) and not _has_escapes(str(entry["answer"])) else 1.0
         case "game_of_life_halting":  # it compares whether the texts are empty
             return float(answer.strip(" .").casefold() == str(entry["answer"]).casefold())
         case "puzzle24":  # it compares neither the numbers nor the fraction of the result
@@ -126,6 +135,15 @@ def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
             numbers = [value for value in values if isinstance(value, int)]
             return 1.0 if sorted(numbers) == sorted(entry["metadata"]["numbers"]) and _exact(tree.body) == 24 else 0.01
     return 1.0
+
+
+def _has_escapes(text: str) -> bool:
+    """Return whether the JSON object in a text has characters that JSON escapes by number."""
+    found = re.search(r"\{.*\}", text, re.DOTALL)
+    try:
+        return found is not None and "\\u" in json.dumps(json.loads(found[0]))
+    except ValueError:
+        return False
 
 
 def _effortless(generator: str, entry: dict[str, Any]) -> list[str]:
@@ -169,7 +187,7 @@ def refusal(answer: str, generator: str) -> str:
         return f"longer than {MAX_CHARS} characters"
     if generator not in _HEXADECIMAL_ANSWERS and re.search(r"[eE][+-]?[\d_]{4,}", answer):
         return "a number with a huge exponent"
-    if generator == "rubiks_cube" and re.search(r"\d{3}", answer):
+    if generator in _MOVE_SCORERS and re.search(r"\d{3}", answer):
         return "a move repeated without end"
     if generator not in PYTHON_SCORERS | SYMPY_SCORERS:
         return ""
@@ -329,16 +347,26 @@ for _ in range(min(_MAX_PROCESSES, len(os.sched_getaffinity(0)))):
     _scorers.put(_Scorer())
 
 
-def serve() -> None:
-    """Run the scoring process: answer questions on standard input until it ends."""
+def serve(make_dataset: Callable[[Mapping[str, Any]], Any]) -> None:
+    """Run the scoring process: answer questions on standard input until it ends.
+
+    `make_dataset` makes reasoning-gym's data set of one question from its source.
+    """
+
+    @lru_cache(maxsize=8)  # some take many megabytes
+    def dataset_of(packed: bytes) -> Any:
+        return make_dataset(pickle.loads(packed))  # noqa: S301  # from the parent
+
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of the library must not mix with replies
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, MEMORY_MB << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while size := sys.stdin.buffer.read(8):
-        question = pickle.loads(sys.stdin.buffer.read(int.from_bytes(size, "big")))  # noqa: S301  # from the parent
+        packed = sys.stdin.buffer.read(int.from_bytes(size, "big"))
+        source, entry, answer = pickle.loads(packed)  # noqa: S301  # from the parent
+        dataset = dataset_of(pickle.dumps(source))
         signal.setitimer(signal.ITIMER_PROF, SCORE_S)  # the unhandled signal ends the process
-        reply = _score_here(*question)
+        reply = _score_here(dataset, entry, answer)
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
