@@ -37,11 +37,12 @@ class ReasoningGym(TurnEnv):
     ``"outcome"`` (``"solved"`` at 1, ``"partial"`` above 0, else ``"failed"``) and ``"reasoning_gym"`` (generator,
     seed, level and settings, which reproduce the question).
 
-    Some scorers evaluate the answer as Python or sympy. Such scorers only receive literals and formulas. Other answers
-    score 0 with the reason under ``"refused"``. Some scorers accept wrong answers, such as "x" or "nan", and are
-    corrected. Three pay much for a copy of the input or for zeros. There, only a better answer earns anything. In
-    string_insertion, three of four questions that a copy of the input answers are replaced by others. The scorers run
-    in a process with memory and time limits. Exceptions and exceeded limits score 0, with a message under ``"error"``.
+    Some scorers evaluate the answer as Python or sympy. Such scorers only receive literals and formulas. Other
+    answers score 0 with the reason under ``"refused"``. Some scorers accept wrong answers, such as "x" or "nan",
+    and are corrected. Some pay much for a copy of the input or for a guess. There, only a better answer earns
+    anything. In string_insertion, three of four questions that a copy of the input answers are replaced by others.
+    The scorers run in processes with memory and time limits. Exceptions and exceeded limits score 0, with a message
+    under ``"error"``.
 
     Args:
         generator: Name in reasoning-gym, e.g. ``"leg_counting"``.
@@ -184,7 +185,10 @@ def make_dataset(source: Mapping[str, Any]) -> Any:
 
 # ---- ids
 
-EXCLUDED: dict[str, str] = {"composite": "is a mixture of the others and needs their list as an argument"}
+EXCLUDED: dict[str, str] = {
+    "composite": "is a mixture of the others and needs their list as an argument",
+    "propositional_logic": "pays every conclusion, such as two premises joined by a conjunction",
+}
 """Generators that are not listed, with the reason."""
 _CURRICULUM_LEVELS = 4
 """Number of levels of each curriculum. Two of reasoning-gym's 102 curricula have fewer and repeat their last level."""

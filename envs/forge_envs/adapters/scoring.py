@@ -152,6 +152,14 @@ def _effortless(generator: str, entry: dict[str, Any]) -> list[str]:
         case "game_of_life":  # its part of equal cells: most cells do not change, or are dead in the end
             board = json.loads(re.findall(r"\[\[.*?\]\]", str(entry["question"]), re.DOTALL)[-1])
             return [json.dumps(board), json.dumps([[0] * len(row) for row in board])]
+        case "sudoku" | "mini_sudoku" | "futoshiki":  # its part of equal cells, most of which the question shows
+            puzzle, size = entry["metadata"]["puzzle"], len(entry["metadata"]["puzzle"])
+            filled = ([[cell or digit for cell in row] for row in puzzle] for digit in range(1, size + 1))
+            return ["\n".join(" ".join(map(str, row)) for row in board) for board in filled]
+        case "word_sorting":  # its part of words in their places
+            return [", ".join(entry["metadata"]["original_words"])]
+        case "time_intervals":  # its distance to the interval, which is often close to the mean
+            return ["1:00", "12:00:00", "50 days", "50 days, 12:00"]
         case "prime_factorization":  # any product that equals the number, such as the number itself
             return [str(entry["metadata"]["number"])]
         case "polynomial_equations":  # its distance to the solutions, which are often small

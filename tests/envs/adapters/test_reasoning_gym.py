@@ -351,6 +351,37 @@ def test_copies_of_the_input_and_zeros_earn_nothing():
         assert parts >= 6 * (generator == "game_of_life"), "an answer with one wrong cell is better than a copy"
 
 
+def board_filled(entry, *, wrong=()):
+    """Return the board with 2 in each empty cell, or the solution with 2 in the wrong cells."""
+    board = entry["metadata"]["solution"] if wrong else entry["metadata"]["puzzle"]
+    cells = [[2 if (row, at) in wrong else cell or 2 for at, cell in enumerate(line)] for row, line in enumerate(board)]
+    return "\n".join(" ".join(map(str, line)) for line in cells)
+
+
+@pytest.mark.parametrize(
+    ("generator", "answer"),
+    [
+        ("sudoku", board_filled),
+        ("mini_sudoku", board_filled),
+        ("futoshiki", board_filled),
+        ("word_sorting", lambda entry: ", ".join(entry["metadata"]["original_words"])),
+        ("time_intervals", lambda _: "12:00:00"),
+    ],
+)
+def test_guesses_and_given_cells_earn_nothing(generator, answer):
+    for seed in range(4):
+        env = begin(fa.make(f"reasoning-gym/{generator}-v0"), seed)
+        entry, twin = env.unwrapped._entry, env.fork()
+        twin.step(answer(entry))
+        assert twin.rewards["solver"] == 0 or answer(entry) == entry["answer"]
+        if generator.endswith("sudoku"):
+            twin = env.fork()
+            twin.step(board_filled(entry, wrong={(0, 0), (0, 1)}))
+            assert 0.3 < twin.rewards["solver"] < 1, "most of the empty cells are right"
+        env.step(entry["answer"])
+        assert env.rewards["solver"] == 1
+
+
 def test_a_copy_of_the_string_answers_few_questions_of_string_insertion():
     env, copies = fa.make("reasoning-gym/string_insertion-v0"), 0
     for seed in range(40):
