@@ -180,6 +180,7 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
         return _read_csv(path)
     try:
         import datasets  # type: ignore[import-untyped,unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise ImportError(f"{path} is read by the package datasets. Install it, or write JSONL") from None
     if path.is_dir():
@@ -188,7 +189,8 @@ def _read_rows(path: Path, modified_ns: int, size: int) -> Any:
         data = datasets.load_from_disk(str(path))
     else:
         check_rows(path)
-        data = datasets.Dataset.from_parquet(str(path))
+        # `Dataset.from_parquet` would copy the rows into a cache whose lock any user who can read it may hold for ever
+        data = datasets.Dataset(pyarrow.parquet.read_table(path))
     _check_columns(path, data)
     return data
 

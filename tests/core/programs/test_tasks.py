@@ -338,6 +338,14 @@ def test_hugging_face_data_sets_are_tasks(tmp_path):
         Tasks(data.to_iterable_dataset())
 
 
+def test_parquet_is_read_without_a_cache_that_others_may_lock(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file/cache")
+    assert drawn(Tasks(tmp_path / "rows.parquet"), EVALUATED).keys() == drawn(Tasks(ROWS), EVALUATED).keys()
+
+
 def test_csv_files_keep_their_texts(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(
