@@ -85,7 +85,7 @@ class TextArena(TurnEnv):
             raise ValueError(f"num_players={num_players!r} of {game}: the game takes {low} to {high} players")
         if game not in textarena.envs.registration.ENV_REGISTRY:
             raise ValueError(f"TextArena {textarena.__version__} has no game {game!r}")
-        if reason := EXCLUDED.get(game_name(game)):
+        if reason := EXCLUDED.get(game_name(game), EXCLUDED.get(game)):
             warnings.warn(f"TextArena's {game} has a known fault: it {reason}", RuntimeWarning, stacklevel=2)
         self.game = game
         self.possible_agents = tuple(f"player_{player}" for player in range(number))

@@ -36,6 +36,7 @@ _ORACLE = "asks a jury or oracle, a model behind OpenRouter: needs the network a
 _WIN_FAILS = "raises TypeError or AttributeError at the end, which counts as a forfeit of the winner"
 EXCLUDED: dict[str, str] = {
     **dict.fromkeys(("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions"), _ORACLE),
+    "DontSayIt-v0-unlimited": "raises TypeError at the first move, because it has no limit to compare the turn with",
     "CharacterConclave": "raises at the first move: add_observation() without observation_type",
     "BabyAiText": "imports gym, which Gymnasium replaced",
     **dict.fromkeys(("Checkers", "FifteenPuzzle", "Tak"), _WIN_FAILS),
@@ -44,7 +45,7 @@ EXCLUDED: dict[str, str] = {
     "UsedCar": "misses its module in the wheel",
     "UsedCarNegotiation": "misses instructions/blue_book.txt in the wheel",
 }
-"""Games that are not listed, with the reason."""
+"""Games and variants of games that are not listed, with the reason."""
 
 if sys.version_info < (3, 12):
     _NEWER = ("Checkers", "Chess", "IteratedStagHunt", "Klondike", "ReverseTicTacToe", "UltimateTexasHoldem")
@@ -67,7 +68,7 @@ def list_ids(name: str | None) -> str | None:
         players = f"{low}p" if low == high else f"{low}-{high}p"
         tags = (players, "competitive") if high > 1 else (players,)
         entries[env_id] = entry("textarena:TextArena", "textarena", *tags, max_turns=1000, game=game)
-        if title in EXCLUDED:
+        if title in EXCLUDED or game in EXCLUDED:
             hidden.add(env_id)
     if name is not None and _UPSTREAM_ID.fullmatch(name):
         name = _move_version(name)
