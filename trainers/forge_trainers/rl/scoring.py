@@ -179,7 +179,8 @@ class Scorer:
     ) -> None:
         self._plan, self._config, self._collector, self._run = plan, plan.config, collector, run
         self._processes, self._lock = lifecycle.running, lifecycle.reward_lock
-        self._state, self._max_resamples = state if state.exists else None, plan.config.resamples
+        self._state = state if state.exists else None
+        self._max_resamples = plan.config.resamples
         self.resample_s: dict[int, float] = {}
         """Seconds of collecting replacements, by step."""
 
