@@ -477,7 +477,8 @@ def _lines(heading: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 class EpisodeGroup:
     """G episodes with the same environment, seed and opponents. GRPO compares them with each other.
 
-    Scoring fills `rewards`, and credit assignment fills `advantages`. The other fields never change.
+    Scoring returns a group with `rewards`, `noise`, `session_rewards`, `turn_rewards` and `parts`, and credit
+    assignment a group with `advantages`. The other fields never change.
     """
 
     env_id: str

@@ -98,9 +98,8 @@ class PolicyEngine:
         self, prompt_ids: tuple[int, ...], sampling: Sampling, limit: int, rng_key: str | None
     ) -> Completion:
         """Sample reasoning with its own token limit, close it at the limit, and sample the answer with its limit."""
-        reasoning = replace(
-            sampling, max_tokens=sampling.max_reasoning_tokens or sampling.max_tokens, max_reasoning_tokens=None
-        )
+        assert sampling.max_reasoning_tokens is not None
+        reasoning = replace(sampling, max_tokens=sampling.max_reasoning_tokens, max_reasoning_tokens=None)
         completion = await self.respond(prompt_ids, reasoning, limit, rng_key)
         closing = self.renderer.closing(completion.token_ids)
         answer_start = len(completion.token_ids) if closing else self.renderer.thought_length(completion.token_ids)

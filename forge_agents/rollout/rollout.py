@@ -123,6 +123,7 @@ class Rollout:
             await forks.close()
 
     async def _attempt(self, seed: int, index: int, rng_key: str | None, forks: Forks | None = None) -> Episode:
+        """Make an environment, play an episode in it, and close it."""
         try:
             env = await run_env_code("make", None, self.make_env)
         except FailureError as failure:
@@ -213,7 +214,7 @@ def agents_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ..
 
 
 def inspect_env(make_env: Callable[[], PlayableEnv], env_id: str, read: Callable[[PlayableEnv], T]) -> T:
-    """Create an environment, return the result of `read` on it, and close it. A failure is tried once more."""
+    """Create an environment, return the result of `read` on it, and close it. If this fails, it is tried again once."""
 
     def attempt() -> T:
         env = make_env()

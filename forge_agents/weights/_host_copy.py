@@ -51,14 +51,15 @@ class HostCopy(Records):
         self._pages: dict[int, torch.Tensor] = {}
         """Mapped in this process, so that the pages outlive the process that created them."""
         self._shared = True
+        """Whether `_pages` are memory that other processes of the host map as well."""
         self.lease = Lease(ref, weights_name, f"{self._key}.lease")
 
     async def tensors(
         self, client: Any, entry: Entry, layout: Layout, ranks: Sequence[int], store_lease: Lease
     ) -> Mapping[int, torch.Tensor] | None:
-        """Buffers of `ranks`, unchanged while `lease` is held, or None if the version was overwritten in the meantime.
+        """Buffers of `ranks`, flat uint8 by rank, or None if the version was overwritten in the meantime.
 
-        `store_lease` keeps the version in the store while it is pulled.
+        They do not change while `lease` is held. `store_lease` keeps the version in the store while it is pulled.
 
         Raises:
             StallError: The process of this host that pulls the version makes no progress.

@@ -51,7 +51,7 @@ class Segment:
         return SegmentHandle(pid=os.getpid(), fd=self._fd, inode=self.inode, num_bytes=self.num_bytes)
 
     def tensor(self, start: int = 0, end: int | None = None) -> torch.Tensor:
-        """Flat uint8 view of the bytes from `start` to `end` and keeps the segment open."""
+        """Flat uint8 view of the bytes from `start` to `end`, which keeps the segment open."""
         bytes_B = self._bytes_B[start:end]
         setattr(bytes_B, _ATTRIBUTE, self)
         return bytes_B
@@ -90,7 +90,7 @@ _opened: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
 
 def part_of(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Elements `start` to `end` of a flat tensor, without a copy and keeps the segment of a segment's tensor."""
+    """Elements `start` to `end` of a flat tensor, without a copy. A part of a segment's tensor has its segment."""
     segment = segment_of(tensor)
     return tensor[start:end] if segment is None else segment.tensor(start, end)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -307,18 +307,14 @@ def _openings(
     return result
 
 
-def _taken(pieces: Iterable[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]]) -> int:
+def _num_positions(pieces: Iterable[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]]) -> int:
     """Return the number of positions of a row with these pieces. Each opening counts once."""
-    held, positions = set[int](), 0
+    laid_out, positions = set[int](), 0
     for i in pieces:
-        positions += lengths[i] - _held(openings[i], held)
-        held.update(number for number, _ in openings[i])
+        shared = max((tokens for number, tokens in openings[i] if number in laid_out), default=0)
+        positions += lengths[i] - shared
+        laid_out.update(number for number, _ in openings[i])
     return positions
-
-
-def _held(openings: Sequence[tuple[int, int]], held: Collection[int]) -> int:
-    """Return the number of tokens of the longest opening that the row has already."""
-    return max((tokens for number, tokens in openings if number in held), default=0)
 
 
 def plan_rows(
@@ -346,22 +342,22 @@ def plan_rows(
         raise ValueError("no pieces to plan. The batch is empty")
     if max(lengths) > max_tokens:
         raise ValueError(f"a piece of {max(lengths)} tokens does not fit max_tokens={max_tokens}. Raise max_tokens")
-    of = [()] * len(lengths) if openings is None else openings
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], tuple(of[i]), i))
+    openings = [()] * len(lengths) if openings is None else openings
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], tuple(openings[i]), i))
 
     def cost(row: Sequence[int]) -> float:
-        return _taken(row, lengths, of) + attention_cost * sum(lengths[i] ** 2 for i in row)
+        return _num_positions(row, lengths, openings) + attention_cost * sum(lengths[i] ** 2 for i in row)
 
-    least = math.ceil(_taken(order, lengths, of) / max_tokens)
-    if not any(of):
-        least = max(least, sum(2 * length > max_tokens for length in lengths))  # no two of these fit in one row
-    num_rows = math.ceil(least / ranks) * ranks
+    min_rows = math.ceil(_num_positions(order, lengths, openings) / max_tokens)
+    if not any(openings):
+        min_rows = max(min_rows, sum(2 * length > max_tokens for length in lengths))  # no two of these fit in one row
+    num_rows = math.ceil(min_rows / ranks) * ranks
     while True:
-        filled, left = _fill(order, lengths, of, num_rows, max_tokens, attention_cost, even=ranks > 1)
+        filled, left = _fill(order, lengths, openings, num_rows, max_tokens, attention_cost, even=ranks > 1)
         if not left:
             break
         # add half of the missing rows: more rows change the whole filling, and one at a time would take minutes
-        num_rows += math.ceil(max(1, _taken(left, lengths, of) // (2 * max_tokens)) / ranks) * ranks
+        num_rows += math.ceil(max(1, _num_positions(left, lengths, openings) // (2 * max_tokens)) / ranks) * ranks
     filled.sort(key=lambda row: (-cost(row), row))
     return [filled[i : i + ranks] for i in range(0, num_rows, ranks)]
 
@@ -373,13 +369,13 @@ def _fill(  # noqa: PLR0917  (of one caller)
     """Return the pieces by row, and those that did not fit. Without `even`, a piece prefers a row with its opening."""
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     left = []
-    homes = defaultdict[int, set[int]](set)  # rows by opening
+    rows_with = defaultdict[int, set[int]](set)  # by opening
     load, room = np.zeros(num_rows), np.full(num_rows, max_tokens)
     for piece in order:
-        takes = np.full(num_rows, lengths[piece])
+        takes = np.full(num_rows, lengths[piece])  # positions that the piece takes in each row
         for number, tokens in openings[piece]:
-            there = list(homes[number])
-            takes[there] = np.minimum(takes[there], lengths[piece] - tokens)
+            sharing = list(rows_with[number])
+            takes[sharing] = np.minimum(takes[sharing], lengths[piece] - tokens)
         fits = np.flatnonzero(room >= takes)
         if not fits.size:
             left.append(piece)
@@ -389,7 +385,7 @@ def _fill(  # noqa: PLR0917  (of one caller)
         row = int(cheapest[load[cheapest].argmin()])  # the first of equal ones
         rows[row].append(piece)
         for number, _ in openings[piece]:
-            homes[number].add(row)
+            rows_with[number].add(row)
         load[row] += takes[row] + attention_cost * lengths[piece] ** 2
         room[row] -= takes[row]
     return rows, left

@@ -55,7 +55,7 @@ class Learner:
         self.max_sample_tokens = max_sample_tokens
         """Number of tokens of the longest sample that `train_step` accepts."""
         self.compute_dtype = compute_dtype
-        """What the setting is on the device of the learner: "bfloat16" or "float32"."""
+        """Data type of activations and matrix products, with "auto" resolved: "bfloat16" or "float32"."""
         self.version = 0
         """Version of the weights: number of training steps since the start model."""
         self.last_publish: dict[str, float] = {}

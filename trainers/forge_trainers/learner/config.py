@@ -198,7 +198,7 @@ class LearnerConfig:
         return self if chosen else replace(self, correction="truncate")
 
     def dtype_on(self, *, cpu: bool) -> Literal["bfloat16", "float32"]:
-        """Return `compute_dtype`, or what "auto" means on this machine's CPU or on a GPU."""
+        """Return `compute_dtype`, with "auto" resolved for this machine's CPU or for a GPU."""
         if self.compute_dtype != "auto":
             return self.compute_dtype
         return "float32" if cpu and not has_fast_bfloat16() else "bfloat16"

@@ -78,7 +78,7 @@ class LearnerCore:
         self._adapter = None
         if config.lora is not None:
             first = None if base is None else base._adapter
-            self._adapter = lora.Adapter(self.model, seed=config.seed, beside=first)
+            self._adapter = lora.Adapter(self.model, seed=config.seed, other=first)
         self._teachers: dict[str, Built] = {} if base is None else base._teachers
         self._reference = None
         if config.kl_coef > 0:
@@ -247,8 +247,8 @@ class LearnerCore:
                     part.reference_T = self._reference_logprobs(batch, microbatches, temperature)
                 columns_T["reference_logprobs"] = part.reference_T
             for i, microbatch in enumerate(microbatches):
-                # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes
-                # for each weight, would be held until then
+                # Gradients are reduced once, with the last microbatch. Sharded weights reduce theirs with each one,
+                # because unsharded gradients of all weights (4 bytes each) would stay in memory until then.
                 sync_gradients(self.model, now=sharded or i == len(microbatches) - 1)
                 sums = self._forward_backward(batch, microbatch, part.num_loss_tokens, columns_T)
                 if self._reference is not None and any(self._reference.agents):
@@ -389,9 +389,9 @@ class LearnerCore:
         if to_train:
             settings = [dict(group) for group in self._param_groups()]
             self._optimizers.load_state_dict(state["optimizer"])
-            # of the run: a stranger's could be a text, or maximize the loss
-            for group, of_the_run in zip(self._param_groups(), settings, strict=True):
-                group.update(of_the_run)
+            # The run's settings stay: those in the file may be of any type, and would change the optimizer.
+            for group, run_settings in zip(self._param_groups(), settings, strict=True):
+                group.update(run_settings)
             if "random" in state:
                 torch.set_rng_state(state["random"])
             if self._reference is not None and self._reference.moves:
@@ -605,9 +605,9 @@ class LearnerCore:
         invalid = checkpoint.invalid_tensor(state)
         if checkpoint.is_alone():
             return invalid
-        found = torch.tensor(float(bool(invalid)), device=self._ranks.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)  # all ranks go on, or none
-        return invalid or "a part of another rank" * bool(found)
+        any_invalid = torch.tensor(float(bool(invalid)), device=self._ranks.device)
+        dist.all_reduce(any_invalid, dist.ReduceOp.MAX)  # all ranks go on, or none
+        return invalid or ("a part of another rank" if any_invalid else "")
 
     def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
         """Values of all tokens, on CPU. Each token was computed by one data-parallel rank."""

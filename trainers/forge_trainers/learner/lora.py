@@ -90,14 +90,16 @@ class Adapter:
     """Adapter of one policy on a model that policies may share. One adapter is in the model's parameters at a time.
 
     A is initialized uniformly within ``1 / sqrt(in)``, from the seed and independently of the sharding, and B with
-    zeros. `beside` is another adapter of this model.
+    zeros. `other` is another adapter of this model.
     """
 
     @torch.no_grad()
-    def __init__(self, model: torch.nn.Module, *, seed: int, beside: Adapter | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, *, seed: int, other: Adapter | None = None) -> None:
         self._parameters = {titan.canonical_fqn(name): p for name, p in model.named_parameters() if is_adapter(name)}
-        self._inside: list[Adapter] = [] if beside is None else beside._inside
+        self._inside: list[Adapter] = [] if other is None else other._inside
+        """The adapter in the model's parameters, none at first. All adapters of the model share this list."""
         self._away: list[torch.Tensor] = []
+        """Values of `_parameters` from the last time that the adapter left the model."""
         for name, live in self._parameters.items():
             whole = torch.zeros(live.shape)
             if name.endswith(_A):

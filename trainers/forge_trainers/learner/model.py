@@ -130,7 +130,7 @@ class Built:
     """Compute copies of the weights of a single rank. None if FSDP makes them."""
 
     def masks(self, spans: Sequence[Span], positions_1L: torch.Tensor) -> Any:
-        """What the model's layers need to know of a row: its spans, which tile the positions."""
+        """Attention masks of a row for the model's layers, from its spans, which tile the positions."""
         on_cpu = titan.DEVICE_TYPE == "cpu"
         masks = plan_attention(spans) if on_cpu else titan.create_varlen_metadata_for_document(positions_1L)
         if self.conv_width is None:

@@ -42,7 +42,8 @@ class LearnerPlan(LearnerConfig):
     loss_chunk_tokens: int | None = None
     """Number of loss tokens whose logits are in memory at a time. None: by memory."""
     share_prefixes: bool = True
-    """Whether prefixes that several samples share are computed once. On CPU only."""
+    """Whether prefixes that several samples share are computed once. On CPU only: attention on GPUs (varlen kernels)
+    takes documents without shared prefixes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

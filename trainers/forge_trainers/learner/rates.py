@@ -25,8 +25,9 @@ _ADAPTER = 10.0
 Without Regret", Thinking Machines Lab)."""
 _SQRT_DECAY_RATIO = 0.2
 """Fraction of the run in which "sqrt" decays (Hägele et al., arXiv 2405.18392)."""
-_LEAST_SHARE = 1 / 8
-"""Of the distance between two bfloat16 numbers; weights that move by less over a run leave the model as it was."""
+_MIN_MOVEMENT = 1 / 8
+"""Movement of a weight over a run, as a fraction of the distance between two bfloat16 numbers, below which the model
+hardly changes."""
 _BFLOAT16_EPSILON = 2.0**-7
 _ROWS, _MATRICES = 64, 8
 
@@ -82,8 +83,7 @@ def weak_rate(config: LearnerPlan, steps: int, method: Method = "rl") -> str:
     moved = per_step * sum(learning_rate(config, step, steps) for step in range(steps))
     weight = _median_weight(Path(config.model))
     spacing = _BFLOAT16_EPSILON * 2.0 ** math.floor(math.log2(weight)) if weight else 0.0
-    share = moved / (1 if config.lora is None else _ADAPTER)
-    if share >= _LEAST_SHARE * spacing:
+    if moved / (1 if config.lora is None else _ADAPTER) >= _MIN_MOVEMENT * spacing:
         return ""
     return (
         f"lr={config.lr:g} is too low to train {described(config, parameters)} in {steps} steps: AdamW moves a weight "

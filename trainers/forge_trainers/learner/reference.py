@@ -54,7 +54,7 @@ class Reference:
         else:
             self._models = [learner]
             if self.moves:
-                self._earlier = lora.Adapter(learner.model, seed=config.seed, beside=adapter)
+                self._earlier = lora.Adapter(learner.model, seed=config.seed, other=adapter)
                 adapter.enter()
 
     @property

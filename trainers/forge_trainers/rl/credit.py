@@ -14,8 +14,8 @@ from forge_agents.settings import settings_class
 from forge_agents.types import MAX_REWARD
 
 Key: TypeAlias = Literal["seed", "role", "turn"]
-_OF_A_GROUP = ("mean", "leave_one_out")
-"""Baselines that need several rewards."""
+_COMPARING = ("mean", "leave_one_out")
+"""Baselines that are computed from the compared rewards, so a single reward has no advantage."""
 _MAX_ALTERNATIVES = 256
 """Maximum number of alternatives of a turn, and of turns with alternatives. All of an episode are listed."""
 
@@ -48,7 +48,7 @@ class Scored:
     group: int
     """Number of the trajectory's group, "seed" in `Credit.by`. Any number that differs between groups."""
     role: str
-    """Environment and agent."""
+    """Environment and agent, and the name of the reward in a `MultiReward`: "role" in `Credit.by`."""
     reward: float
     """Reward of the whole trajectory. Finite."""
     response_tokens: Sequence[int]
@@ -148,7 +148,7 @@ class Credit:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        compares = self.baseline in _OF_A_GROUP
+        compares = self.baseline in _COMPARING
         if unknown := [key for key in self.by if key not in get_args(Key)]:
             raise ValueError(f"by={self.by} names {unknown[0]!r}. Choose from 'seed', 'role' (the agent) and 'turn'")
         if len(set(self.by)) != len(self.by):
@@ -199,12 +199,12 @@ class Credit:
     @property
     def compares_episodes(self) -> bool:
         """Whether a group of one episode has no advantages."""
-        return self.baseline in _OF_A_GROUP and "seed" in self.by
+        return self.baseline in _COMPARING and "seed" in self.by
 
     @property
     def compares_step(self) -> bool:
         """Whether a step of one episode has no advantages."""
-        compares = self.baseline in _OF_A_GROUP or (self.scale == "batch_std" and self.baseline != "counterfactual")
+        compares = self.baseline in _COMPARING or (self.scale == "batch_std" and self.baseline != "counterfactual")
         return type(self).assign is Credit.assign and compares and "role" in self.by
 
     @property
@@ -260,17 +260,16 @@ class Credit:
             By trajectory: float32 ``[turns]``, or None if the compared rewards do not differ. A turn without a reward
             has advantage 0.
         """
-        result: list[np.ndarray | None]
         if self.baseline == "counterfactual":
             return self._counterfactual(scored)
         values = [self._values(trajectory) for trajectory in scored]
         compared: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # trajectory and turn, by what they have in common
-        by = [name for name in self.by if name != "seed" or self.baseline != "rae"]
+        by = [name for name in self.by if name != "seed" or self.baseline != "rae"]  # a running mean has no groups
         for i, rewards in enumerate(values):
             for t in np.flatnonzero(~np.isnan(rewards)).tolist():
                 key = {"seed": str(scored[i].group), "role": scored[i].role, "turn": str(t)}
                 compared.setdefault(tuple(key[name] for name in by), []).append((i, t))
-        result = [None] * len(scored)
+        result: list[np.ndarray | None] = [None] * len(scored)
         for shared, members in compared.items():
             rewards = np.array([values[i][t] for i, t in members])
             if self.baseline == "rae":
@@ -311,20 +310,21 @@ class Credit:
         result: list[np.ndarray | None] = [None] * len(scored)
         values = [np.full(len(trajectory.response_tokens), np.nan) for trajectory in scored]  # NaN: no advantage
         for members in compared.values():
-            baselines = {
+            alternative_rewards = {
                 (i, t): np.array([self._total(each) for each in alternatives])
                 for i in members
                 for t, alternatives in scored[i].alternatives.items()
             }
-            rewards = np.concatenate([[totals[i] for i in members], *baselines.values()])
+            member_rewards, num = [totals[i] for i in members], len(members)
+            rewards = np.concatenate([member_rewards, *alternative_rewards.values()])
             if len(rewards) < 2 or np.ptp(rewards) <= self.min_spread:
                 continue
-            mean, num = float(np.mean([totals[i] for i in members])), len(members)
+            mean = float(np.mean(member_rewards))
             for i in members:
                 if num > 1 and self.decisions != "longest":
-                    values[i][:] = (totals[i] - mean) * num / (num - 1)
+                    values[i][:] = (totals[i] - mean) * num / (num - 1)  # minus the mean of the others, as in RLOO
                 for t in scored[i].alternatives:
-                    values[i][t] = totals[i] - baselines[i, t].mean()
+                    values[i][t] = totals[i] - alternative_rewards[i, t].mean()
                 if not np.isnan(values[i]).all():
                     row = np.nan_to_num(values[i])
                     result[i] = row / rewards.std(ddof=1) if self.scale == "std" else row

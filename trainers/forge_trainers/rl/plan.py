@@ -195,7 +195,8 @@ class RunPlan:
             for agent, names in names_of.items()
             if len(names) == 1 or [self.models[name].trainable for name in names[:2]] == [True, False]
         }
-        return models | {name: models[agent] for name, agent in self.sampler.asked_for.items() if agent in models}
+        by_program = self.sampler.agents_by_model_name
+        return models | {name: models[agent] for name, agent in by_program.items() if agent in models}
 
     def _check_teachers(self) -> None:
         """Raise ValueError unless teachers of agents are those of all agents that a policy plays."""

@@ -54,7 +54,7 @@ class TakenGroups:
         self._by_step: dict[int, tuple[frozenset[Key], frozenset[Key]]] = {}
 
     def start_at(self, step: int, size: int) -> None:
-        """Begin a session at `step` with `size` groups per step. A record that no such run leaves is cleared."""
+        """Begin a session at `step` with `size` groups per step. Clears a record of another step or size."""
         fits = all(at == step - 1 for at, _ in self.owed) and all(at >= step for at, _ in self.early)
         if not fits or any(number >= size for _, number in self.early | self.owed):
             _log.warning(
@@ -68,6 +68,7 @@ class TakenGroups:
 
     def missing(self, step: int, size: int) -> list[int]:
         """Return the numbers of the groups of `step` (of `size`) that must be collected."""
+        # A step with owed groups was trained on, so its other groups are used. Of another step, only early groups are.
         owed = [number for owed_step, number in sorted(self.owed) if owed_step == step]
         return owed or [number for number in range(size) if (step, number) not in self.early]
 
@@ -116,13 +117,15 @@ class PendingBatch:
 class Prefetch:
     """Collects and scores ahead of the learner, by at most `staleness` weight versions.
 
-    Why no sample is older: let ``ahead, late = ahead_and_late(staleness)``. The groups of step j are started in
-    ``batch(i)`` with ``i >= j - ahead``, when the learner has finished the steps below i. `collect` first waits until
-    the engines have these weights, so a sample of step j has version j - ahead or newer. A batch takes finished groups,
-    oldest first, and waits for all groups of steps up to its own minus `late`. The awaited groups are never more than
-    one batch, because the batches before took as many groups as there are in older steps, all overdue ones among them.
-    So the learner trains on step j at step j + late or before, when it is at most ``ahead + late = staleness`` versions
-    newer. Versions change at no other time, so the bound holds for any timing.
+    Why no sample is older, with ``ahead, late = ahead_and_late(staleness)``:
+
+    1. The groups of step j are started in ``batch(i)`` with ``i >= j - ahead``, when the learner has finished the steps
+       below i. `collect` first waits until the engines have these weights, so their samples have version j - ahead or
+       newer.
+    2. The batch of step k waits for all groups of steps up to k - late and takes finished groups, oldest first. Batch
+       k - 1 has taken all groups of steps below k - late, so those that batch k waits for fit into it. Therefore the
+       learner trains on the groups of step j in step j + late or before.
+    3. In step j + late the learner has version j + late, which is at most ``ahead + late = staleness`` versions newer.
 
     Args:
         collect: Collects groups of a step, once the engines have the learner's weights of the moment of the call.

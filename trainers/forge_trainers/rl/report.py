@@ -122,18 +122,15 @@ def log_step(
 ) -> None:
     """Write the metrics of a step and the first `keep_episodes` of its episodes, failed ones first."""
     run.log(step + 1, metrics)
-    rows = [
-        (
-            episode,
-            group.episode_rewards(index),
-            samples.advantages.get((number, index), {}),
-            recorded(group, index),
-            group.episode_session_rewards(index),
-        )
-        for number, group in enumerate(groups)
-        for index, episode in enumerate(group.episodes)
-    ]
-    rows.sort(key=lambda row: row[0].error is None)
-    rows = rows[:keep_episodes]
-    episodes, rewards, advantages, alternatives, sessions = zip(*rows, strict=True) if rows else ((), (), (), (), ())
-    run.keep_episodes(step + 1, episodes, rewards, advantages, alternatives, session_rewards=sessions, trained=learners)
+    places = [(number, index) for number, group in enumerate(groups) for index in range(len(group.episodes))]
+    places.sort(key=lambda place: groups[place[0]].episodes[place[1]].error is None)
+    chosen = [(groups[number], number, index) for number, index in places[:keep_episodes]]
+    run.keep_episodes(
+        step + 1,
+        [group.episodes[index] for group, _, index in chosen],
+        [group.episode_rewards(index) for group, _, index in chosen],
+        [samples.advantages.get((number, index), {}) for _, number, index in chosen],
+        [recorded(group, index) for group, _, index in chosen],
+        session_rewards=[group.episode_session_rewards(index) for group, _, index in chosen],
+        trained=learners,
+    )

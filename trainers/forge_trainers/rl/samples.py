@@ -201,7 +201,8 @@ def make_samples(
     samples: dict[str, list[Sample]] = {}
     tokens: Counter[str] = Counter()
     bad: Counter[str] = Counter()
-    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of informative trajectories and of others
+    batch_sizes: Counter[str] = Counter()  # contributions to the loss normalization: of trajectories in the batch
+    left_out_sizes: Counter[str] = Counter()  # and of zero-variance trajectories that are not in it
     used: dict[str, set[int]] = {}  # groups by policy
     too_long: list[int] = []  # group of each sample
     advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
@@ -225,9 +226,9 @@ def make_samples(
                 used.setdefault(policy, set()).add(row.group)
         if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere
             part = trajectory if len(accepted) == len(cut) else _learned_part(trajectory, accepted)
-            sizes[per_turn is not None][policy] += size_of(part)
-    # The mean over all sampled tokens is the learner's mean over informative ones, times the fraction of the latter.
-    fractions = {name: size / (size + sizes[False][name]) for name, size in sizes[True].items() if size}
+            (left_out_sizes if per_turn is None else batch_sizes)[policy] += size_of(part)
+    # The mean over all sampled tokens is the learner's mean over those in the batch, times the fraction of the latter.
+    fractions = {name: size / (size + left_out_sizes[name]) for name, size in batch_sizes.items() if size}
     for name, fraction in fractions.items():
         if fraction < 1.0:
             samples[name] = [replace(sample, advantage=fraction * sample.advantages) for sample in samples[name]]

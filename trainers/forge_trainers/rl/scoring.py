@@ -62,9 +62,9 @@ async def score_groups(groups: Sequence[EpisodeGroup], reward: Reward, *, timeou
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
     by_session = any(trajectory.session_rewards is not None for trajectory in trajectories)
-    scored = [part for each in trajectories for part in each.sessions] if by_session else trajectories
+    to_score = [part for each in trajectories for part in each.sessions] if by_session else trajectories
     assessment = await with_deadline(
-        in_thread(assess, reward, scored, name, name=f"reward {name}"),
+        in_thread(assess, reward, to_score, name, name=f"reward {name}"),
         timeout_s,
         who=f"reward {name}",
         what="scoring",
@@ -75,12 +75,15 @@ async def score_groups(groups: Sequence[EpisodeGroup], reward: Reward, *, timeou
 
 
 def _num_sessions(trajectory: Trajectory) -> int:
-    """Return the length of `Trajectory.sessions`."""
+    """Return the length of `Trajectory.sessions`, which copies all turns."""
     return 1 if trajectory.session_rewards is None else len(trajectory.session_rewards)
 
 
 def _of_trajectories(trajectories: Sequence[Trajectory], of_sessions: Assessment) -> Assessment:
-    """Return the assessment of whole trajectories: mean scores, and one noise for the sessions of a trajectory."""
+    """Return the assessment of whole trajectories: mean scores, and the root mean square of the sessions' noise.
+
+    The noise stays that of one session, because advantages compare sessions.
+    """
     scores, variances, turns, start = [], [], [], 0
     for trajectory in trajectories:
         rows = slice(start, start + _num_sessions(trajectory))
@@ -89,9 +92,9 @@ def _of_trajectories(trajectories: Sequence[Trajectory], of_sessions: Assessment
         if of_sessions.noise is not None:
             variances.append(_mean(np.square(of_sessions.noise[rows], dtype=np.float64)))
         if of_sessions.turns is not None:
-            of_session = [iter(each) for each in of_sessions.turns[rows]]
+            unread = [iter(turn_scores) for turn_scores in of_sessions.turns[rows]]  # by session
             numbers = (0 if trajectory.session_rewards is None else turn.session for turn in trajectory.turns)
-            turns.append(np.array([next(of_session[number]) for number in numbers], np.float32))
+            turns.append(np.array([next(unread[number]) for number in numbers], np.float32))
     return Assessment(
         scores=np.array(scores, np.float32),
         noise=None if of_sessions.noise is None else np.sqrt(variances).astype(np.float32),
@@ -113,8 +116,8 @@ def _with_session_rewards(groups: Sequence[EpisodeGroup], scores: np.ndarray) ->
         for index, episode in enumerate(group.episodes):
             for agent, trajectory in episode.trajectories.items():
                 stop = start + _num_sessions(trajectory)
-                nothing = [np.empty(0, np.float32)] * len(group.episodes)
-                sessions.setdefault(agent, nothing)[index] = scores[start:stop]
+                empty = [np.empty(0, np.float32)] * len(group.episodes)
+                sessions.setdefault(agent, empty)[index] = scores[start:stop]
                 start = stop
         scored.append(replace(group, session_rewards=sessions))
     return scored
@@ -176,7 +179,8 @@ class Scorer:
     ) -> None:
         self._plan, self._config, self._collector, self._run = plan, plan.config, collector, run
         self._processes, self._lock = lifecycle.running, lifecycle.reward_lock
-        self._state, self._max_resamples = state if state.exists else None, plan.config.resamples
+        self._state = state if state.exists else None
+        self._max_resamples = plan.config.resamples
         self.resample_s: dict[int, float] = {}
         """Seconds of collecting replacements, by step."""
 

@@ -110,7 +110,7 @@ class Session:
     async def step(self, step: int, watch: Stopwatch) -> tuple[list[EpisodeGroup], StepSamples, dict[str, float]]:
         """Do one optimizer step. Returns its groups with advantages, its samples, and its metrics.
 
-        Fails at once if a learner is lost.
+        `watch` measures the stages. Raises as soon as a learner is lost, also while episodes are collected.
         """
         config, processes, trained = self._config, self.processes, self.plan.trained
         batch, until_loss = self.prefetch.batch(step), processes.unless_a_learner_dies
@@ -160,8 +160,7 @@ class Session:
             self._run.rewind(first)
             self._run.keep_settings()
             display = Display("train", self._num_steps, first, learners)
-            watching = startup.show(display.say), Watchdog()
-            with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
+            with display, startup.show(display.say), Interrupt(display.say) as interrupt, Watchdog():
                 self._lifecycle.messages.say = display.say
                 self._lifecycle.messages.announce(self.plan, learners, self._num_steps)
                 display.resumed(first, self._run.changed)

@@ -97,7 +97,7 @@ class TaskSampler:
             self._makers = {name: partial(registry.make, name, **args) for name in self.weights}
         self.max_reward: dict[str, float | None] = {}
         """Maximum reward of an agent, by environment. None if the environment does not declare it."""
-        self.asked_for: dict[str, str] = {}
+        self.agents_by_model_name: dict[str, str] = {}
         """Agents by the model names that a program uses for them."""
         self.make_s: dict[str, float] = {}
         """Seconds to construct each environment."""
@@ -226,10 +226,10 @@ class TaskSampler:
         self.not_forkable |= set() if can_fork(env) else {name}
         self.isolated |= {name} if getattr(self.specs[name], "isolation", "none") == "process" else set()
         # an environment in a worker process has only its settings before it is reset
-        names = getattr(env, "models", None) or getattr(self.specs[name], "kwargs", {}).get("models")
-        self.asked_for |= names if isinstance(names, Mapping) else {}
-        listed = getattr(env, "num_training_tasks", None)
-        self._num_tasks |= {name: listed} if type(listed) is int and listed > 0 else {}
+        models = getattr(env, "models", None) or getattr(self.specs[name], "kwargs", {}).get("models")
+        self.agents_by_model_name |= models if isinstance(models, Mapping) else {}
+        num_tasks = getattr(env, "num_training_tasks", None)
+        self._num_tasks |= {name: num_tasks} if type(num_tasks) is int and num_tasks > 0 else {}
         most = getattr(env, "max_reward", None)
         self.max_reward[name] = float(most) if isinstance(most, Real) else None  # other types have another meaning
         return env

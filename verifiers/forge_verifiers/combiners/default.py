@@ -169,7 +169,8 @@ class Default(Combiner):
         """Warn once about each reason that keeps P(correct) near the mean."""
         if dispute > 0.25 and "copies" not in self._warned:
             self._warned.add("copies")
-            groups = {tuple(np.flatnonzero(each.hypothesis.voice == k).tolist()) for each in fitted for k in range(99)}
+            voices = [each.hypothesis.voice for each in fitted]
+            groups = {tuple(np.flatnonzero(voice == k).tolist()) for voice in voices for k in range(voice.max() + 1)}
             names = dict(enumerate(self.names))
             copies = [[names.get(k, f"column {k}") for k in group] for group in sorted(groups) if len(group) > 1]
             _LOG.warning(
@@ -178,8 +179,8 @@ class Default(Combiner):
                 "the groups differ, or about twenty of random responses",
                 " or ".join(f"[{', '.join(group)}]" for group in copies),
             )
-        voices = max(len(each.hypothesis.loading) for each in fitted)
-        if voices > 2 and min(float(each.model.mean_share) for each in fitted) > 0.9 and "mean" not in self._warned:
+        num_voices = max(len(each.hypothesis.loading) for each in fitted)
+        if num_voices > 2 and min(float(each.model.mean_share) for each in fitted) > 0.9 and "mean" not in self._warned:
             self._warned.add("mean")
             _LOG.warning(
                 "Verifier scores are uncorrelated. Using their mean until there is enough evidence to weight them."
