@@ -48,7 +48,8 @@ class TextArena(TurnEnv):
     ``infos[agent]["legal_actions"]`` lists the legal actions of about 35 games.
 
     Rewards are TextArena's, at the end of the game. Bandit is corrected: TextArena pays the regret of the chosen
-    button (its issue 173), and here the reward is 1 minus the regret. At the end every agent's info contains
+    button (its issue 173), and here the reward is 1 minus the regret. In games of one player, progress counts from the
+    start: RushHour and WordLadder would pay up to 0.6 for no move. At the end every agent's info contains
 
     * ``"outcome"``: ``"win"``, ``"loss"`` or ``"draw"``; with one agent ``"solved"`` (maximum reward), ``"partial"`` or
       ``"failed"``; ``"forfeit"`` for an agent that the game ended or removed because of invalid moves; ``"void"`` for
@@ -108,6 +109,7 @@ class TextArena(TurnEnv):
             self._core = self._game
             while isinstance(self._core, textarena.Wrapper):
                 self._core = self._core.env
+            self._start = _progress(self._core)
             self._messages: dict[str, list[Any]] = {agent: [] for agent in self.possible_agents}
             observations = self._core.state.observations
             self._prompts = {
@@ -169,6 +171,11 @@ class TextArena(TurnEnv):
         score = {agent: _as_reward(rewards.get(player), agent in forfeits) for player, agent in enumerate(agents)}
         if game_name(self.game) == "Bandit" and not (forfeits or error):
             score = {agent: 1.0 - regret for agent, regret in score.items()}
+        if len(agents) == 1 and 0 < self._start < 1:
+            score = {
+                agent: max(0.0, (value - self._start) / (1 - self._start)) if 0 <= value < 1 else value
+                for agent, value in score.items()
+            }
         verdict = outcomes(score, forfeits, max_reward=_MAX_REWARD.get(game_name(self.game), 1.0))
         if error:
             verdict = {agent: "forfeit" if agent in forfeits else "void" for agent in agents}
@@ -227,6 +234,12 @@ def indented(text: str, *, all_lines: bool = True) -> str:
 def game_name(game: str) -> str:
     """Return the game without version and variant: ``"2048"`` for ``"2048-v0-hard"``."""
     return re.split(r"-v\d+", game)[0]
+
+
+def _progress(core: Any) -> float:
+    """Return the part of a game of one player that counts as solved, which many games pay at a wrong move, or 0."""
+    measure = getattr(core, "_get_percentage_completion", None)
+    return 0.0 if measure is None else float(measure())
 
 
 def _kind(rest: list[Any]) -> str:

@@ -197,6 +197,23 @@ def test_games_that_give_the_kind_of_an_action_as_its_sender_are_played_to_their
     assert "outcome" in episode.trajectories["player_0"].info
 
 
+@pytest.mark.parametrize("game", ["RushHour", "PegJump", "WordLadder", "2048-ultra-easy"])
+def test_progress_of_the_start_earns_nothing(game):
+    for seed in range(3):
+        env = begin(fa.make(f"textarena/{game}-v0"), seed=seed)
+        while env.agents and not env.terminations["player_0"]:
+            env.step("x")
+        assert env.rewards["player_0"] == 0 and env.infos["player_0"]["outcome"] == "forfeit"
+
+
+def test_progress_after_the_start_earns_its_part():
+    env = begin(fa.make("textarena/PegJump-v0"), seed=0)
+    while env.agents and not env.terminations["player_0"]:
+        moves = env.infos["player_0"].get("legal_actions") or ["x"]
+        env.step(moves[0] if env.unwrapped._core.state.turn < 3 else "x")
+    assert 0 < env.rewards["player_0"] < env.unwrapped._core._get_percentage_completion() < 1
+
+
 def test_excluded_games_are_not_listed_and_have_a_reason():
     listed = {fa.spec(id_).kwargs["game"].split("-v0")[0] for id_ in fa.list_envs("textarena")}
     assert not listed & set(EXCLUDED) and all(EXCLUDED.values())
