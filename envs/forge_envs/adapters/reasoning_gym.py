@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_agents.display import printable
 from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
 from forge_agents.runtime.threads import in_thread
@@ -22,6 +23,11 @@ from forge_envs.adapters.scoring import score
 
 T = TypeVar("T")
 
+_SETTING = re.compile(r"[+\-*/%&|^<>=!]|[\w ,;:!?'-]{0,200}(\.\w{0,10})?")
+"""Texts in settings: an operator, or words, maybe with the suffix of a file name."""
+_VARIABLE = re.compile(r"[^\W\d_]")
+_MAX_PARTS = 10_000
+"""Maximum number of texts, numbers and lists in a setting."""
 
 _COPIED = {"string_insertion": "string"}
 """Generators in which a copy of the question's input is the right answer to most questions, and that input's key."""
@@ -104,7 +110,7 @@ class ReasoningGym(TurnEnv):
 class ReasoningGymScore:
     """Verifier that reproduces the question of a trajectory and scores its last action by the generator's scorer.
 
-    Abstains (NaN) on trajectories of other environments and on those without turns.
+    Abstains (NaN) on trajectories of other environments, on those without turns, and if the question cannot be made.
     """
 
     name = "reasoning_gym"
@@ -123,7 +129,10 @@ class ReasoningGymScore:
         source = trajectory.info.get("reasoning_gym")
         if not trajectory.turns or not isinstance(source, Mapping):
             return float("nan")
-        question = _reproduce(json.dumps(source, sort_keys=True))
+        try:
+            question = _reproduce(json.dumps(source, sort_keys=True))
+        except (ValueError, TypeError, LookupError):  # no question that this adapter asks, such as a stranger's
+            return float("nan")
         return score(source, question, final_answer(trajectory.turns[-1].action))[0]
 
 
@@ -144,6 +153,8 @@ def _config(generator: str, level: int | None, settings: Mapping[str, Any], seed
 
     if generator not in DATASETS:
         raise ValueError(f"reasoning-gym has no generator {generator!r}.{did_you_mean(generator, DATASETS)}")
+    for name, value in settings.items():
+        _check_setting(generator, name, value)
     arguments = {**settings, "seed": seed, "size": 1}
     try:
         if level is not None:
@@ -159,6 +170,29 @@ def _config(generator: str, level: int | None, settings: Mapping[str, Any], seed
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"{generator}: {error}") from error
     return config
+
+
+def _check_setting(generator: str, name: str, value: Any) -> None:
+    """Refuse texts that a generator could evaluate or open, because settings may come from a stranger's file.
+
+    Operators become part of formulas that reasoning-gym evaluates as Python, and names of variables that sympy does.
+    """
+    allowed = _VARIABLE if name in ("symbols", "variables") else _SETTING
+    waiting, count = [value], 0
+    while waiting and (count := count + 1) <= _MAX_PARTS:
+        part = waiting.pop()
+        if isinstance(part, str):
+            if not allowed.fullmatch(part) or "__" in part:
+                expected = "single letters" if allowed is _VARIABLE else "words or operators"
+                raise ValueError(
+                    f"{generator}: {name}={printable(part)[:100]!r} is refused. Its texts must be {expected}"
+                )
+        elif isinstance(part, Mapping):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple | set | frozenset):
+            waiting += part
+    if waiting:
+        raise ValueError(f"{generator}: {name} has more than {_MAX_PARTS} parts")
 
 
 def _generate(source: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -90,6 +90,43 @@ def test_scorers_that_evaluate_see_no_code(generator, tmp_path):
         assert answered(env, seed, f"<answer>{env._entry['answer']}</answer>")[0] == 1.0
 
 
+def test_settings_of_a_stranger_run_no_code_and_open_no_file(tmp_path):
+    mark = tmp_path / "mark"
+    call = f"simplify.__globals__['__builtins__']['__import__']('os').system('touch {mark}')"
+    settings = [
+        ("simple_integration", "symbols", [call]),
+        ("intermediate_integration", "symbols", (call,)),
+        ("simple_integration", "symbols", ["xy"]),
+        ("polynomial_multiplication", "variables", [call]),
+        ("polynomial_multiplication", "variables", ["x", "exit"]),
+        ("basic_arithmetic", "operators", ["+", f"+__import__('os').system('touch {mark}')+"]),
+        ("simple_equations", "operators", {"+": "f(1)"}),
+        ("basic_arithmetic", "operators", ["**"]),
+        ("spell_backward", "data_file", "/etc/passwd"),
+        ("spell_backward", "data_file", "../../secret.txt"),
+        ("aiw", "male_names", ["a"] * 10_001),
+    ]
+    for generator, name, value in settings:
+        with pytest.raises(ValueError, match=rf"{generator}: {name}(=.* is refused| has more than)"):
+            fa.make(f"reasoning-gym/{generator}-v0", **{name: value})
+        source = {"generator": generator, "level": None, "settings": {name: value}, "seed": 1}
+        turn = Turn(agent="solver", index=0, observation="", action="x", reward=0.0)
+        stored = Trajectory(agent="solver", policy="p", turns=(turn,), info={"reasoning_gym": source})
+        assert math.isnan(ReasoningGymScore().score([stored])[0])
+    assert not mark.exists()
+
+
+def test_ordinary_texts_are_settings():
+    for generator, settings in {
+        "simple_integration": {"symbols": ("y", "Z"), "operators": ("-",)},
+        "caesar_cipher": {"delimiter": "."},
+        "spell_backward": {"data_file": "words3to10.txt"},
+        "aiw": {"male_names": ["Jean-Luc", "O'Neill", "Zoë"]},
+        "time_intervals": {"task_types": ["time_ms"]},
+    }.items():
+        begin(fa.make(f"reasoning-gym/{generator}-v0", **settings), 1)
+
+
 def hostile_answers(code):
     """Code that exceeds the limits of a syntax check, and computations without end."""
     deep = ("-" * 2972 + code, "(" * 150 + code + ")" * 150, "[" * 90 + code + "]" * 90, "not " * 4000 + code)
