@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 
+from forge_agents.display import printable
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_envs.adapters.contained import Randomness, failure, fitting
 from forge_envs.adapters.listing import folder_of
@@ -86,6 +87,9 @@ class TextArena(TurnEnv):
             raise ValueError(f"num_players={num_players!r} of {game}: the game takes {low} to {high} players")
         if game not in textarena.envs.registration.ENV_REGISTRY:
             raise ValueError(f"TextArena {textarena.__version__} has no game {game!r}")
+        for name, value in options.items():
+            if name.endswith("_path") and value is not None and not Path(value).is_file():  # devices and pipes never end
+                raise ValueError(f"{name}={printable(str(value))[:200]!r} of {game} is not a file")
         if reason := EXCLUDED.get(game_name(game), EXCLUDED.get(game)):
             warnings.warn(f"TextArena's {game} has a known fault: it {reason}", RuntimeWarning, stacklevel=2)
         self.game = game
