@@ -88,7 +88,8 @@ class TextArena(TurnEnv):
         if game not in textarena.envs.registration.ENV_REGISTRY:
             raise ValueError(f"TextArena {textarena.__version__} has no game {game!r}")
         for name, value in options.items():
-            if name.endswith("_path") and value is not None and not Path(value).is_file():  # devices and pipes never end
+            # the game would read a device or a pipe without end
+            if name.endswith("_path") and value is not None and not Path(value).is_file():
                 raise ValueError(f"{name}={printable(str(value))[:200]!r} of {game} is not a file")
         if reason := EXCLUDED.get(game_name(game), EXCLUDED.get(game)):
             warnings.warn(f"TextArena's {game} has a known fault: it {reason}", RuntimeWarning, stacklevel=2)
