@@ -142,6 +142,8 @@ def mean(values: Sequence[float]) -> Interval:
     if not len(x):
         return Interval(value=math.nan, low=math.nan, high=math.nan, n=0)
     middle, n = math.fsum(x) / len(x), len(x)
+    if abs(middle) <= _NOISE * np.abs(x).max():
+        middle = 0.0
     if n < 2:
         return Interval(value=middle, low=math.nan, high=math.nan, n=n)
     if np.ptp(x) <= _NOISE * np.abs(x).max():
@@ -178,7 +180,7 @@ def difference(first: Mapping[K, float], second: Mapping[K, float]) -> Differenc
     gaps = both[:, 0] - both[:, 1]
     gaps[np.abs(gaps) <= _NOISE * np.abs(both).max(1, initial=0.0)] = 0.0
     interval = mean(gaps.tolist())
-    if len(gaps) < 2 or not gaps.any():
+    if len(gaps) < 2 or not interval.value:
         return Difference(interval=interval, p_value=math.nan if len(gaps) < 2 else 1.0)
     rng = np.random.default_rng(_SEED)
     result = stats.permutation_test(

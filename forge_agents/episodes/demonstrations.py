@@ -50,7 +50,10 @@ def demonstrations(
     Raises:
         UnknownIdError, ArgumentError: The environment does not exist, or does not accept the arguments.
         ValueError: The environment has no oracle or no such agent, or `games` or `seed` is out of range.
+        TypeError: `agents` is a string.
     """
+    if isinstance(agents, str):
+        raise TypeError(f"agents is the string {agents!r}. Pass a list of names of agents")
     if games < 1 or seed < 0:
         raise ValueError(f"games={games} must be at least 1 and seed={seed} at least 0")
     spec, make = registry.spec(env_id), partial(registry.make, env_id, **(env_args or {}))

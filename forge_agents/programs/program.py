@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ForgeError, did_you_mean
 from forge_agents.programs.containers import Container, Image
 from forge_agents.programs.gateway import CallKey, ModelCall, Session, gateway
 from forge_agents.programs.http import MAX_BODY_BYTES
@@ -389,9 +389,16 @@ class Program(TurnEnv):
             raise ForgeError(f"reward= of {self} failed with {describe_error(error)}") from error
         reward = self._reward_of(value)
         if reward is None and isinstance(value, Mapping):
-            return value  # empty, or invalid values, which the check of all rewards rejects
-        if reward is None:
-            raise ForgeError(f"reward= of {self} returned {value!r:.200}. Return a number, or numbers by agent")
+            reward = value  # empty, or invalid values, which the check of all rewards rejects
+        numbers = reward.values() if isinstance(reward, Mapping) else [reward]
+        if reward is None or not all(math.isfinite(each) for each in numbers if isinstance(each, float)):
+            raise ForgeError(
+                f"reward= of {self} returned {value!r:.200}. Return a number, or numbers by agent, all finite"
+            )
+        for name in reward if isinstance(reward, Mapping) else ():
+            if name not in self.agents:
+                agents, hint = ", ".join(self.agents), did_you_mean(str(name), self.agents)
+                raise ForgeError(f"reward= of {self} returned a reward of {name!r}. The agents are {agents}.{hint}")
         return reward
 
     def _fail(self, error: BaseException) -> Outcome:

@@ -217,6 +217,8 @@ def serve_page(
 
 
 def _socket(port: int | None) -> socket.socket:
+    if port is not None and not 0 <= port <= 65535:
+        raise ValueError(f"port={port} must be in [0, 65535]")
     try:
         return socket.create_server(("127.0.0.1", PORT if port is None else port), backlog=128)
     except OSError as cause:

@@ -125,6 +125,13 @@ def test_rounding_errors_are_no_differences():
     assert difference({0: 1e-9, 1: 1e-9}, {0: 0.0, 1: 0.0}).interval.value == 1e-9
 
 
+def test_gaps_that_cancel_up_to_rounding_have_p_value_1():
+    gaps = [1 / 6, 2 / 3 - 1 / 2, 1 / 6, -0.5] * 6
+    result = difference(dict(enumerate(gaps)), dict.fromkeys(range(24), 0.0))
+    assert result.p_value == 1 and result.interval.value == 0
+    assert result.interval.low < 0 < result.interval.high
+
+
 def test_holm_by_hand():
     assert holm([0.01, 0.04, math.nan, 0.03]) == pytest.approx([0.03, 0.06, math.nan, 0.06], nan_ok=True)
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []

@@ -37,6 +37,7 @@ def test_demonstrations_of_some_agents_with_arguments():
 def test_invalid_demonstrations_are_refused():
     raises(ValueError, "games=0", fa.demonstrations, LEVEL, 0)
     raises(ValueError, "no agent 'gueser'.*Did you mean 'guesser'", fa.demonstrations, LEVEL, 1, agents=["gueser"])
+    raises(TypeError, "agents is the string 'guesser'", fa.demonstrations, LEVEL, 1, agents="guesser")
     raises(KeyError, "no forge/Codewords-v0@9", fa.demonstrations, "forge/Codewords-v0@9", 1)
 
 

@@ -182,6 +182,9 @@ def misspells(task, result):
     ("reward", "told"),
     [
         (lambda task, result: None, "returned None. Return a number"),
+        (lambda task, result: np.nan, "returned nan. Return a number"),
+        (lambda task, result: {"agent": np.inf}, "returned {'agent': inf}. Return a number"),
+        (lambda task, result: {"agnt": 1}, "returned a reward of 'agnt'.*Did you mean 'agent'"),
         (misspells, r"failed with NameError: .*'resutl'.* \(.*test_program.py:\d+\)"),
     ],
 )

@@ -152,6 +152,12 @@ def test_port_in_use_is_reported(server, run_folder, capsys):
     assert f"port {server.port} cannot be used" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_port_out_of_range_is_refused(run_folder, port, capsys):
+    assert cli.main(["view", str(run_folder), "--port", port]) == 1
+    assert f"port={port} must be in [0, 65535]" in capsys.readouterr().err
+
+
 def test_name_of_a_run_does_not_look_like_the_address(run_folder, monkeypatch):
     folder = run_folder.rename(run_folder.with_name("run\nopen   http:127.0.0.1"))
     monkeypatch.setattr(server_module.Server, "run", lambda self, sockets: None)

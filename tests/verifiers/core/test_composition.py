@@ -257,3 +257,8 @@ def test_noise_of_a_sum_is_that_of_its_weighted_terms():
     noise = (2 * Noisy("a", 0.2) + Noisy("b", 0.3) + reads()).assess(ROWS).noise
     assert noise.tolist() == pytest.approx([0.5] * 3)
     assert (reads() + always(1.0)).assess(ROWS).noise is None
+
+
+def test_for_agent_refuses_a_list_of_agents():
+    with pytest.raises(TypeError, match=r"^agent=\['a', 'b'\] of ForAgent must be the name of one agent"):
+        ForAgent(["a", "b"], always(1.0))

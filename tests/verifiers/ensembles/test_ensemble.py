@@ -159,6 +159,19 @@ def test_mistakes_in_priors_and_labels_name_their_source():
             Ensemble(judges(), label=lambda t, value=value: value).score(ROWS)
 
 
+@pytest.mark.parametrize(
+    ("verifiers", "settings", "message"),
+    [
+        (Rule(dead, name="bad"), {}, "verifiers is of type Rule. Pass a list"),
+        ([Rule(dead, name="b")], {"anchors": "b"}, "anchors is the string 'b'. Pass a list"),
+        ([Rule(dead, name="b")], {"label": np.ones(3)}, "label is of type ndarray. Pass a function"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(verifiers, settings, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        Ensemble(verifiers, **settings)
+
+
 @pytest.mark.parametrize("combine", ["mean", "majority", "dawid-skene", "weaver", "default"])
 @pytest.mark.parametrize("odd", [None, 0.5, 1.0])
 def test_one_response_of_one_uninformative_verifier(combine, odd):

@@ -70,9 +70,14 @@ class ForAgent(Nested):
         agent: Name of the agent in the environment.
         verifier: Receives only this agent's trajectories.
         name: Name in reports. By default made of both names.
+
+    Raises:
+        TypeError: `agent` is not a string.
     """
 
     def __init__(self, agent: str, verifier: VerifierLike, *, name: str | None = None) -> None:
+        if not isinstance(agent, str):
+            raise TypeError(f"agent={agent!r} of ForAgent must be the name of one agent")
         verifier = verifier_of(verifier)
         self.agent, self.verifier = agent, verifier
         super().__init__(name or f"{agent}:{verifier.name}", {"verifier": verifier})

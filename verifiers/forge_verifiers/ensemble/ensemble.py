@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args
@@ -168,6 +168,7 @@ class Ensemble(Composable):
 
     Raises:
         ValueError: No verifiers, a repeated name, or a number out of range.
+        TypeError: `verifiers` is no list, `anchors` is a string, or `label` is no function.
         UnknownIdError: Unknown combiner or verifier name.
     """
 
@@ -192,6 +193,12 @@ class Ensemble(Composable):
         name: str = "ensemble",
         family: str | None = None,
     ) -> None:
+        if not isinstance(verifiers, Iterable):
+            raise TypeError(f"verifiers is of type {type(verifiers).__name__}. Pass a list of verifiers")
+        if isinstance(anchors, str):
+            raise TypeError(f"anchors is the string {anchors!r}. Pass a list of names of verifiers")
+        if label is not None and not callable(label):
+            raise TypeError(f"label is of type {type(label).__name__}. Pass a function of a trajectory")
         self.verifiers = tuple(map(verifier_of, verifiers))
         _check(self.verifiers, refit_every=refit_every, max_rows=max_rows, timeout_s=timeout_s)
         self.name, self.family = name, family
