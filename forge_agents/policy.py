@@ -500,7 +500,7 @@ AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Oracle | Scripted
 KEYWORDS: Mapping[str, AnyPolicy] = MappingProxyType({"random": Random(), "human": Human(), "oracle": Oracle()})
 """Players that a word selects on the command line and in YAML files."""
 PolicyMapping: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
-"""One policy for all agents, a policy per agent, or a function ``(agent, episode_seed) -> policy``."""
+"""A policy for all agents, a policy per agent, or a function ``(agent, episode_seed) -> policy``."""
 
 
 _FUNCTION_HINT = ". To use a function of observations as a player, wrap it: fa.Scripted(function)"

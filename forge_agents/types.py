@@ -180,7 +180,7 @@ class NewMessages(_Stored):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(_Stored):
-    """One decision of one agent."""
+    """A decision of one agent."""
 
     agent: str
     index: int

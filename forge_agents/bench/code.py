@@ -43,7 +43,7 @@ def described(value: Any) -> Any:
 
 
 class _Description:
-    """One description. A value that occurs again is described by its number, so that cycles end."""
+    """A description. A value that occurs again is described by its number, so that cycles end."""
 
     def __init__(self, package: str) -> None:
         self._package = package

@@ -25,7 +25,7 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import MAX_COUNT, settings_class
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
-"""One agent, agents with one goal, opponents, or mixed motives."""
+"""An agent, agents with one goal, opponents, or mixed motives."""
 TEAMS: tuple[Kind, ...] = ("cooperative", "mixed")
 """Kinds in which players are partners."""
 SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
@@ -139,7 +139,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteEnv:
-    """One environment of a suite with its arguments."""
+    """An environment of a suite with its arguments."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 

@@ -255,7 +255,7 @@ class Rating:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One game of two players."""
+    """A game of two players."""
 
     seed: Any
     """Sortable key that dependent games share, such as environment and seed."""

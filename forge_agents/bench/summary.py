@@ -25,7 +25,7 @@ Stratum: TypeAlias = tuple[list[float], list[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One player in one environment: alone with one agent or one goal, otherwise against the other players.
+    """A player in one environment: alone with one agent or one goal, otherwise against the other players.
 
     Without other players, the player meets itself.
     """
@@ -73,7 +73,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """One entry of the cross-play matrix."""
+    """An entry of the cross-play matrix."""
 
     env: str
     player: str
@@ -87,7 +87,7 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teamwork:
-    """One player with partners in a cooperative or mixed game."""
+    """A player with partners in a cooperative or mixed game."""
 
     env: str
     player: str

@@ -28,7 +28,7 @@ _BAR = 26
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table."""
+    """A table."""
 
     title: str
     heads: Sequence[str]
@@ -44,7 +44,7 @@ class Document:
 
     title: str
     headline: str
-    """One line of description."""
+    """A line of description."""
     warnings: Sequence[str]
     """Warnings about the numbers."""
     bars: Mapping[str, Interval]

@@ -46,7 +46,7 @@ class _Seat:
 
 
 class _Table:
-    """One episode, played in a thread of its own when all clients have joined."""
+    """An episode, played in a thread of its own when all clients have joined."""
 
     def __init__(self, env: Any, free: Sequence[str], players: Mapping[str, AnyPolicy], wait_s: float):
         self.env, self._wait_s = env, wait_s

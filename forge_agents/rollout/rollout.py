@@ -37,7 +37,7 @@ class Rollout:
     """Creates an environment for each episode."""
     env_id: str
     policies: PolicyMapping
-    """One policy for all agents, a mapping from agent to policy, or a function ``(agent, seed) -> policy``."""
+    """A policy for all agents, a mapping from agent to policy, or a function ``(agent, seed) -> policy``."""
     engines: Mapping[str, PolicyEngine] = field(default_factory=dict)
     """Engines of the model policies, by policy name."""
     max_turns: int = 1000

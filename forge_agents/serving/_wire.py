@@ -10,7 +10,7 @@ from forge_agents.types import Completion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to complete."""
+    """A prompt to complete."""
 
     request_id: int
     prompt_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""One engine process, as the controller sees it: requests and answers in batches, with a deadline for every wait."""
+"""An engine process, as the controller sees it: requests and answers in batches, with a deadline for every wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEARTBEAT_TIMEOUT_S = 60.0
 
 
 class EngineProcess:
-    """One engine in a process of its own. Create it with `start`. Call it from one event loop.
+    """An engine in a process of its own. Create it with `start`. Call it from one event loop.
 
     Requests that arrive while a message is under way are sent together in the next message, and answers as well. So the
     number of messages follows the engine's steps, not the number of requests.

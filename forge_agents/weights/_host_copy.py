@@ -1,4 +1,4 @@
-"""One copy of remote weights per host: one process pulls a version from the store, and all others read its pages.
+"""A copy of remote weights per host: one process pulls a version from the store, and all others read its pages.
 
 ``W.at.P`` records the copy on host P. The process that pulls holds a lock that ends with the process. The next process
 that pulls reuses the same pages.

@@ -11,7 +11,7 @@ from forge_agents.runtime.machine import memory_domain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One published version."""
+    """A published version."""
 
     version: int
     stamp: int

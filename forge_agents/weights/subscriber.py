@@ -25,7 +25,7 @@ _MIN_ATTEMPTS = 3
 
 @dataclass(slots=True, kw_only=True)
 class LoadedWeights:
-    """One version, readable inside the ``async with`` block of `Subscriber.load`.
+    """A version, readable inside the ``async with`` block of `Subscriber.load`.
 
     Another transport, whose tensors are private copies, sets the first three fields.
     """

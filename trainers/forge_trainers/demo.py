@@ -54,7 +54,7 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run: held-out rewards before and after, its metrics, and seconds of training."""
+    """A run: held-out rewards before and after, its metrics, and seconds of training."""
 
     before: EvalResult
     after: EvalResult

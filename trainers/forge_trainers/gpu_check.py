@@ -53,7 +53,7 @@ _MEMORY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One placement of a run."""
+    """A placement of a run."""
 
     name: str
     learner_procs: int = 1

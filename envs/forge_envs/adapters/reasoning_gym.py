@@ -36,7 +36,7 @@ _COPIED_SHARE, _MAX_DRAWS = 0.25, 200
 
 
 class ReasoningGym(TurnEnv):
-    """One question of a generator.
+    """A question of a generator.
 
     The answer is the text between the last ``<answer>`` and ``</answer>``, else the whole action. The reward is the
     generator's score, clipped to [0, 1]. At the end infos contain ``"answer"`` (gold), ``"answer_given"``, ``"score"``,

@@ -37,7 +37,7 @@ _TRIES = 2
 
 
 class Codewords(TurnEnv):
-    """One team of a spymaster and a guesser with limited rounds, or two teams against each other.
+    """A team of a spymaster and a guesser with limited rounds, or two teams against each other.
 
     The board has the words of each team, neutral words and traps. Only spymasters know which is which. In each round a
     team's spymaster gives a clue, one word and a number from 1 to 9, and its guesser names words of the board. Up to

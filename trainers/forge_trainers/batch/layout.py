@@ -64,7 +64,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One forward pass of one rank, with L positions and S loss tokens."""
+    """A forward pass of one rank, with L positions and S loss tokens."""
 
     token_ids_1L: torch.Tensor
     """int64 [1, L]."""
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
-    """One rank's row, and the number of head calls that all ranks must make together."""
+    """A rank's row, and the number of head calls that all ranks must make together."""
 
     row: Row
     num_chunks: int

@@ -34,7 +34,7 @@ _MAX_LOGPROB = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One stream of L tokens to learn from. Sequences are converted to arrays."""
+    """A stream of L tokens to learn from. Sequences are converted to arrays."""
 
     token_ids: np.ndarray
     """int64 ``[L]``: prompt and response tokens in order, at least two."""

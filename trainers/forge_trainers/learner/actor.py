@@ -39,7 +39,7 @@ def _method_of_core(name: str) -> Any:
 
 
 class LearnerActor(Actor):
-    """One rank of one learner, or of several learners with adapters on the same model.
+    """A rank of one learner, or of several learners with adapters on the same model.
 
     The first argument of each call is the name of the learner. Calls run in the order in which they arrive.
     """

@@ -39,7 +39,7 @@ class _RoundedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One optimizer step. A closure is not supported."""
+        """An optimizer step. A closure is not supported."""
         assert closure is None
         for group in self.param_groups:
             for weight in group["params"]:

@@ -1,4 +1,4 @@
-"""One rank of a learner, without Monarch: training steps on TorchTitan components. Every rank gets the whole batch.
+"""A rank of a learner, without Monarch: training steps on TorchTitan components. Every rank gets the whole batch.
 
 Axes: T tokens of a batch, S loss tokens of a row, D hidden size.
 """
@@ -223,7 +223,7 @@ class LearnerCore:
         return steps, len(failures)
 
     def _optimizer_step(self, part: Minibatch, lr: float, temperature: float, *, moved: bool) -> dict[str, float]:
-        """One optimizer step. `moved`: whether the weights have changed since the start of the batch.
+        """An optimizer step. `moved`: whether the weights have changed since the start of the batch.
 
         Raises:
             FloatingPointError: Loss or gradient is not finite. The weights are unchanged.

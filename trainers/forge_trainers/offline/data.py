@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demonstration:
-    """One token stream to imitate."""
+    """A token stream to imitate."""
 
     ids: np.ndarray
     """Token ids, int32 ``[L]``."""

@@ -50,7 +50,7 @@ def describe(value: Any, *, whole_addresses: bool = False) -> Any:
 
 
 class _Describer:
-    """One description, with a bound on its size."""
+    """A description, with a bound on its size."""
 
     def __init__(self, redact: Callable[[str], str]) -> None:
         self._redact = redact

@@ -76,7 +76,7 @@ class FitResult:
     steps: int
     """Number of steps of the run so far, including earlier sessions."""
     metrics: Sequence[dict[str, Any]] = dataclasses.field(repr=False)
-    """One row per step, as in ``metrics.jsonl``."""
+    """A row per step, as in ``metrics.jsonl``."""
     out_dir: Path
     export: Path
     """Folder of the trained model, or of one subfolder per policy if several were trained."""

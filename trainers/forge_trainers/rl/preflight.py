@@ -60,7 +60,7 @@ raises them. Other errors may be caused by random actions."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """One preflight check."""
+    """A preflight check."""
 
     sampler: TaskSampler
     mapping: Callable[[Sequence[str], int], Mapping[str, AnyPolicy]]

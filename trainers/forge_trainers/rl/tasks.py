@@ -38,7 +38,7 @@ EnvLike: TypeAlias = "str | Callable[[], AECEnv[str, Any, Any]] | Mapping[str, f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One group to collect."""
+    """A group to collect."""
 
     env_id: str
     seed: int

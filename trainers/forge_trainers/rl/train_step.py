@@ -1,4 +1,4 @@
-"""One optimizer step of every learner, and the checks that skip a bad batch or end the run."""
+"""An optimizer step of every learner, and the checks that skip a bad batch or end the run."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ATTENTION_TARGETS = LORA_TARGETS[:4]
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """One mesh of computing processes: an engine or a learner."""
+    """A mesh of computing processes: an engine or a learner."""
 
     name: str
     ranks: int
@@ -58,7 +58,7 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Compute):
-    """One mesh whose model has a known size. It may be the engine of a judge."""
+    """A mesh whose model has a known size. It may be the engine of a judge."""
 
     size: ModelSize
     judge: EnginePlan | None = None

@@ -47,7 +47,7 @@ from forge_trainers.run.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One process with its expected memory."""
+    """A process with its expected memory."""
 
     slot: ProcessSlot
     parts: Mapping[str, int]

@@ -35,7 +35,7 @@ small group of correct verifiers, and the mean is the safer answer."""
 
 
 class Hypothesis(NamedTuple):
-    """One division of the verifiers into voices."""
+    """A division of the verifiers into voices."""
 
     voice: Ints
     """[m] number of each verifier's voice, from 0, or -1 for a verifier that never varies."""

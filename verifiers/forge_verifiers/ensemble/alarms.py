@@ -83,7 +83,7 @@ class HackingAlarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """One suspicion of reward hacking."""
+    """A suspicion of reward hacking."""
 
     kind: Kind
     call: int

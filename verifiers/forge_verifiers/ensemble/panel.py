@@ -188,7 +188,7 @@ class CallResult:
 
 
 class _Call(threading.Thread):
-    """One call in its own daemon thread: Python cannot stop a thread that hangs, but can stop waiting for it."""
+    """A call in its own daemon thread: Python cannot stop a thread that hangs, but can stop waiting for it."""
 
     def __init__(
         self, k: int, verifier: Verifier, trajectories: Sequence[Trajectory], ended: queue.Queue[int], timeout_s: float
@@ -429,7 +429,7 @@ class Panel:
             self._count(k, result, scores[rows, k], queried[rows, k], new=len(new[k]), n=len(trajectories))
 
     def _look_up(self, k: int, rows: Sequence[int], keys: Sequence[bytes]) -> tuple[list[int], dict[bytes, float]]:
-        """One row for each content that is not in the cache of verifier k, and the cached scores of the others."""
+        """A row for each content that is not in the cache of verifier k, and the cached scores of the others."""
         scores = {key: self._cache.get(k, key) for key in dict.fromkeys(keys[row] for row in rows)}
         first = {keys[row]: row for row in reversed(rows) if scores[keys[row]] is None}
         return sorted(first.values()), {key: score for key, score in scores.items() if score is not None}

@@ -53,7 +53,7 @@ _CONTROL_TOKENS = re.compile(r"</?[^<>\s]+>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question to a model, decoded greedily."""
+    """A question to a model, decoded greedily."""
 
     instructions: str
     """The system prompt."""

@@ -101,7 +101,7 @@ class TextModel:
     def rows(
         self, texts: Sequence[Text], read: Callable[[Any, torch.Tensor], torch.Tensor], *, special_tokens: bool = True
     ) -> torch.Tensor:
-        """One row per text, float32 [n, width] on the CPU. Width 0 for no texts.
+        """A row per text, float32 [n, width] on the CPU. Width 0 for no texts.
 
         `read` maps the model's output and the attention mask, int64 [B, T], to [B, width]. Texts from a chat template
         need no `special_tokens`.

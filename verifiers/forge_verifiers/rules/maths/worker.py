@@ -44,7 +44,7 @@ _PLAIN = "x"
 
 
 class _Worker:
-    """One process and its pipes."""
+    """A process and its pipes."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
