@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
-from forge_agents.errors import ForgeError, did_you_mean
+from forge_agents.errors import ForgeError
 from forge_agents.programs.containers import Container, Image
 from forge_agents.programs.gateway import CallKey, ModelCall, Session, gateway
 from forge_agents.programs.http import MAX_BODY_BYTES
@@ -370,12 +370,7 @@ class Program(TurnEnv):
             ArithmeticError, TypeError, ValueError: The result has values that cannot be rewards.
         """
         reward = self._reward_of(value)
-        by_agent = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward or 0.0)
-        self._check_agents(by_agent, "the program's result has rewards of")
-        parts = [each.values() if isinstance(each, Mapping) else [each] for each in by_agent.values()]
-        numbers = [as_number(each) for part in parts for each in part]
-        if not all(number is not None and math.isfinite(number) for number in numbers):
-            raise ValueError(f"the result {value!r:.200} of the program is no reward. Return finite numbers")
+        self._check_reward(reward, value, "the program's result")
         return 0.0 if reward is None else reward
 
     def _compute_reward(self, result: Any) -> float | Mapping[str, Any]:
@@ -389,17 +384,27 @@ class Program(TurnEnv):
             raise ForgeError(f"reward= of {self} failed with {describe_error(error)}") from error
         reward = self._reward_of(value)
         if reward is None and isinstance(value, Mapping):
-            reward = value  # empty, or invalid values, which the check of all rewards rejects
-        numbers = reward.values() if isinstance(reward, Mapping) else [reward]
-        if reward is None or not all(math.isfinite(each) for each in numbers if isinstance(each, float)):
-            raise ForgeError(
-                f"reward= of {self} returned {value!r:.200}. Return a number, or numbers by agent, all finite"
-            )
-        for name in reward if isinstance(reward, Mapping) else ():
-            if name not in self.agents:
-                agents, hint = ", ".join(self.agents), did_you_mean(str(name), self.agents)
-                raise ForgeError(f"reward= of {self} returned a reward of {name!r}. The agents are {agents}.{hint}")
+            reward = value  # empty, or with invalid values
+        if reward is None:
+            raise ForgeError(f"reward= of {self} returned {value!r:.200}. Return a number, or numbers by agent")
+        try:
+            self._check_reward(reward, value, f"reward= of {self}")
+        except (ArithmeticError, TypeError, ValueError) as error:  # not the program's fault
+            raise ForgeError(str(error)) from error
         return reward
+
+    def _check_reward(self, reward: float | Mapping[str, Any] | None, value: Any, what: str) -> None:
+        """Check that a reward is finite and of agents that exist. `what` returned it as `value`.
+
+        Raises:
+            ArithmeticError, TypeError, ValueError: It is not.
+        """
+        by_agent = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward or 0.0)
+        self._check_agents(by_agent, f"{what} has rewards of")
+        parts = [each.values() if isinstance(each, Mapping) else [each] for each in by_agent.values()]
+        numbers = [as_number(each) for part in parts for each in part]
+        if not all(number is not None and math.isfinite(number) for number in numbers):
+            raise ValueError(f"{what} is {value!r:.200}, which is no reward. Return finite numbers")
 
     def _fail(self, error: BaseException) -> Outcome:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))

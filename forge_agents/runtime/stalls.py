@@ -108,10 +108,11 @@ def stack(frame: FrameType | None) -> list[str]:
 
 
 def place(frame: FrameType | None) -> str:
-    """Return the innermost entry of `stack` that is not in Python's standard library, because users know that code."""
+    """Return the innermost entry of `stack` that is not in Python's standard library, so that users know the code."""
     entries = stack(frame)
-    own = [entry for entry in entries if not entry.startswith(_STANDARD_LIBRARY) or "site-packages" in entry]
-    return (own or entries)[-1]
+    standard = (_STANDARD_LIBRARY, "<frozen")
+    others = [entry for entry in entries if "site-packages" in entry or not entry.startswith(standard)]
+    return (others or entries)[-1]
 
 
 def _tasks() -> list[dict[str, Any]]:

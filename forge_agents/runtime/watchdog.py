@@ -72,7 +72,7 @@ class Watchdog:
             else:
                 reported = last_tick
                 place = _stalls.place(sys._current_frames().get(self._owner.ident))
-                write_error(f"{place} blocks the controller's thread for over {self._limit_s:g} s")
+                write_error(f"{place} has blocked the controller's thread for over {self._limit_s:g} s")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         held_s = time.monotonic() - self._last_tick

@@ -110,7 +110,7 @@ class ReasoningGym(TurnEnv):
 class ReasoningGymScore:
     """Verifier that reproduces the question of a trajectory and scores its last action by the generator's scorer.
 
-    Abstains (NaN) on trajectories of other environments, on those without turns, and if the question cannot be made.
+    Abstains (NaN) on trajectories of other environments and on those without turns.
     """
 
     name = "reasoning_gym"
@@ -129,10 +129,7 @@ class ReasoningGymScore:
         source = trajectory.info.get("reasoning_gym")
         if not trajectory.turns or not isinstance(source, Mapping):
             return float("nan")
-        try:
-            question = _reproduce(json.dumps(source, sort_keys=True))
-        except (ValueError, TypeError, LookupError):  # no question that this adapter asks, such as a stranger's
-            return float("nan")
+        question = _reproduce(json.dumps(source, sort_keys=True))
         return score(source, question, final_answer(trajectory.turns[-1].action))[0]
 
 

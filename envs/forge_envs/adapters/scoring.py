@@ -61,6 +61,7 @@ _LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Loa
 _OPENERS = re.compile(r"[-+~(\[{](?:\s*[-+~(\[{]){49}")
 
 _NO_NUMBER = re.compile(r"(?<![^\W\d_])(nan|inf|infinity)j?(?![^\W\d_])", re.IGNORECASE)
+"""Words that Python reads as a number that is not finite."""
 
 SCORE_S = 4.0
 """Maximum processor time per answer. Ordinary answers take milliseconds, sympy's simplification sometimes a second."""
@@ -115,7 +116,7 @@ def _score_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float
 def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
     """Return the highest score of an answer, for scorers of reasoning-gym 0.1.25 that accept wrong answers."""
     if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(str(entry["answer"])):
-        return 0.0  # the distance to NaN exceeds no tolerance
+        return 0.0  # no distance to NaN exceeds a tolerance
     match generator:
         case "coin_flip":  # its part of equal digits is that of the shorter number: "0" equals 0.3125
             given, gold = (float(Fraction(text.replace(",", ""))) for text in (answer, str(entry["answer"])))
@@ -123,9 +124,7 @@ def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
             is_equal = abs(given - gold) <= 1e-4
             equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
             return 1.0 if is_equal else len(list(equal)) / max(map(len, texts))
-        case (
-            "codeio"
-        ):  # its edit distance counts an escaped character once, and divides by a length that counts it 6 times
+        case "codeio":  # its edit distance counts a character once, the length that divides it also its escape
             return 0.01 if _has_escapes(answer) and not _has_escapes(str(entry["answer"])) else 1.0
         case "game_of_life_halting":  # it compares whether the texts are empty
             return float(answer.strip(" .").casefold() == str(entry["answer"]).casefold())
@@ -139,9 +138,9 @@ def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
 
 def _has_escapes(text: str) -> bool:
     """Return whether the JSON object in a text has characters that JSON escapes by number."""
-    found = re.search(r"\{.*\}", text, re.DOTALL)
+    match = re.search(r"\{.*\}", text, re.DOTALL)
     try:
-        return found is not None and "\\u" in json.dumps(json.loads(found[0]))
+        return match is not None and "\\u" in json.dumps(json.loads(match[0]))
     except ValueError:
         return False
 

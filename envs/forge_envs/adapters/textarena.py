@@ -18,7 +18,6 @@ from unittest import mock
 
 import numpy as np
 
-from forge_agents.display import printable
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_envs.adapters.contained import Randomness, failure, fitting
 from forge_envs.adapters.listing import folder_of
@@ -87,10 +86,6 @@ class TextArena(TurnEnv):
             raise ValueError(f"num_players={num_players!r} of {game}: the game takes {low} to {high} players")
         if game not in textarena.envs.registration.ENV_REGISTRY:
             raise ValueError(f"TextArena {textarena.__version__} has no game {game!r}")
-        for name, value in options.items():
-            # the game would read a device or a pipe without end
-            if name.endswith("_path") and value is not None and not Path(value).is_file():
-                raise ValueError(f"{name}={printable(str(value))[:200]!r} of {game} is not a file")
         if reason := EXCLUDED.get(game_name(game), EXCLUDED.get(game)):
             warnings.warn(f"TextArena's {game} has a known fault: it {reason}", RuntimeWarning, stacklevel=2)
         self.game = game
@@ -114,7 +109,7 @@ class TextArena(TurnEnv):
             self._core = self._game
             while isinstance(self._core, textarena.Wrapper):
                 self._core = self._core.env
-            self._start = _progress(self._core)
+            self._start = _progress(self._core) if len(self.possible_agents) == 1 else 0.0
             self._messages: dict[str, list[Any]] = {agent: [] for agent in self.possible_agents}
             observations = self._core.state.observations
             self._prompts = {
@@ -176,7 +171,7 @@ class TextArena(TurnEnv):
         score = {agent: _as_reward(rewards.get(player), agent in forfeits) for player, agent in enumerate(agents)}
         if game_name(self.game) == "Bandit" and not (forfeits or error):
             score = {agent: 1.0 - regret for agent, regret in score.items()}
-        if len(agents) == 1 and 0 < self._start < 1:
+        if 0 < self._start < 1:
             score = {
                 agent: max(0.0, (value - self._start) / (1 - self._start)) if 0 <= value < 1 else value
                 for agent, value in score.items()
@@ -242,7 +237,7 @@ def game_name(game: str) -> str:
 
 
 def _progress(core: Any) -> float:
-    """Return the part of a game of one player that counts as solved, which many games pay at a wrong move, or 0."""
+    """Return the part of a game of one player that is solved, which many games pay at a wrong move. 0 if unknown."""
     measure = getattr(core, "_get_percentage_completion", None)
     return 0.0 if measure is None else float(measure())
 

@@ -182,9 +182,9 @@ def misspells(task, result):
     ("reward", "told"),
     [
         (lambda task, result: None, "returned None. Return a number"),
-        (lambda task, result: np.nan, "returned nan. Return a number"),
-        (lambda task, result: {"agent": np.inf}, "returned {'agent': inf}. Return a number"),
-        (lambda task, result: {"agnt": 1}, "returned a reward of 'agnt'.*Did you mean 'agent'"),
+        (lambda task, result: np.nan, "is nan, which is no reward. Return finite numbers"),
+        (lambda task, result: {"agent": np.inf}, "is {'agent': inf}, which is no reward. Return finite numbers"),
+        (lambda task, result: {"agnt": 1}, "has rewards of 'agnt'.*Did you mean 'agent'"),
         (misspells, r"failed with NameError: .*'resutl'.* \(.*test_program.py:\d+\)"),
     ],
 )

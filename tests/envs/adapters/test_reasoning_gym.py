@@ -112,7 +112,8 @@ def test_settings_of_a_stranger_run_no_code_and_open_no_file(tmp_path):
         source = {"generator": generator, "level": None, "settings": {name: value}, "seed": 1}
         turn = Turn(agent="solver", index=0, observation="", action="x", reward=0.0)
         stored = Trajectory(agent="solver", policy="p", turns=(turn,), info={"reasoning_gym": source})
-        assert math.isnan(ReasoningGymScore().score([stored])[0])
+        with pytest.raises(ValueError, match=f"{generator}: {name}"):
+            ReasoningGymScore().score([stored])
     assert not mark.exists()
 
 
@@ -288,6 +289,12 @@ def test_unsafe_formulas_are_refused(text):
     assert refusal(text, "simple_integration")
 
 
+def test_moves_without_end_are_refused():
+    for generator, ordinary in {"rush_hour": "A+2 B-13", "rubiks_cube": "R U2 F'"}.items():
+        assert refusal("A+2000000", generator) and refusal("R999", generator)
+        assert not refusal(ordinary, generator)
+
+
 def test_sums_of_numbers_hold_no_functions_or_powers():
     assert refusal("(3 + 45) * 2 / (1 - 7)", "countdown") == ""
     assert refusal("exp(exp(99))", "countdown") and refusal("2**3", "countdown") and refusal("2* *3", "puzzle24")
@@ -328,7 +335,6 @@ def countdown(form):
     ("generator", "answer", "highest"),
     [
         ("coin_flip", "0", 0.2),
-        ("rush_hour", "A+2000000", 0.0),
         ("codeio", json.dumps({"": "😀" * 1500}, ensure_ascii=False), 0.01),
         ("codeio", json.dumps({"": "\x01" * 1500}), 0.01),
         (
@@ -354,7 +360,7 @@ def test_no_wrong_answer_is_solved(generator, answer, highest):
         assert env.rewards["solver"] <= highest or (generator == "coin_flip" and abs(float(entry["answer"])) < 1e-4)
         again = begin(fa.make(f"reasoning-gym/{generator}-v0"), seed=seed)
         again.step(str(again.unwrapped._entry["answer"]))
-        assert again.rewards["solver"] == 1 or generator == "rush_hour"  # which has no answer of its own
+        assert again.rewards["solver"] == 1
 
 
 def test_copies_of_the_input_and_zeros_earn_nothing():

@@ -214,12 +214,6 @@ def test_progress_after_the_start_earns_its_part():
     assert 0 < env.rewards["player_0"] < env.unwrapped._core._get_percentage_completion() < 1
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "/no/such/file", "/"])
-def test_path_that_is_no_file_is_refused(path):
-    with pytest.raises(ValueError, match=f"data_path='{path}' of TruthAndDeception-v0 is not a file"):
-        fa.make("textarena/TruthAndDeception-v0", data_path=path)
-
-
 def test_excluded_games_are_not_listed_and_have_a_reason():
     listed = {fa.spec(id_).kwargs["game"].split("-v0")[0] for id_ in fa.list_envs("textarena")}
     assert not listed & set(EXCLUDED) and all(EXCLUDED.values())

@@ -134,7 +134,7 @@ def test_code_that_blocks_a_single_episode_is_named_and_continues(monkeypatch):
 
     episode = fa.play(Plain(), fa.Scripted(answer))
     assert episode.error is None
-    assert "test_watchdog.py" in messages[0] and "blocks the controller's thread for over 0.2 s" in messages[0]
+    assert "test_watchdog.py" in messages[0] and "has blocked the controller's thread for over 0.2 s" in messages[0]
 
 
 def test_a_loop_that_turns_is_left_alone(monkeypatch):

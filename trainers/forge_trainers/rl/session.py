@@ -172,7 +172,7 @@ class Session:
                 try:
                     reason = await self._steps(range(first, self._num_steps), display, interrupt)
                 except Exception as error:
-                    await self._save_before(error)
+                    await self._save_complete_steps(error)
                     raise
             await self._lifecycle.weights.done()
             return await self._result(max(first, self._lifecycle.next_step or 0), reason)
@@ -231,8 +231,8 @@ class Session:
             await checkpoints.finish()
         return due
 
-    async def _save_before(self, error: Exception) -> None:
-        """Save the complete steps that no checkpoint has, because `error` of the next step ends the session."""
+    async def _save_complete_steps(self, error: Exception) -> None:
+        """Write a checkpoint if the newest one misses a step. `error` ends the session."""
         learners = self.processes.learners
         lost = isinstance(error, ActorDiedError | StallError) and error.who in {each.name for each in learners.values()}
         if self._unsaved is None or lost:
