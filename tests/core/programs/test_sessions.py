@@ -67,7 +67,7 @@ def test_mapping_in_a_result_is_no_reward_without_named_sessions():
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ({"a": 1.0, "b": "good", "c": 0.0}, "for sessions of 'solver' is {'a': 1.0, 'b': 'good', 'c': 0.0}"),
+        ({"a": 1.0, "b": "good", "c": 0.0}, "is {'solver': {'a': 1.0, 'b': 'good', 'c': 0.0}}, which is no reward"),
         ({"a": 1.0, "b": float("nan"), "c": 0.0}, "nan"),
     ],
 )
