@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import random
 import time
 import warnings
@@ -31,7 +32,7 @@ from forge_agents.policy import (
     Scripted,
 )
 from forge_agents.rollout.conversation import Conversation, Messages, omission
-from forge_agents.rollout.endpoint import client_of
+from forge_agents.rollout.endpoint import ChatReply, client_of
 from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.refusals import is_too_long
 from forge_agents.rollout.terminal import terminal
@@ -402,25 +403,37 @@ def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
 
 
 class EndpointPlayer(Player):
-    """A model behind an endpoint that plays one agent and keeps the agent's conversations."""
+    """A model behind an endpoint that plays one agent and keeps the agent's conversations.
+
+    Where the agent has rivals, which could fill its context by long messages, the oldest turns are left out once the
+    server reports that the conversation is too long.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        endpoint: Endpoint,
+        instructions: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        has_rivals: bool = False,
     ) -> None:
         endpoint.api_key()  # a missing key ends the run, not an episode
-        self._endpoint, self._tools = endpoint, tools
+        self._endpoint, self._tools, self._has_rivals = endpoint, tools, has_rivals
         self._instructions = [_message("system", instructions)] if instructions else []
         self._conversations: list[list[Message]] = []
         """Messages after each decision. Unchanged by one for which the context has no room."""
         self._last_main: int | None = None
+        self._num_dropped = 0
+        """Turns of the main conversation that are left out."""
 
     def state(self) -> Any:
         """Return the state of the conversations."""
-        return list(self._conversations), self._last_main
+        return list(self._conversations), self._last_main, self._num_dropped
 
     def resume(self, state: Any) -> None:
         """Continue the conversations of another player."""
-        self._conversations, self._last_main = list(state[0]), state[1]
+        conversations, self._last_main, self._num_dropped = state
+        self._conversations = list(conversations)
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the endpoint.
@@ -441,16 +454,13 @@ class EndpointPlayer(Player):
             before = self._instructions if self._last_main is None else self._conversations[self._last_main]
             messages = [*before, _message("user", observation)]
         self._conversations.append(before)
-        client = await client_of(self._endpoint)
-        start = time.perf_counter()
-        try:
-            reply = await client.ask(messages, sampling)
-        except StallError as late:  # a remote server's failure concerns the episode, not the run
-            raise EndpointError(str(late)) from None
-        except EndpointError as error:
-            if error.status in (400, 413, 422) and is_too_long(str(error)):
-                raise ContextFullError(str(error)) from None
-            raise
+        start, known = time.perf_counter(), self._num_dropped
+        while (reply := await self._ask(messages, sampling, may_drop=not request)) is None:
+            self._num_dropped += math.ceil((self._num_turns(messages) - self._num_dropped) / 2)
+        compaction = None
+        if self._num_dropped > known:
+            text = omission(self._num_dropped)
+            compaction = Compaction(how="window", turns=self._num_dropped, text=text)
         reasoning, raw, answer = split_response(reply.text.strip(), opening="" if reply.reasoning else None)
         if reply.reasoning:
             raw = join_reasoning(reply.reasoning, "", cut=reply.finish_reason == "length" and not reply.text) + raw
@@ -465,7 +475,35 @@ class EndpointPlayer(Player):
             finish_reason=reply.finish_reason,
             usage=reply.usage,
             generate_s=time.perf_counter() - start,
+            compaction=compaction,
         )
+
+    async def _ask(self, messages: list[Message], sampling: Sampling, *, may_drop: bool) -> ChatReply | None:
+        """Ask for an answer. Returns None if the conversation is too long, but further turns may be left out."""
+        number = self._num_dropped if may_drop else 0
+        try:
+            return await (await client_of(self._endpoint)).ask(self._without_turns(messages, number), sampling)
+        except StallError as late:  # a remote server's failure concerns the episode, not the run
+            raise EndpointError(str(late)) from None
+        except EndpointError as error:
+            if error.status not in (400, 413, 422) or not is_too_long(str(error)):
+                raise
+            if may_drop and self._has_rivals and number < self._num_turns(messages):
+                return None
+            raise ContextFullError(str(error)) from None
+
+    def _num_turns(self, messages: list[Message]) -> int:
+        """Number of earlier turns of the main conversation, each an observation and an answer."""
+        return (len(messages) - len(self._instructions)) // 2
+
+    def _without_turns(self, messages: list[Message], number: int) -> list[Message]:
+        """The conversation without its first `number` turns. The first observation stays, as in `Policy.context`."""
+        if not number:
+            return messages
+        first = len(self._instructions)
+        newer = messages[first + 2 * number :]
+        joined = "\n\n".join((messages[first].content, omission(number), newer[0].content))
+        return [*messages[:first], replace(newer[0], content=joined), *newer[1:]]
 
 
 def _message(role: Any, text: str) -> Message:
@@ -559,17 +597,17 @@ def make_player(
     Raises:
         ValueError: A model has no engine, or the environment has no oracle.
     """
+    has_rivals = not RIVAL_TAGS.isdisjoint(getattr(spec, "tags", ()))
     if isinstance(policy, Policy):
         if policy.name not in engines:
             raise ValueError(f"policy {policy.name!r} has no engine. Running engines: {', '.join(engines) or 'none'}")
         engine = engines[policy.name]
         key = None if rng_key is None else f"{rng_key}/{agent}"
-        if policy.context == "end" and not RIVAL_TAGS.isdisjoint(getattr(spec, "tags", ())):
-            # a rival could fill the context by long messages
+        if policy.context == "end" and has_rivals:  # a rival could fill the context by long messages
             policy = replace(policy, context="window")
         return ModelPlayer(engine, policy, instructions, tools=tools, rng_key=key, compact=compact)
     if isinstance(policy, Endpoint):
-        return EndpointPlayer(policy, instructions, tools=tools)
+        return EndpointPlayer(policy, instructions, tools=tools, has_rivals=has_rivals)
     if isinstance(policy, Human):
         return _HumanPlayer(agent, instructions)
     if isinstance(policy, Random):

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -48,8 +49,8 @@ class TextArena(TurnEnv):
     ``infos[agent]["legal_actions"]`` lists the legal actions of about 35 games.
 
     Rewards are TextArena's, at the end of the game. Bandit is corrected: TextArena pays the regret of the chosen
-    button (its issue 173), and here the reward is 1 minus the regret. In games of one player, progress counts from the
-    start: RushHour and WordLadder would pay up to 0.6 for no move. At the end every agent's info contains
+    button (its issue 173), and here the reward is 1 minus the regret. In games of one player, progress counts from that
+    of the start or of one mark in all cells: RushHour, WordLadder and LogicPuzzle would pay up to 0.67 for it. At the end every agent's info contains
 
     * ``"outcome"``: ``"win"``, ``"loss"`` or ``"draw"``; with one agent ``"solved"`` (maximum reward), ``"partial"`` or
       ``"failed"``; ``"forfeit"`` for an agent that the game ended or removed because of invalid moves; ``"void"`` for
@@ -109,7 +110,7 @@ class TextArena(TurnEnv):
             self._core = self._game
             while isinstance(self._core, textarena.Wrapper):
                 self._core = self._core.env
-            self._start = _progress(self._core) if len(self.possible_agents) == 1 else 0.0
+            self._effortless = _effortless(self._core) if len(self.possible_agents) == 1 else 0.0
             self._messages: dict[str, list[Any]] = {agent: [] for agent in self.possible_agents}
             observations = self._core.state.observations
             self._prompts = {
@@ -171,9 +172,9 @@ class TextArena(TurnEnv):
         score = {agent: _as_reward(rewards.get(player), agent in forfeits) for player, agent in enumerate(agents)}
         if game_name(self.game) == "Bandit" and not (forfeits or error):
             score = {agent: 1.0 - regret for agent, regret in score.items()}
-        if 0 < self._start < 1:
+        if 0 < self._effortless < 1:
             score = {
-                agent: max(0.0, (value - self._start) / (1 - self._start)) if 0 <= value < 1 else value
+                agent: max(0.0, (value - self._effortless) / (1 - self._effortless)) if 0 <= value < 1 else value
                 for agent, value in score.items()
             }
         verdict = outcomes(score, forfeits, max_reward=_MAX_REWARD.get(game_name(self.game), 1.0))
@@ -236,10 +237,17 @@ def game_name(game: str) -> str:
     return re.split(r"-v\d+", game)[0]
 
 
-def _progress(core: Any) -> float:
-    """Return the part of a game of one player that is solved, which many games pay at a wrong move. 0 if unknown."""
+def _effortless(core: Any) -> float:
+    """Return the part of a game of one player that is solved at the start or by one mark for all cells, 0 if unknown.
+
+    Many games pay the solved part at a wrong move.
+    """
     measure = getattr(core, "_get_percentage_completion", None)
-    return 0.0 if measure is None else float(measure())
+    if measure is None:
+        return 0.0
+    grids = core.game_board_solution.values() if type(core).__name__ == "LogicPuzzleEnv" else ()
+    marks = Counter(mark for grid in grids for row in grid.values() for mark in row.values())
+    return max(float(measure()), max(marks.values(), default=0) / max(1, marks.total()))
 
 
 def _kind(rest: list[Any]) -> str:

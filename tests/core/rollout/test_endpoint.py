@@ -12,6 +12,7 @@ import resource
 import socket
 import threading
 import time
+import types
 from collections import Counter
 
 import pytest
@@ -24,7 +25,7 @@ from forge_agents.policy import policies_by_name
 from forge_agents.rollout import endpoint
 from forge_agents.rollout.endpoint import EndpointClient, client_of
 from forge_agents.rollout.episode import play
-from forge_agents.rollout.players import EndpointPlayer
+from forge_agents.rollout.players import ContextFullError, EndpointPlayer, make_player
 from forge_agents.rollout.policy_engine import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import peers
@@ -322,6 +323,36 @@ def test_too_long_conversation_truncates_the_episode(serve_chat, said):
     server = serve_chat(lambda r: "3" if len(r["messages"]) == 2 else (400, {"error": {"message": said}}))
     episode = group(server.endpoint).episodes[0]
     assert (episode.error, episode.end_reason, len(episode.turns)) == (None, "context", 2)
+
+
+def test_long_messages_of_a_rival_cost_only_the_oldest_turns(serve_chat):
+    """The server's context has room for 150 characters of observations and answers."""
+
+    def reply(request):
+        length = sum(len(message["content"]) for message in request["messages"] if message["role"] != "system")
+        return (400, {"error": {"message": "prompt is too long"}}) if length > 150 else "3"
+
+    server = serve_chat(reply)
+    rivals = types.SimpleNamespace(id="t", tags=("zero-sum",))
+    seat = {"agent": "a", "episode_seed": 0, "instructions": "Play.", "engines": {}}
+
+    async def played(spec):
+        player = make_player(server.endpoint_with(), **seat, spec=spec)
+        decisions = [await player.decide(f"turn {number} " + 13 * "x", {}) for number in range(9)]
+        return player, decisions
+
+    player, decisions = asyncio.run(played(rivals))
+    assert [decision.action for decision in decisions] == ["3"] * 9
+    drops = [(i, each.compaction.turns) for i, each in enumerate(decisions) if each.compaction]
+    assert drops == [(7, 4), (8, 6)], drops
+    shown = [message["content"] for message in server.requests[-1]["messages"]]
+    first = f"turn 0 {13 * 'x'}\n\n[6 earlier turns are left out here.]\n\nturn 6 {13 * 'x'}"
+    assert shown == ["Play.", first, "3", f"turn 7 {13 * 'x'}", "3", f"turn 8 {13 * 'x'}"]
+    with pytest.raises(ContextFullError):
+        asyncio.run(player.decide(200 * "x", {}))
+    assert asyncio.run(player.decide("short", {})).action == "3"
+    with pytest.raises(ContextFullError):
+        asyncio.run(played(types.SimpleNamespace(id="t", tags=("cooperative",))))
 
 
 def test_limit_is_sent_under_the_name_that_the_server_accepts(serve_chat):

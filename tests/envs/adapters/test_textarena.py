@@ -206,6 +206,17 @@ def test_progress_of_the_start_earns_nothing(game):
         assert env.rewards["player_0"] == 0 and env.infos["player_0"]["outcome"] == "forfeit"
 
 
+def test_one_mark_for_all_cells_earns_nothing():
+    env = begin(fa.make("textarena/LogicPuzzle-v0"), seed=0)
+    solution = env.unwrapped._core.game_board_solution
+    cells = [f"[{row} {column} X]" for grid in solution.values() for row in grid for column in grid[row]]
+    env.step(" ".join(cells))
+    while env.agents and not env.terminations["player_0"]:
+        env.step("x")
+    assert env.unwrapped._core._get_percentage_completion() > 0.6
+    assert env.rewards["player_0"] == 0 and env.infos["player_0"]["outcome"] == "forfeit"
+
+
 def test_progress_after_the_start_earns_its_part():
     env = begin(fa.make("textarena/PegJump-v0"), seed=0)
     while env.agents and not env.terminations["player_0"]:
