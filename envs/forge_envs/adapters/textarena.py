@@ -50,7 +50,8 @@ class TextArena(TurnEnv):
 
     Rewards are TextArena's, at the end of the game. Bandit is corrected: TextArena pays the regret of the chosen
     button (its issue 173), and here the reward is 1 minus the regret. In games of one player, progress counts from that
-    of the start or of one mark in all cells: RushHour, WordLadder and LogicPuzzle would pay up to 0.67 for it. At the end every agent's info contains
+    of the start or of one mark in all cells: RushHour, WordLadder and LogicPuzzle would pay up to 0.67 for it. At the
+    end every agent's info contains
 
     * ``"outcome"``: ``"win"``, ``"loss"`` or ``"draw"``; with one agent ``"solved"`` (maximum reward), ``"partial"`` or
       ``"failed"``; ``"forfeit"`` for an agent that the game ended or removed because of invalid moves; ``"void"`` for
