@@ -312,6 +312,8 @@ def load_episodes(
     file = path if path.name == EPISODES else path / EPISODES
     check_plain_files(file.parent)
     if not file.is_file():
+        if path.is_file():
+            raise RunFolderError(f"{path} is a file. Give the folder of a run or a benchmark, or its {EPISODES}")
         near = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
         hint = "" if path.is_dir() else did_you_mean(path.name, near)
         raise RunFolderError(f"{path} holds no {EPISODES}. Give the out_dir of a training run or a benchmark.{hint}")

@@ -189,7 +189,12 @@ def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
     raises(RunFolderError, "format 9, but this version", fa.load_episodes(tmp_path).episode, 0)
     with pytest.raises(RunFolderError, match=r"duell holds no episodes.jsonl. Give the out_dir.*Did you mean 'duel'"):
         fa.load_episodes(run.parent / "duell")
-    file.unlink()
+    raises(
+        RunFolderError,
+        "other.jsonl is a file. Give the folder of a run",
+        fa.load_episodes,
+        file.rename(tmp_path / "other.jsonl"),
+    )
     file.symlink_to(run / "episodes.jsonl")
     raises(RunFolderError, "is a link", fa.load_episodes, tmp_path)
 

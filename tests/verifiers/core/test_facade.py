@@ -4,10 +4,11 @@ import sys
 import pytest
 
 import forge_verifiers
-from forge_agents import Rule, check_verifier
+from forge_agents import Endpoint, Episode, Rule, check_verifier
+from forge_agents.errors import ArgumentError
 from forge_agents.testing import ConformanceError
 from forge_agents.types import Trajectory
-from forge_verifiers import Exact
+from forge_verifiers import Ensemble, Exact, Judge, MathEqual, Repetition, SelfConsistency
 
 
 def test_every_public_name_exists():
@@ -24,6 +25,26 @@ def test_every_public_name_exists():
 def test_importing_it_imports_nothing_heavy():
     code = "import sys, forge_verifiers; sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'scipy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        Repetition(),
+        MathEqual(),
+        SelfConsistency(),
+        Ensemble([Repetition(), Exact()]),
+        0.5 * Repetition() + 0.5 * Exact(),
+        Judge(Endpoint("http://127.0.0.1:9/v1", "m"), "Is it right?"),
+    ],
+    ids=lambda verifier: type(verifier).__name__,
+)
+def test_anything_but_a_list_of_trajectories_is_refused(verifier):
+    trajectory = Trajectory(agent="a", policy="p", turns=())
+    episode = Episode(env_id="e", seed=0, trajectories={"a": trajectory})
+    for value, got in [(trajectory, "Trajectory"), (episode, "Episode"), ([episode], "Episode"), ("text", "str")]:
+        with pytest.raises(ArgumentError, match=f"a list of trajectories, but got {got}"):
+            verifier.score(value)
 
 
 @pytest.mark.parametrize(

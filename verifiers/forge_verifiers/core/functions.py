@@ -8,7 +8,7 @@ import inspect
 import re
 import reprlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -126,6 +126,17 @@ def _value(name: str, source: Source, trajectory: Trajectory) -> Any:
     return trajectory.info.get(name) if name in trajectory.info or name != "info" else trajectory.info
 
 
+def check_trajectories(trajectories: Any) -> None:
+    """Raise ArgumentError unless the argument is a list of trajectories. An episode also has turns."""
+    is_list = isinstance(trajectories, Collection) and not isinstance(trajectories, str)
+    wrong = next((each for each in trajectories if not hasattr(each, "agent")), None) if is_list else trajectories
+    if wrong is not None:
+        raise ArgumentError(
+            f"a verifier scores a list of trajectories, but got {type(wrong).__name__}. Pass [trajectory], or "
+            "list(episode.trajectories.values())"
+        )
+
+
 def grade_each(
     grade: Callable[[Trajectory], Any], trajectories: Sequence[Trajectory], total: int | None = None
 ) -> FunctionResults:
@@ -133,6 +144,7 @@ def grade_each(
 
     If all raise, the first error is raised, unless they are a part of `total` trajectories.
     """
+    check_trajectories(trajectories)
     values: list[Any] = []
     errors: dict[int, BaseException] = {}
     for row, trajectory in enumerate(trajectories):

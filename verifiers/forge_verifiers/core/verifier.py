@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from forge_agents.display import printable
 from forge_agents.errors import ArgumentError, ForgeError
 from forge_agents.types import Reward, Trajectory
-from forge_verifiers.core.functions import FunctionResults, Signature, grade_each, name_of, parse_signature
+from forge_verifiers.core.functions import (
+    FunctionResults,
+    Signature,
+    check_trajectories,
+    grade_each,
+    name_of,
+    parse_signature,
+)
 
 Cost: TypeAlias = Literal["cheap", "model", "expensive"]
 """Cost of a score: pure Python, one forward pass of a model, or more (a judge that generates text, a sandbox)."""
@@ -203,6 +210,7 @@ def group_key(trajectory: Trajectory) -> tuple[str, str, str]:
 
 def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
     """Group number of each trajectory, int [n], from 0 in order of appearance. A group shares its `group_key`."""
+    check_trajectories(trajectories)
     numbers: dict[tuple[str, str, str], int] = {}
     return np.array([numbers.setdefault(group_key(t), len(numbers)) for t in trajectories], np.intp)
 
@@ -398,6 +406,7 @@ def _impute_failures(scores: Scores, failed: Sequence[Mapping[int, str]], groups
 
 def logged_scores(verifier: Composable, trajectories: Sequence[Trajectory]) -> Scores:
     """The scores of `assess`, float32 [n]. Failures are logged."""
+    check_trajectories(trajectories)
     result = verifier.assess(trajectories)
     if result.failed:
         number, reason = len(result.failed), printable(next(iter(result.failed.values())))

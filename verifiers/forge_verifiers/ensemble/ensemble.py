@@ -17,6 +17,7 @@ import forge_verifiers.combiners as combiners
 from forge_agents import states
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import Prior
+from forge_verifiers.core.functions import check_trajectories
 from forge_verifiers.core.verifier import (
     COSTS,
     Assessment,
@@ -235,6 +236,7 @@ class Ensemble(Composable):
 
     def scores(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores of every verifier, float32 [n, m], NaN = abstained. Nothing is learned. Raises as `score`."""
+        check_trajectories(trajectories)
         if not len(trajectories):
             return np.empty((0, len(self.verifiers)), np.float32)
         return self._panel.score(trajectories, group_ids(trajectories)).scores
@@ -251,6 +253,7 @@ class Ensemble(Composable):
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """`score` with the standard deviation of each posterior if the combiner estimates it. Raises as `score`."""
+        check_trajectories(trajectories)
         n = len(trajectories)
         scores = np.full(n, math.nan, np.float32)
         if not n:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Policy
 from forge_agents.types import Trajectory
+from forge_verifiers.core.functions import check_trajectories
 from forge_verifiers.core.verifier import Assessment, Composable, Scores, group_ids, turn_means
 from forge_verifiers.judge.clients import Chat, Conversation, EndpointChat, EngineChat, Question
 from forge_verifiers.judge.prompts import (
@@ -227,6 +228,7 @@ class Judge(Composable):
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """As `score`, with failures. With ``view="turns"`` also the grade of every turn."""
+        check_trajectories(trajectories)
         if not len(trajectories):
             return Assessment(scores=np.empty(0, np.float32))
         started = time.perf_counter()

@@ -17,7 +17,7 @@ from fractions import Fraction
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.core.functions import grade_each
+from forge_verifiers.core.functions import check_trajectories, grade_each
 from forge_verifiers.core.verifier import Assessment, Scores
 from forge_verifiers.rules.answers import AnswerRule, fold, same_text, units_differ
 from forge_verifiers.rules.choices import choice_letter
@@ -233,6 +233,7 @@ class MathEqual(_FormulaRule):
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """`grade` of each trajectory, float32 [n], or NaN for abstentions."""
+        check_trajectories(trajectories)
         scores = np.full(len(trajectories), math.nan, np.float32)
         pairs_of: dict[int, list[tuple[str, str]]] = {}
         for row, trajectory in enumerate(trajectories):
