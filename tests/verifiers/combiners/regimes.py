@@ -117,3 +117,14 @@ def best_of(y: NDArray[np.intp], p: Floats, g: NDArray[np.intp]) -> float:
     """Accuracy of the top response per prompt, over prompts that hold both kinds."""
     picked = [y[g == i][np.argmax(p[g == i])] for i in np.unique(g) if 0 < y[g == i].mean() < 1]
     return float(np.mean(picked))
+
+
+def undecided(seed: int, *, share: float, middle: float = 0.5) -> Case:
+    """Five graded verifiers, and a share of wrong responses to which all give a middling score. Truth 2 marks these."""
+    rng = np.random.default_rng([9, seed])
+    n, rates = 768, (0.85, 0.8, 0.75, 0.7, 0.6)
+    is_right, is_middling = rng.random(n) < 0.4, rng.random(n) < share
+    says_yes = (rng.random((n, 5)) < rates) == is_right[:, None]
+    s = np.where(says_yes, rng.beta(9, 1.5, (n, 5)), rng.beta(1.5, 9, (n, 5)))
+    s[is_middling] = np.clip(rng.normal(middle, 0.05, (int(is_middling.sum()), 5)), 0, 1)
+    return s, np.arange(n) // 8, np.where(is_middling, 2, is_right.astype(np.intp))

@@ -7,11 +7,25 @@ import pytest
 from costs import costs_less_than
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
 from forge_verifiers import combiners
+from forge_verifiers.combiners.em import isotonic
 
 from . import regimes  # noqa: TID252 (tests are no installed package)
-from .regimes import accuracy, auroc, best_of, calibration_error, cascade, clones, graded, outvoted, silent_truth, votes  # noqa: TID252 (tests are no installed package)
+from .regimes import (  # noqa: TID252 (tests are no installed package)
+    accuracy,
+    auroc,
+    best_of,
+    calibration_error,
+    cascade,
+    clones,
+    graded,
+    outvoted,
+    silent_truth,
+    undecided,
+    votes,
+)
 
 
 def default(scores, groups=None, labels=None, **kw):
@@ -94,6 +108,28 @@ def test_five_correlated_models_do_not_outvote_a_better_judge() -> None:
         assert auroc(y, tagged) > auroc(y, mean) + 0.05
         assert auroc(y, anchored) > auroc(y, mean) + 0.05
         assert best_of(y, tagged, g) >= best_of(y, mean, g)
+
+
+@pytest.mark.parametrize("middle", [0.3, 0.5, 0.6])
+@pytest.mark.parametrize("share", [0.03, 0.12, 0.5])
+def test_responses_that_leave_all_verifiers_undecided_are_worth_less_than_right_ones(share, middle) -> None:
+    """Their scores agree, so with free evidence they would be the latent class, and right responses its opposite."""
+    for seed in range(3):
+        s, g, y = undecided(seed, share=share, middle=middle)
+        p = default(s, g)
+        wrong, right, hostile = (float(p[y == k].mean()) for k in range(3))
+        assert right > max(hostile, 0.75), (right, hostile)
+        assert wrong < 0.5, wrong
+
+
+@pytest.mark.parametrize("increasing", [True, False])
+def test_isotonic_regression_is_that_of_scipy(increasing) -> None:
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(50, 7)), rng.integers(1, 9, (50, 7)).astype(float)
+    flip = slice(None, None, 1 if increasing else -1)
+    ours = isotonic(values[:, flip], weights[:, flip])[:, flip]
+    theirs = [isotonic_regression(v, weights=w, increasing=increasing).x for v, w in zip(values, weights, strict=True)]
+    assert np.allclose(ours, theirs)
 
 
 @pytest.mark.parametrize("families", [None, [None, None, "kin", "kin"]])

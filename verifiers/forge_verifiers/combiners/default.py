@@ -80,7 +80,8 @@ class Default(Combiner):
     """Latent-class model of Dawid and Skene with graded scores, averaged over hypotheses about copied verifiers.
 
     1. Scores are quantized into up to six bins per verifier. Whether a verifier abstains is a separate source of
-       evidence. A verifier that was not queried gives no evidence.
+       evidence. A verifier that was not queried gives no evidence. The evidence of scores is monotone, so answers that
+       only leave the verifiers undecided do not become the correct ones.
     2. Verifiers may agree because they are right, or because they are copies. `copies.hypotheses` lists the divisions
        of the verifiers into voices that the correlations allow, with their probabilities. A declared family is always
        one voice.

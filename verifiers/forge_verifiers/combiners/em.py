@@ -78,7 +78,7 @@ class Data(NamedTuple):
     labels: Floats  # [n] 0, 1 or NaN
     anchors: Bools  # [s]
     is_abstention: Bools  # [s]
-    monotone: Bools  # [s] whether higher symbols must not be evidence against a response
+    monotone: Bools  # [s] whether higher symbols must not be evidence against a response, whatever the data say
     prior: Floats  # [2, s, S] pseudo-counts of rows by class, wrong first
 
 
@@ -176,8 +176,7 @@ def expectation_maximization(data: Data, start: Floats) -> Fit:
         both = np.stack([normalize(c) * k[:, None] for c, k in sizes]) + prior
         rates = normalize(both)
         table = np.where(data.counts > 0, np.log(np.maximum(rates[1], 1e-12) / np.maximum(rates[0], 1e-12)), 0.0)
-        if data.monotone.any():
-            table[data.monotone] = _monotone_table(table, data.counts)[data.monotone]
+        table = _monotone_table(data, table, q)
         if step < _STEPS_WITHOUT_ABSTENTIONS:  # otherwise a common pattern of abstentions becomes the latent class
             table[data.is_abstention] = 0.0
         e = table.astype(np.float32).ravel()[data.codes]
@@ -216,13 +215,46 @@ def normalize(weights: Floats) -> Floats:
     return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-12))
 
 
-def _monotone_table(table: Floats, counts: Floats) -> Floats:
-    """The evidence [s, S] made non-decreasing in the symbol, with the same mean over the rows."""
-    monotone = np.maximum.accumulate(np.where(counts > 0, table, -np.inf), axis=1)
-    monotone = np.where(counts > 0, monotone, 0.0)
-    total = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    shift = (counts * (table - monotone)).sum(axis=1, keepdims=True) / total
-    return np.where(counts > 0, monotone + shift, 0.0)
+def _monotone_table(data: Data, table: Floats, q: Floats) -> Floats:
+    """The evidence [s, S] of values, monotone in the symbol and in between no better than on a line over mid-ranks.
+
+    With free evidence, responses that leave every verifier undecided would become the latent class, because their
+    scores agree. The evidence rises or falls as the values do with `q` [n]. Each source alone then gives the same mean
+    P(Y = 1) as before.
+    """
+    rises = ((data.x @ (q - q.mean()) >= 0) | data.monotone)[:, None]
+    worst_first = np.where(rises, np.arange(NUM_SYMBOLS), np.arange(NUM_SYMBOLS)[::-1])
+    ranks = np.where(rises, 1.0, -1.0) * mid_ranks(data.counts)
+    values, counts, ranks = (np.take_along_axis(each, worst_first, axis=1) for each in (table, data.counts, ranks))
+    seen = counts > 0
+    smooth = isotonic(values, counts + 1e-9)
+    worst, low = (np.where(seen, each, np.inf).min(axis=1, keepdims=True) for each in (smooth, ranks))
+    best, high = (np.where(seen, each, -np.inf).max(axis=1, keepdims=True) for each in (smooth, ranks))
+    line = worst + (best - worst) * (ranks - low) / np.maximum(high - low, 1e-9)
+    shape = np.take_along_axis(np.minimum(smooth, line), worst_first, axis=1)
+    shape = np.where((data.counts > 0) & ~data.is_abstention[:, None], shape, table)
+    frequency, prior = normalize(data.counts), logit(np.clip(q.mean(), 0.01, 0.99))
+    mean = (frequency * sigmoid(table + prior)).sum(axis=1, keepdims=True)
+    shift = np.zeros_like(mean)
+    for _ in range(6):  # Newton's method
+        p = sigmoid(shape + shift + prior)
+        slope = (frequency * p * (1 - p)).sum(axis=1, keepdims=True)
+        shift += np.clip((mean - (frequency * p).sum(axis=1, keepdims=True)) / np.maximum(slope, 1e-3), -2.0, 2.0)
+    return np.where(data.counts > 0, shape + shift, 0.0)
+
+
+def isotonic(values: Floats, weights: Floats) -> Floats:
+    """Weighted isotonic regression of each row [s, S]. One call for all rows is faster than scipy's for each.
+
+    By the min-max formula, a symbol gets the largest, over the starts up to it, of the smallest mean from the start to
+    any end from the symbol on.
+    """
+    total, weight = (np.pad(np.cumsum(each, axis=1), ((0, 0), (1, 0))) for each in (weights * values, weights))
+    is_backward = np.tri(values.shape[1], k=-1, dtype=bool)  # [start, end]
+    span = np.where(is_backward, 1.0, weight[:, None, 1:] - weight[:, :-1, None])
+    means = np.where(is_backward, np.inf, (total[:, None, 1:] - total[:, :-1, None]) / span)
+    smallest = np.minimum.accumulate(means[..., ::-1], axis=2)[..., ::-1]
+    return np.asarray(np.where(is_backward, -np.inf, smallest).max(axis=1))
 
 
 def _prior_rows(data: Data, start: Floats) -> Floats:
