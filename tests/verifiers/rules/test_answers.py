@@ -79,6 +79,7 @@ def test_notations_of_an_answer_differ_from_other_answers(text, gold, is_right):
     ("text", "gold"),
     [
         *(("Yes\nIt is, because 7 has no divisors.", "yes"), ("No\n\n15 = 3 * 5", "no")),
+        *(("Answer: no (91 = 7*13)", "no"), ("yes because 91 = 7 * 13", "yes"), ("It is not prime, so no.", "no")),
         *(("答えは「東京」です。", "東京"), ("『東京』", "東京"), ('The answer is "Paris!"', "Paris")),
     ],
 )
@@ -425,3 +426,22 @@ def test_answer_that_cannot_be_extracted_loses_only_its_row(caplog):
     scores = verifier.score([said("x"), said("5"), said("5")])
     assert np.isnan(scores[0]) and scores[1:].tolist() == [1, 1]
     assert "'self_consistency' fails on 1 of 3 trajectories: ValueError" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["Yes, x = no.", "No, x = yes", "yes\nx = no", "Yes, on", "No, yes^1", "Yes, n o"])
+def test_one_text_is_not_both_yes_and_no(text):
+    scores = MathEqual().score([said(text, "yes"), said(text, "no")])
+    assert sorted(scores.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("mark", [r"\boxed{42}", "<answer>42</answer>", "#### 42"])
+@pytest.mark.parametrize(
+    ("later", "value"),
+    [
+        *(("Common mistake: 41.", "42"), ("Wait times were 41 minutes.", "42"), ("Actually, 41 people came.", "42")),
+        *(("Sorry for the long solution; it has 41 lines.", "42"), ("Edit: fixed a typo in step 41.", "42")),
+        *(("Wait, no: 41", "41"), ("Correction: 41", "41"), ("Wait, that's wrong. It should be 41.", "41")),
+    ],
+)
+def test_only_a_plain_correction_replaces_a_boxed_answer(mark, later, value):
+    assert final_answer(f"{mark}\n\n{later}") == value

@@ -146,6 +146,16 @@ def test_a_denied_or_undecided_option_scores_zero(text, gold):
     assert [rule.score([said(text, gold)])[0] for rule in (Exact(), MathEqual())] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "later", ["Option B describes meiosis.", "Option B (London) is in England."]
+)
+@pytest.mark.parametrize(
+    "chosen", ["The answer is C.\n\n", r"\boxed{C} ", "Answer: C\n", "The best answer is C. ", "I choose C. "]
+)
+def test_a_later_description_of_another_option_changes_no_choice(chosen, later):
+    assert Exact().score([said(chosen + later, "C"), said(chosen + later, "B")]).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize("text", OPTION_I)
 def test_option_i_is_no_pronoun(text):
     assert Exact().score([said(text, "I"), said(text, "B")]).tolist() == [1, 0]

@@ -110,6 +110,8 @@ def test_equal_answers_are_equal(one, other):
         \Delta x ≢ \delta x ¦ Δ ≢ δ ¦ m_1 ≢ M_1 ¦ x' ≢ x ¦ x'+1 ≢ x+1 ¦ y''+y ≢ y'+y ¦ A' ≢ A ¦ \theta' ≢ \theta
         f'(x) = 2x ≢ f(x) = 2x ¦ f'(2) ≢ f(2) ¦ f^{-1}(x) = x ≢ f(x) = x ¦ (1+r)^T ≢ 1+r ¦ e^T ≢ e
         I_1 ≢ I_2 ¦ I_1 ≢ i ¦ E_k ≢ E_p
+        10^{400}i ≢ 42 ¦ 400!\cdot i ≢ x+1 ¦ \sqrt{-10^{999}} ≢ \pi ¦ (1+i)^{9999} ≢ 1+i
+        IV ≢ VI ¦ NY ≢ YN ¦ II ≢ -1 ¦ \angle ABC ≢ \angle ACB
         10^{-15} ≢ \pi \cdot 10^{-16} ¦ \sqrt{2} \cdot 10^{-20} ≢ \sqrt{3} \cdot 10^{-20} ¦ i \cdot 10^{-20} ≢ 0
     """)],
 )  # fmt: skip

@@ -141,8 +141,8 @@ def same_text(answer: ParsedAnswer, gold: str, *, differ: Callable[[str, str], b
     if letter := choice_letter(gold):
         return chosen_letter(answer.text) == letter
     target = fold(gold)
-    if target in _POLAR and answer.value and fold(answer.value) not in _POLAR:  # "No, 15 is not prime."
-        polar = _POLAR_FIRST.match(answer.raw)
+    if target in POLAR and answer.value and fold(answer.value) not in POLAR:  # "No, 15 is not prime."
+        polar = _POLAR_FIRST.match(answer.raw) or _POLAR_END.search(answer.raw)
         if polar is None and not NOT.search(answer.raw):
             polar = _POLAR_LAST.search(answer.raw)
         if polar:
@@ -191,6 +191,13 @@ _EARLIER = re.compile(
     r"\b(?:previous|earlier|initial|original|old|not\s+(?:the|my|our))\s+(?:(?:final|right|correct)\s+)*$",
     re.IGNORECASE,
 )
+_PLAIN = re.compile(
+    rf"[^\w\n]*(?:(?:no|wait|that(?:['\u2019]s| is)\s+(?:wrong|incorrect)|(?:the|my)?\s*(?:final|right|correct)?"
+    rf"\s*answer|(?:it|that|this)(?=\s+(?:is|must|should)|['\u2019]s)|['\u2019]s|is|should\s+be|must\s+be|make\s+(?:it|that))[^\w\n]*)*"
+    rf"(?:{RUN.pattern})\W*(?:\n|$)",
+    re.IGNORECASE,
+)
+"""A correction that has only a value and words that introduce it."""
 _NO_REPLY = re.compile(r"[\s*_\"]*\?\s*no\b", re.IGNORECASE)
 _DENIED_BOX = re.compile(
     r"(?:\bnot|n['\u2019]t(?:\s+be)?|\bnever|\bneither|\bcannot\s+be)(?:\s+(?:the|equal|to|answer))*[\s$:*(\[\\]*$",
@@ -208,9 +215,13 @@ _BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 _NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "so"})
 """Words before "is the answer" that are not answers."""
 _VERDICTS = frozenset({"wrong", "incorrect", "correct", "right"})
-_POLAR = frozenset({"yes", "no", "true", "false"})
-_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\n\u2013\u2014]|\s-\s|$)", re.IGNORECASE)
+POLAR = frozenset({"yes", "no", "true", "false"})
+"""Gold answers that `same_text` alone compares: as formulas, "no" is a product."""
+_POLAR_FIRST = re.compile(
+    r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;(\n\u2013\u2014]|\s-\s|\s(?:because|since|as)\s|$)", re.IGNORECASE
+)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)(?:\W{0,4}$|,?\s(?:because|since|as)\s)", re.IGNORECASE)
+_POLAR_END = re.compile(r"(?:\b(?:so|hence|thus)\s|[,.;:]\s)\W{0,4}(yes|no)\W{0,4}$", re.IGNORECASE)
 _NAME = re.compile(
     r"(?!(?:I|It|This|That|We|You|Yes|No|Let|Sure)\b)[^\W\d_a-z][\w.'\u2019-]*"
     r"(?:\s+(?:of|the|and|de|von|van|[^\W\d_a-z][\w.'\u2019-]*)){0,3}"
@@ -240,7 +251,8 @@ def _parse(text: str) -> ParsedAnswer:
     marks = _marks(text)[-_MAX_MARKS:]
     for number, mark in reversed(list(enumerate(marks))):
         if mark.is_strong and not _is_denied_box(text[max(0, mark.start - 40) : mark.start], text[mark.end :][:40]):
-            return _reconsidered(ParsedAnswer(mark.text.strip(), _inside(mark.text), "marked"), text[mark.end :])
+            read = ParsedAnswer(mark.text.strip(), _inside(mark.text), "marked")
+            return _reconsidered(read, text[mark.end :], is_strong=True)
         if mark.is_strong:
             denied = denied or _inside(mark.text)
             continue
@@ -443,8 +455,8 @@ def _foreign_phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
     return ParsedAnswer(strip_markup(text[mark.content : mark.end]), value, "marked"), mark.end, is_wrong
 
 
-def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:
-    """The answer after corrections and doubts in the following text."""
+def _reconsidered(read: ParsedAnswer, rest: str, *, is_strong: bool = False) -> ParsedAnswer:
+    """The answer after corrections and doubts in the following text. A box or tag needs a plain correction."""
     if not rest or rest.isspace():
         return read
     if len(rest) < _NEAR and REFUSED.match(rest):
@@ -452,6 +464,8 @@ def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:
     corrected = CORRECTED.search(rest, 0, _NEAR)
     if corrected:
         again = unmarked_answer(rest[corrected.end() :])
+        if is_strong and not _PLAIN.match(rest, corrected.end()):
+            return read
         if _NO_REPLY.match(rest) and fold(again.value) in ("", fold(read.value)):  # "Is it 20? No, 20 is even."
             return read._replace(raw="", value="")
         is_name = _NAME.fullmatch(again.value) and not RUN.search(read.value)

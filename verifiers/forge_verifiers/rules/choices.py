@@ -146,7 +146,7 @@ def chosen_letter(text: str) -> str:
     decided: frozenset[str] = frozenset()
     mentioned: frozenset[str] = frozenset()
     strength, is_adjacent, is_corrected = 0, False, False
-    for letters, new_strength, is_correction in _statements(text):
+    for letters, new_strength, is_correction, is_short in _statements(text):
         is_corrected = is_corrected or is_correction
         if not letters:
             is_adjacent = False
@@ -156,7 +156,7 @@ def chosen_letter(text: str) -> str:
             mentioned |= letters
         elif is_corrected or new_strength > strength or (new_strength == strength and not is_adjacent):
             decided, strength, is_adjacent, is_corrected = letters, new_strength, True, False
-        elif is_adjacent:  # "It is A. It is B."
+        elif is_adjacent and (new_strength == strength or is_short):  # "It is A. It is B.", "A. Also B."
             decided |= letters
     chosen = decided or mentioned
     return next(iter(chosen)) if len(chosen) == 1 else ""
@@ -178,8 +178,8 @@ def _with_capital(match: re.Match[str]) -> str:
     return match[0][:start] + match[1].upper() + match[0][end:]
 
 
-def _statements(text: str) -> Iterator[tuple[frozenset[str], int, bool]]:
-    """By sentence: letters that it affirms, their strength, and whether it corrects earlier statements.
+def _statements(text: str) -> Iterator[tuple[frozenset[str], int, bool, bool]]:
+    """By sentence: affirmed letters, their strength, whether it corrects earlier statements, and whether it is short.
 
     The strength is 2 if the sentence calls them the answer, 1 if it concludes with them or consists of them, else 0.
     """
@@ -195,7 +195,7 @@ def _statements(text: str) -> Iterator[tuple[frozenset[str], int, bool]]:
             continue
         if not letters and not _RETRACTED.search(sentence) and not (corrections and _LETTER.search(sentence)):
             is_correction = False
-        yield letters, strength, is_correction
+        yield letters, strength, is_correction, len(sentence.split()) <= 3
 
 
 def _affirmed(sentence: str) -> tuple[frozenset[str], int]:

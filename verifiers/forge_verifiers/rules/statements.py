@@ -65,8 +65,8 @@ NOT = re.compile(
 )
 CORRECTED = re.compile(
     rf"\b(?:{ENGLISH_CORRECTION}|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
-    r"|but\s+only(?=[^,.;]{1,30}\s(?:satisf|works?\b|is\s+(?:valid|possible)\b))|just kidding|mistake"
-    r"|I\s+disagree|but\s+I\s+get"
+    r"|but\s+only(?=[^,.;]{1,30}\s(?:satisf|works?\b|is\s+(?:valid|possible)\b))|just kidding"
+    r"|(?<!common )(?<!typical )mistake|I\s+disagree|but\s+I\s+get"
     rf"|let me (?:correct|redo|re(?:compute|check)))\b|{CORRECTION}",
     re.IGNORECASE,
 )

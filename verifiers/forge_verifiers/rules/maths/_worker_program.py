@@ -8,6 +8,7 @@ A request that exceeds the limit of processor time or memory ends the process.
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import itertools
 import json
@@ -95,7 +96,7 @@ def _number(text: str) -> str | float | None:
     if isinstance(value, sympy.Rational) and max(abs(value.p), value.q).bit_length() < _MAX_BITS:
         return str(value)
     value = None if value is None else complex(value.evalf(20))
-    return value.real if value is not None and value.imag == 0 else None
+    return value.real if value is not None and value.imag == 0 and cmath.isfinite(value) else None
 
 
 def _same(gold: Any, answer: Any, tolerance: float) -> bool:
@@ -262,7 +263,8 @@ def _evaluated(exact: Any, max_digits: int) -> Any:
     if number.is_Float:
         return number
     real, imaginary = (part.evalf(30, maxn=max_digits) for part in number.as_real_imag())
-    return complex(real, imaginary)
+    value = complex(real, imaginary)
+    return value if cmath.isfinite(value) else None  # infinity would be close to every number
 
 
 main()

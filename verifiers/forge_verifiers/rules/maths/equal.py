@@ -19,7 +19,7 @@ import numpy as np
 from forge_agents.types import Trajectory
 from forge_verifiers.core.functions import check_trajectories, grade_each
 from forge_verifiers.core.verifier import Assessment, Scores
-from forge_verifiers.rules.answers import AnswerRule, fold, same_text, units_differ
+from forge_verifiers.rules.answers import POLAR, AnswerRule, fold, same_text, units_differ
 from forge_verifiers.rules.choices import choice_letter
 from forge_verifiers.rules.maths.fields import fields, same_fields
 from forge_verifiers.rules.maths.formula import assigned, is_words, latex, split_unit
@@ -45,6 +45,9 @@ _SHORT = re.compile(
     r"|((?:[A-Z][a-z]?\d*){1,12})\s+\((?!(?:wrong|incorrect|false|not?|maybe|perhaps|or)\b)([a-z]+(?:\s[a-z]+){0,3})\)"
 )
 _LETTERS = re.compile(r"\\?[^\W\d_]+")
+_CODE = re.compile(r"[A-Z]{2}|[IVXLCDM]{2,}|\\(?:angle|triangle|overline)\s*\{?[A-Z]{2,4}\}?")
+"""A numeral, a code or the name of a figure, whose letters are no factors."""
+_PRODUCT = re.compile(r"[*=\u00b7\u00d7]|\\(?:cdot|times)|[A-Z]\s+[A-Z]")
 _OPTIONS = re.compile(r"[A-Ea-e](?:,?[A-Ea-e])*")
 _STATED = re.compile(r"(?:\\(?:lim|int|sum|prod)|\||e\^)(?:(?!\b(?:and|or)\b)[^,;<>])*=[^=,;<>]*")
 _COMPUTED = re.compile(r"\\(?:sum|int|prod|lim|det|[bp]?mod|gcd)(?![A-Za-z])|!")
@@ -243,7 +246,8 @@ class MathEqual(_FormulaRule):
             if any(same_text(answer, gold, differ=_symbols_differ) for gold in golds):
                 scores[row] = 1.0
             else:
-                pairs_of[row] = [(answer.value, gold) for gold in golds if not choice_letter(gold)]
+                formulas = [gold for gold in golds if not choice_letter(gold) and fold(gold) not in POLAR]
+                pairs_of[row] = [(answer.value, gold) for gold in formulas]
         unique = dict.fromkeys(pair for pairs in pairs_of.values() for pair in pairs)
         equal = equal_answers(unique, tolerance=self.tolerance, timeout_s=self.timeout_s)
         for row, pairs in pairs_of.items():
@@ -331,9 +335,11 @@ def _same_name(name: str, gold_name: str) -> bool:
 
 
 def _compare_texts(answer: str, gold: str) -> bool | None:
-    """The result if the texts are equal up to their notation, else None."""
+    """The result if the texts are equal up to their notation, or the gold answer is no formula, else None."""
     if not any(fold(part) == fold(gold) or (plain_text(part) or "-") == plain_text(gold) for part in _names(answer)):
-        return None
+        texts = (answer, gold)
+        is_code = any(_CODE.fullmatch(text.strip(" $")) for text in texts) and not any(map(_PRODUCT.search, texts))
+        return False if is_code else None
     return False if units_differ(answer, gold) else None if _symbols_differ(answer, gold) else True
 
 
