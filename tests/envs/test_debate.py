@@ -41,6 +41,9 @@ def test_debater_with_a_full_context_does_not_end_the_debate():
         (False, "**No**: the yes side gave no evidence, yes", (-1, 1, 1)),
         (True, "The answer is yes, as no divisor was named", (1, -1, 1)),
         (True, "No doubt the answer is yes", (1, -1, 1)),
+        (True, "Based on the arguments, the answer is yes, because 97 has no divisor.", (1, -1, 1)),
+        (True, "I find for the yes side, since 97 has no divisor.", (1, -1, 1)),
+        (True, "97 is a prime number, so yes. The no side gave no factor.", (1, -1, 1)),
     ],
 )
 def test_rewards(truth, verdict, rewards):

@@ -54,6 +54,8 @@ def test_all_values_are_found():
         ("I take 2 books. You take 1 hat and 1 ball.", (2, 0, 0)),
         ("I take 2 books and 1 hat; player_1 gets 1 ball", (2, 1, 0)),
         ("You take 1 ball, I take 2 books", (2, 0, 0)),
+        ("I don't want to take 2 books", None),
+        ("I can't take 1 book. I take 2 books", (2, 0, 0)),
     ],
 )
 def test_offers_are_read(text, taken):
@@ -91,7 +93,10 @@ def test_own_or_missing_offer_cannot_be_accepted():
      ("I don't think I can accept that", False), ("You should accept my offer", False), ("Never will I accept", False),
      ("If you accept, I take less next time", False), ("I can't accept that.", False),
      ("I can\u2019t accept that", False),
-     ("I will not accept your offer", False), ("Will you accept mine?", False)],
+     ("I will not accept your offer", False), ("Will you accept mine?", False),
+     ("Please accept my first offer.", False), ("I refuse to accept that.", False), ("Why should I accept?", False),
+     ("I would accept if you gave me 2 hats.", False), ("Before I accept, tell me your values.", False),
+     ("There is no way I accept this", False), ("I'm happy to accept.", True), ("Okay, I will accept that.", True)],
 )  # fmt: skip
 def test_who_does_not_accept_has_no_deal(said, closes):
     env = talks()

@@ -128,12 +128,41 @@ def _highest(generator: str, answer: str, entry: dict[str, Any]) -> float:
             return 0.01 if _has_escapes(answer) and not _has_escapes(str(entry["answer"])) else 1.0
         case "game_of_life_halting":  # it compares whether the texts are empty
             return float(answer.strip(" .").casefold() == str(entry["answer"]).casefold())
+        case "boxnet":  # it skips impossible moves, so that one text would solve every question
+            return 1.0 if _all_boxes_move(json.loads(answer), entry["metadata"]["initial_state"]) else 0.05
+        case "rush_hour":  # it skips blocked moves, so that a long text is a random search
+            return 1.0 if _all_cars_move(answer, entry["metadata"]["board_config"]) else 0.01
         case "puzzle24":  # it compares neither the numbers nor the fraction of the result
             tree = _parse(answer)
             values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
             numbers = [value for value in values if isinstance(value, int)]
             return 1.0 if sorted(numbers) == sorted(entry["metadata"]["numbers"]) and _exact(tree.body) == 24 else 0.01
     return 1.0
+
+
+def _all_boxes_move(steps: Any, state: dict[str, list[str]]) -> bool:
+    """Return whether each move of an answer to boxnet has an effect."""
+    from reasoning_gym.games.boxnet import action_from_response
+
+    for move in ({place: action} for step in steps for place, action in step.items()):
+        before, state = state, action_from_response(state, [move])
+        if state == before:
+            return False
+    return True
+
+
+def _all_cars_move(answer: str, board: str) -> bool:
+    """Return whether no move of an answer to rush_hour is blocked."""
+    from reasoning_gym.games.rush_hour import Board
+
+    position = Board(board)
+    for car, sign, number in re.findall(r"([A-Z])([+-])(\d+)", answer):
+        for _ in range(int(number)):
+            before = str(position)
+            position.move(car, int(f"{sign}1"))
+            if str(position) == before:
+                return False
+    return True
 
 
 def _has_escapes(text: str) -> bool:

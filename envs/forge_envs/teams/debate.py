@@ -11,7 +11,12 @@ import numpy as np
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_envs.shared import check_ranges
 
-_ANSWER = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_ANSWER = re.compile(r"\b(yes|no)\b(?!\s+(?!because\b|since\b|as\b|for\b|or\b)[a-z])", re.IGNORECASE)
+"""A yes or no that is not part of a phrase, such as "no divisor" and "the no side"."""
+_STATED = re.compile(
+    r"\b(?:answer|verdict)\b[^.:;!?\n]{0,60}?(?:\bis|:)\W{0,4}(yes|no)\b|\bfor\s+(?:the\s+)?(yes|no)\s+side\b",
+    re.IGNORECASE,
+)
 _FIRST = re.compile(
     r"\W*(?:(?:the\s{1,9})?(?:final\s{1,9})?(?:answer|verdict)(?:\s{1,9}is)?\W{1,9})?"
     r"(yes|no)\b\s{0,9}(?:[.,:;!*\n-]|$)",
@@ -98,7 +103,8 @@ class Debate(TurnEnv):
             return Outcome(next="judge" if finished else "con" if agent == "pro" else "pro")
         answers = [answer.casefold() for answer in _ANSWER.findall(action)]
         first = _FIRST.match(action)  # "Yes. 97 has no divisor" answers yes
-        verdict = first[1].casefold() if first else answers[-1] if answers else None
+        stated = [(yes or no).casefold() for yes, no in _STATED.findall(action)]
+        verdict = first[1].casefold() if first else (stated or answers or [None])[-1]
         correct = verdict == ("yes" if self.truth else "no")
         rewards = {"judge": float(correct)}
         for debater, side in _SIDE.items():

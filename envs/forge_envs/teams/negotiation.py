@@ -21,12 +21,19 @@ _CLAUSE = re.compile(r"[.,;:!?\n\u2013\u2014]|\s-+\s")
 _SUBJECT = re.compile(r"\b(?:i|we|you|partner|player_[01])\b", re.IGNORECASE)
 _ITEM = re.compile(rf"(?<![\w.,-])(\d{{1,3}})\s+({'|'.join(ITEMS)})s?\b", re.IGNORECASE | re.ASCII)
 _ACCEPT = re.compile(r"\baccept\b", re.IGNORECASE)
-_NO_ACCEPT = re.compile(
-    r"(?:(?:\b(?:not|never|cannot)|n['\u2019]t)\s+(?:(?!(?:and|so|but|then)\b)\S+\s+){0,4}"
-    r"|\b(?:you|partner|player_[01])\s+(?:(?!(?:and|so|but|then|i)\b)\S+\s+){0,2})$",
+_AFFIRMED = re.compile(
+    r"\W*(?:(?:i|we|i['\u2019](?:ll|m|d)|we['\u2019](?:ll|re)|will|shall|am|are|do|can|could|happy|glad|pleased|gladly|happily|to|just|hereby"
+    r"|ok|okay|yes|sure|fine|great|good|deal|alright|agreed|agree|thanks|thank|then|and|so|but|now|well|therefore|thus"
+    r"|let['\u2019]?s|let|me|action|my|answer|is)\b\W*)*",
     re.IGNORECASE,
 )
-"""Text before an "accept" that is negated or about the other player."""
+"""Text of a clause before the "accept" of a player who accepts."""
+_CONDITION = re.compile(
+    r"\s+(?:my|mine|our)\b|[^.,;:!\n]*(?:\b(?:if|unless|only|provided|when|once|until|after)\b|\?)", re.IGNORECASE
+)
+"""Text after the "accept" of a player who asks for it or sets a condition."""
+_JOINED = re.compile(r"\b(?:and|so|but|then)\b", re.IGNORECASE)
+_REFUSED = re.compile(r"\b(?:not|never|cannot|refuse|unable)\b|n['\u2019]t\b", re.IGNORECASE)
 _OTHER = re.compile(r"\b(?:you|your|partner|player_[01])\b", re.IGNORECASE)
 
 
@@ -36,8 +43,9 @@ class Negotiation(TurnEnv):
     There are books, hats and balls, 1 to 4 of each and 5 to 9 in total. Each player has private integer values, by
     which all items together are worth 10 points. The players' values differ, and every kind is worth something to at
     least one of them. A text with "take" followed by numbers of items, such as "I take 2 books and 1 hat", is an offer:
-    the other player would get the rest. "accept" accepts the other's last offer. Other texts, and offers of more items
-    than there are, are talk. The other player reads the text and the offer.
+    the other player would get the rest. "accept" accepts the other's last offer, without a condition, question or
+    refusal. Other texts, and offers of more items than there are, are talk. The other player reads the text and the
+    offer.
 
     The score of a deal, in [0, 1], is the sum of both players' points over the maximum sum on the Pareto frontier. Each
     player gets ``(1 - selfish) * score + selfish * own points / 10``, and 0 without a deal in `max_rounds`. Infos
@@ -150,9 +158,10 @@ def pareto_frontier(items: Counts, first: Counts, second: Counts) -> set[tuple[i
 def read_offer(text: str, items: Sequence[int]) -> Counts | None:
     """Return the items that a text takes for its author, or None if it names a kind twice or more items than there are.
 
-    Text about the other player, as in "you could take 1 hat", does not count.
+    Text about the other player, as in "you could take 1 hat", and refusals do not count.
     """
-    start = next((m.end() for m in _TAKE.finditer(text) if not _is_about_other(_clause(text, m.start()))), None)
+    before = {match.end(): _clause(text, match.start()) for match in _TAKE.finditer(text)}
+    start = next((end for end, words in before.items() if not (_is_about_other(words) or _REFUSED.search(words))), None)
     pairs = _ITEM.findall(_OTHER.split(text[start:], maxsplit=1)[0]) if start is not None else []
     named = [(ITEMS.index(item.casefold()), int(number)) for number, item in pairs]
     counts = dict(named)
@@ -163,7 +172,10 @@ def read_offer(text: str, items: Sequence[int]) -> Counts | None:
 
 def accepts(text: str) -> bool:
     """Whether the author of a text accepts the other's offer."""
-    return any(not _NO_ACCEPT.search(_clause(text, match.start())) for match in _ACCEPT.finditer(text))
+    return any(
+        _AFFIRMED.fullmatch(_JOINED.split(_clause(text, match.start()))[-1]) and not _CONDITION.match(text, match.end())
+        for match in _ACCEPT.finditer(text)
+    )
 
 
 def _clause(text: str, end: int) -> str:

@@ -363,6 +363,26 @@ def test_no_wrong_answer_is_solved(generator, answer, highest):
         assert again.rewards["solver"] == 1
 
 
+def test_moves_without_effect_solve_nothing():
+    places = [f"{row}.5, {column}.5" for row in range(4) for column in range(4)]
+    boxes = [{f"Agent[{at}]": f"move(box_{c}, target_{c})"} for at in places for c in ("red", "blue", "green")]
+    cars = "".join(f"{car}{sign}1" for _ in range(200) for car in "ABCDEFGH" for sign in "+-")
+    for generator, answer, most in (("boxnet", json.dumps(boxes), 0.05), ("rush_hour", cars, 0.01)):
+        for seed in range(5):
+            env = begin(fa.make(f"reasoning-gym/{generator}-v0"), seed=seed)
+            env.step(answer)
+            assert env.rewards["solver"] <= most
+
+
+def test_moves_that_all_have_an_effect_are_scored():
+    state = {"0.5_0.5": ["box_red"], "0.5_1.5": ["target_red"]}
+    step = {"Agent[0.5, 0.5]": "move(box_red, square[0.5, 1.5])"}
+    match = {"Agent[0.5, 1.5]": "move(box_red, target_red)"}
+    assert scoring._all_boxes_move([step, match], state) and not scoring._all_boxes_move([match], state)
+    board = "o" * 12 + "AAo" + "o" * 21
+    assert scoring._all_cars_move("A+3A-1", board) and not scoring._all_cars_move("A+5", board)
+
+
 def test_copies_of_the_input_and_zeros_earn_nothing():
     def board(entry):
         return json.loads(entry["question"][entry["question"].rindex("[[") :].split("]]")[0] + "]]")

@@ -146,9 +146,7 @@ def test_a_denied_or_undecided_option_scores_zero(text, gold):
     assert [rule.score([said(text, gold)])[0] for rule in (Exact(), MathEqual())] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "later", ["Option B describes meiosis.", "Option B (London) is in England."]
-)
+@pytest.mark.parametrize("later", ["Option B describes meiosis.", "Option B (London) is in England."])
 @pytest.mark.parametrize(
     "chosen", ["The answer is C.\n\n", r"\boxed{C} ", "Answer: C\n", "The best answer is C. ", "I choose C. "]
 )
