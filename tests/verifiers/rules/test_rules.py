@@ -183,6 +183,8 @@ def test_characters_that_show_nothing_hide_no_repetition_and_fill_no_length(salt
     assert Length(low=10, high=1000, unit="words").score(filled).tolist() == [0, 0]
     assert Length(low=200, high=1000).score(filled[:1]).tolist() == [0]
     assert Length(high=200).score(filled[:1]).tolist() == [0], "they count towards the maximum"
+    blanks = [said("42" + white * 600) for white in (" ", "\n", "\u00a0")]
+    assert Length(low=500, high=2000).score(blanks).tolist() == [0, 0, 0]
 
 
 def test_long_runs_and_characters_of_chinese_count_as_words():

@@ -201,7 +201,8 @@ def _finite(text: str) -> float:
 class Length(TrajectoryRule):
     """The total length of the responses is in [low, high]. Outside, the score falls linearly to 0 over `slack`.
 
-    Characters without a shape, such as zero-width spaces, do not count towards `low`.
+    Characters without a shape, such as zero-width spaces, and more than one blank between words do not count towards
+    `low`.
     """
 
     low: int = 0
@@ -239,7 +240,7 @@ class Length(TrajectoryRule):
             excluded = 0 if self.reasoning else sum(p.reasoning_tokens for turn in trajectory.turns for p in turn.parts)
             return total_tokens(trajectory.turns) - excluded
         texts = [turn.response if self.reasoning else turn.action for turn in trajectory.turns]
-        texts = list(map(_shown, texts)) if shown else texts
+        texts = [" ".join(_shown(text).split()) for text in texts] if shown else texts
         if self.unit == "chars":
             return sum(map(len, texts))
         return sum(-(-len(word) // _MAX_WORD) for text in texts for word in _compiled(_WORDS).findall(text))
