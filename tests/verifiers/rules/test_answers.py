@@ -445,3 +445,9 @@ def test_one_text_is_not_both_yes_and_no(text):
 )
 def test_only_a_plain_correction_replaces_a_boxed_answer(mark, later, value):
     assert final_answer(f"{mark}\n\n{later}") == value
+
+
+@pytest.mark.parametrize("end", ["\n\nI hope this helps!", "\n\nLet me know if you need more.", ". Hope that helps."])
+@pytest.mark.parametrize("answer", ["Paris", "42", "The answer is 42"])
+def test_a_closing_courtesy_is_no_part_of_the_answer(answer, end):
+    assert final_answer(answer + end) == answer.removeprefix("The answer is ")

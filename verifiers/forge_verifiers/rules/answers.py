@@ -176,6 +176,11 @@ _LINK = re.compile(
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
+_COURTESY = re.compile(
+    r"(?:\n\s?|(?<=[.!] ))(?:(?:I\s+)?hope\s+(?:this|that|it)\s+helps"
+    r"|(?:please\s+)?let\s+me\s+know\s+if\b[^.!?\n]{0,100}|feel\s+free\s+to\b[^.!?\n]{0,100}|is\s+there\s+anything\s+else\b[^.!?\n]{0,100})[.!?\s]*$",
+    re.IGNORECASE,
+)
 _DECIMAL_COMMA = re.compile(r"[-+]?\d,\d")
 _JOINED_WORD = re.compile(r"[A-Za-z](?:(?<=[A-Za-z])_)?$")
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
@@ -246,7 +251,7 @@ def parse_answer(text: str) -> ParsedAnswer:
 
 
 def _parse(text: str) -> ParsedAnswer:
-    text = _ALIGNED.sub(lambda m: m[2].replace("&", "").replace("\\\\", "\n"), readable(text))
+    text = _COURTESY.sub("", _ALIGNED.sub(lambda m: m[2].replace("&", "").replace("\\\\", "\n"), readable(text)))
     denied: str | None = None
     marks = _marks(text)[-_MAX_MARKS:]
     for number, mark in reversed(list(enumerate(marks))):
