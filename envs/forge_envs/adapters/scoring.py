@@ -188,6 +188,8 @@ def _effortless(generator: str, entry: dict[str, Any]) -> list[str]:
             return [", ".join(entry["metadata"]["original_words"])]
         case "time_intervals":  # its distance to the interval, which is often close to the mean
             return ["1:00", "12:00:00", "50 days", "50 days, 12:00"]
+        case "rectangle_count":  # its distance to the number, which is small
+            return ["1", "2", "3", "4", "5"]
         case "prime_factorization":  # any product that equals the number, such as the number itself
             return [str(entry["metadata"]["number"])]
         case "polynomial_equations":  # its distance to the solutions, which are often small

@@ -429,6 +429,7 @@ def board_filled(entry, *, wrong=()):
         ("futoshiki", board_filled),
         ("word_sorting", lambda entry: ", ".join(entry["metadata"]["original_words"])),
         ("time_intervals", lambda _: "12:00:00"),
+        ("rectangle_count", lambda _: "4"),
     ],
 )
 def test_guesses_and_given_cells_earn_nothing(generator, answer):
