@@ -416,6 +416,10 @@ def _text(result: CallToolResult) -> str:
     return "\n".join(filter(None, read))
 
 
+_MAX_INDENTATION = 8
+"""Maximum length of a text that repeats structured content, in multiples of its length as JSON in one line."""
+
+
 def _contain(texts: Sequence[str], structured: Mapping[str, Any]) -> bool:
     """Return whether the texts repeat the structured content, as most servers do.
 
@@ -423,9 +427,10 @@ def _contain(texts: Sequence[str], structured: Mapping[str, Any]) -> bool:
     """
     if texts and structured.keys() == {"result"}:
         return True
+    longest = _MAX_INDENTATION * len(json.dumps(structured))
     for text in texts:
         with contextlib.suppress(ValueError, RecursionError):
-            if json.loads(text) == structured:
+            if len(text) <= longest and bounded_json(text) == structured:
                 return True
     return False
 
