@@ -10,7 +10,9 @@ import json
 import re
 import zlib
 from collections import Counter
+from http.cookiejar import Cookie, CookieJar, DefaultCookiePolicy
 from typing import Any
+from urllib.request import Request
 
 ENCODINGS = "gzip"
 """Value of the header ``accept-encoding``: the compression that `read_bounded` reads."""
@@ -32,6 +34,7 @@ _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 """Matches a text in JSON, also without its end: a search that fails would begin again at each quotation mark."""
 _GZIP_OR_ZLIB = 47
+_MAX_COOKIES = 20
 
 
 class BodyError(ValueError):
@@ -90,6 +93,21 @@ def _num_equal_hashes(text: bytes) -> int:
         return 0
     hashes = Counter(hash(int(digits)) for digits in set(_LONG.findall(text)))
     return max(hashes.values(), default=0)
+
+
+class _FewCookies(DefaultCookiePolicy):
+    def __init__(self, jar: CookieJar) -> None:
+        super().__init__()
+        self._jar = jar
+
+    def set_ok(self, cookie: Cookie, request: Request) -> bool:
+        """Whether a cookie of a response is kept."""
+        return len(self._jar) < _MAX_COOKIES and super().set_ok(cookie, request)
+
+
+def limit_cookies(client: Any) -> None:
+    """Make a client of httpx keep few cookies. It sends and searches all of them at each request."""
+    client.cookies.jar.set_policy(_FewCookies(client.cookies.jar))
 
 
 def bounded_json(text: bytes | str, max_brackets: int = MAX_BRACKETS, max_commas: int = MAX_COMMAS) -> Any:

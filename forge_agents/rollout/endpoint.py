@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from forge_agents.credentials import redact
 from forge_agents.envs.env import writable
 from forge_agents.errors import BudgetError, EndpointError, StallError
-from forge_agents.http_body import ENCODINGS, BodyError, read_bounded
+from forge_agents.http_body import ENCODINGS, BodyError, limit_cookies, read_bounded
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.rollout.refusals import LIMITS, has_error, named_field, parsed, status_of
 from forge_agents.runtime.peers import check_connections
@@ -32,6 +32,8 @@ _REPLY = "forge_agents.reply"
 """Extension of a response: its parsed body, which may have millions of values."""
 _MAX_BODY_BYTES = 16 << 20
 """Maximum size of a response. 10,000 tokens with 20 alternatives each have 12 MiB."""
+_MAX_REFUSAL_BYTES = 1 << 20
+"""Maximum size of a refusal, which may quote the request."""
 _MAX_TOKEN_CHARS = 64
 """Characters per token beyond which an answer is cut. Tokens have about four."""
 _ALWAYS_CHARS, _MORE_REASONING = 8192, 65536
@@ -349,7 +351,7 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
 
     async def note(response: Any) -> None:
         try:
-            await read_bounded(response, _MAX_BODY_BYTES)
+            await read_bounded(response, _MAX_BODY_BYTES if response.is_success else _MAX_REFUSAL_BYTES)
         except BodyError as cause:
             raise EndpointError(f"{endpoint.model} at {redact(endpoint.url)}: {cause}. Check url") from None
         if response.is_success:
@@ -373,6 +375,7 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
             headers={"accept-encoding": ENCODINGS},
         ),
     )
+    limit_cookies(client._client)
     client.organization = client.project = None  # other servers must not learn the OpenAI account in the environment
     return client
 

@@ -46,7 +46,7 @@ _PERMANENT = tuple(
 
 def is_too_long(refusal: str) -> bool:
     """Whether a refusal says that the conversation does not fit the model's context."""
-    return re.search(_TOO_LONG, refusal, re.IGNORECASE) is not None
+    return re.search(_TOO_LONG, refusal[:_MAX_CHARS], re.IGNORECASE) is not None
 
 
 def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
@@ -59,6 +59,7 @@ def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
         return None
     error = _error_of(_object(body))
     param = str(error.get("param")) if isinstance(error, dict) else None
+    body = body[:_MAX_CHARS]
     unsupported = _UNSUPPORTED.search(body)
     entries = {name: {name, *fields} for name, fields in sent.items()}
     for name in sorted(entries, key=lambda name: param not in entries[name]):

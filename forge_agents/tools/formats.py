@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import did_you_mean
 from forge_agents.files import is_shallow
+from forge_agents.http_body import too_many_values
 from forge_agents.tools.arguments import argument_schemas, required_names, resolve_reference
 from forge_agents.tools.definition import Tool, ToolResult
 from forge_agents.types import ToolCall
@@ -80,6 +81,8 @@ def read_call(content: Any, form: str = '{"name": ..., "arguments": {...}}') -> 
     arguments = given[0] if given else {}
     try:  # some models, and all servers, write the arguments as a JSON string
         source = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        if too_many_values(source.encode(errors="surrogatepass"), _MAX_VALUES, _MAX_VALUES):
+            raise ValueError
         arguments, end = _json_at(source, 0)
     except ValueError:
         arguments, source, end = None, "", 0
@@ -101,6 +104,8 @@ def _finite(text: str) -> float:
     return value
 
 
+_MAX_VALUES = 100_000
+"""Maximum number of brackets, and of commas, in the arguments of a call."""
 _JSON = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)  # models break lines in strings
 _NOT_BLANK = re.compile(r"[^\s;,]|\Z")
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from forge_agents.display import visible
 from forge_agents.envs.env import writable
 from forge_agents.errors import ForgeError, MissingExtraError
-from forge_agents.http_body import ENCODINGS, bounded_json, read_as_utf8, read_bounded
+from forge_agents.http_body import ENCODINGS, bounded_json, limit_cookies, read_as_utf8, read_bounded
 from forge_agents.runtime.peers import check_connections
 from forge_agents.runtime.threads import LoopThread
 from forge_agents.tools import Tool
@@ -124,6 +124,7 @@ async def _client(
                 "response": [partial(_read_answer, lost=lost)],
             }
             http.event_hooks, http.headers["accept-encoding"] = hooks, ENCODINGS
+            limit_cookies(http)
             transport: Any = streamable_http_client(server, http_client=http)
         else:
             command, *args = server
