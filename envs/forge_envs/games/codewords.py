@@ -46,6 +46,7 @@ class Codewords(TurnEnv):
 
     A clue must not contain, or be part of, a word that is still covered. Other texts are refused with the reason, and
     the second refusal ends the round. A guesser's text without a word of the board passes.
+    Clues are not checked for meaning, so two trained policies may find a code of letters for the words' places.
 
     With one team, both agents get ``max(0, found - wrong) / words to find``, and 0 after a trap. With two teams, the
     team whose words are all found first wins, a team that uncovers a trap loses, and after the last round the team with
