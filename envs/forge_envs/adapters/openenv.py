@@ -16,6 +16,7 @@ import numpy as np
 
 from forge_agents.credentials import redact
 from forge_agents.envs.env import Outcome, TurnEnv, writable
+from forge_agents.http_body import too_many_values
 from forge_agents.runtime.peers import check_server
 from forge_agents.runtime.threads import in_thread
 from forge_envs.adapters.contained import ended, failure
@@ -23,6 +24,8 @@ from forge_envs.adapters.listing import entry, register_ids
 
 T = TypeVar("T")
 
+_MAX_VALUES = 100_000
+"""Maximum number of brackets, and of commas, in a message. Each value takes up to 120 bytes of memory."""
 _MAX_MESSAGE_MB = 4
 """Maximum size of a server's message. Parsed JSON may take 20 times as much memory."""
 _HIDDEN = ("done", "reward", "metadata")
@@ -188,6 +191,13 @@ def _connect_directly() -> None:
             if self.transport.get_extra_info("ssl_object") is None:  # TLS proves by itself who answers
                 check_server(self.transport.get_extra_info("socket"))
             await super().handshake(*args, **kwargs)
+
+        async def recv(self, *args: Any, **kwargs: Any) -> Any:
+            message = await super().recv(*args, **kwargs)
+            body = message.encode(errors="surrogatepass") if isinstance(message, str) else message
+            if too_many := too_many_values(body, _MAX_VALUES, _MAX_VALUES):
+                raise ValueError(f"the server's message has {too_many}")
+            return message
 
     class Direct(connect):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

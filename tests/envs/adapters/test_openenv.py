@@ -228,3 +228,14 @@ def test_messages_that_were_not_asked_for_are_not_queued():
         env.reset(seed=1)
         assert env.unwrapped._client._async._ws.recv_messages.high == 1
         env.close()
+
+
+def test_message_of_too_many_values_ends_the_episode():
+    """Each episode kept 120 MB of 4 MB of `{"": 0}`, a few kilobytes compressed."""
+    with odd_server({"observation": {"x": [{"": 0}] * 100_001}}) as (url, _):
+        env = fa.make("openenv/Server-v0", url=url, action_field="text")
+        env.reset(seed=1)
+        env.step("go")
+        assert env.rewards == {env.possible_agents[0]: -1.0}
+        assert "brackets, more than 100000" in env.infos[env.possible_agents[0]]["error"]
+        env.close()
